@@ -1,0 +1,27 @@
+"""Errors that a user can act on. Their text is the interface: what is wrong, and which recipe line cures it."""
+
+from __future__ import annotations
+
+
+class HierError(Exception):
+    """Base of all errors that the command line prints as one sentence, without a traceback."""
+
+
+class RecipeError(HierError):
+    """A recipe asks for something that cannot be run; the message names the line to change."""
+
+
+class PluginError(HierError):
+    """A plugin failed to load, clashes with another one, or is unknown; the message names its distribution."""
+
+
+class GraphError(HierError):
+    """A rollout graph breaks an invariant of its schema, or was written by a newer schema version."""
+
+
+class CreditError(HierError):
+    """An estimator was given arrays that it cannot credit: a missing column, a NaN reward, a wrong shape."""
+
+
+class RolloutError(HierError):
+    """A rollout cannot go on: the server is gone, or no episode of the batch survived."""

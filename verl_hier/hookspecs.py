@@ -1,0 +1,103 @@
+"""The whole extension surface of verl-hier, on one page.
+
+A plugin is a module (or object) with functions decorated by `hookimpl`, found through the entry-point group
+`verl_hier.plugins`, or a subpackage of a package found there. Nothing happens until a recipe enables it under
+`hier.plugins`. Built-in methods use these hooks and nothing else.
+
+Every docstring says: where the hook runs, what it may change, what the return value does, in which order plugins are
+called, and what it costs. Event hooks are called one plugin after the other, last registered first (pluggy's order);
+an exception in one stops the run with the plugin's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from verl_hier.credit import Credit
+    from verl_hier.specs import (
+        EnvironmentSpec,
+        EstimatorSpec,
+        PolicyLossSpec,
+        SamplerSpec,
+        ScheduleSpec,
+        WorkerSpec,
+    )
+    from verl_hier.trajectory import RolloutGraph, TurnTable
+
+PROJECT = "verl_hier"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class RegistrationSpecs:
+    """Called once in every process that needs the parts: driver, trainer, rollout workers. Must be cheap."""
+
+    @hookspec
+    def hier_environments(self) -> Iterable[EnvironmentSpec]:
+        """Environments that this plugin brings. Two plugins with one name stop the run and name both."""
+
+    @hookspec
+    def hier_workers(self) -> Iterable[WorkerSpec]:
+        """Workers (rollout step machines over roles) that this plugin brings."""
+
+    @hookspec
+    def hier_samplers(self) -> Iterable[SamplerSpec]:
+        """Samplers (independent, nested, branching) that this plugin brings."""
+
+    @hookspec
+    def hier_estimators(self) -> Iterable[EstimatorSpec]:
+        """Advantage estimators on the turn table that this plugin brings."""
+
+    @hookspec
+    def hier_schedules(self) -> Iterable[ScheduleSpec]:
+        """Schedules (which levels, roles or turns learn in a step) that this plugin brings."""
+
+    @hookspec
+    def hier_policy_losses(self) -> Iterable[PolicyLossSpec]:
+        """Policy losses with verl's signature; `actor_rollout_ref.actor.policy_loss.loss_mode` names one."""
+
+
+class RolloutEvents:
+    """Called in the rollout worker process, on its event loop: never block, budget about 0.1 ms a call."""
+
+    @hookspec
+    def hier_graph_finished(self, graph: RolloutGraph, validate: bool) -> None:
+        """One task is rolled out, before its rows are made. May edit turn rewards and `extra` of the graph's nodes
+        (reward shaping); must not touch tokens or links. The return value is ignored."""
+
+    @hookspec
+    def hier_episode_failed(self, task: dict[str, Any], episode: int, error: str) -> None:
+        """An episode was lost to its environment. Read-only; for alarms and logs. The return value is ignored."""
+
+
+class CreditEvents:
+    """Called in the trainer process once a step, between rollout and update."""
+
+    @hookspec
+    def hier_table_ready(self, table: TurnTable, step: int) -> None:
+        """The turn table of the step, before the estimator. May add columns or rewrite `reward`, for instance
+        to shape role rewards. The return value is ignored. Cost: proportional to the number of turns."""
+
+    @hookspec
+    def hier_credit_ready(self, table: TurnTable, credit: Credit, step: int) -> None:
+        """The estimator's credit, before it is spread to tokens. May edit `credit` in place."""
+
+
+class ReportingHooks:
+    """Called in the trainer process at the end of a step."""
+
+    @hookspec
+    def hier_metrics(self, table: TurnTable, credit: Credit, step: int) -> dict[str, float]:
+        """Extra metrics of the step. Keys must start with `hier/`; the dictionaries of all plugins are merged and
+        a key that two plugins return stops the run with both names."""
+
+    @hookspec
+    def hier_step_end(self, step: int, metrics: dict[str, Any]) -> None:
+        """The step is done and logged. Read-only; for exports. The return value is ignored."""
+
+
+SPEC_CLASSES = (RegistrationSpecs, RolloutEvents, CreditEvents, ReportingHooks)
