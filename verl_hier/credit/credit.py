@@ -1,0 +1,33 @@
+"""What an estimator returns: credit per turn, per step or per token, and optional weights of the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass
+class Credit:
+    """Advantages, and how they are to be used.
+
+    Attributes:
+        values: float array of length T (per="turn"), S (per="step": a shared turn may differ by episode) or
+            N (per="token").
+        per: which of the three.
+        weight: optional non-negative loss weight of each turn (T,), multiplied into the policy loss; None means 1.
+            A turn with weight 0 is not trained.
+        returns: optional critic targets in the layout of `values`.
+    """
+
+    values: NDArray[Any]
+    per: Literal["turn", "step", "token"] = "turn"
+    weight: NDArray[Any] | None = None
+    returns: NDArray[Any] | None = None
+
+    @classmethod
+    def of(cls, result: Credit | NDArray[Any]) -> Credit:
+        """An estimator may return a bare array: one number a turn."""
+        return result if isinstance(result, Credit) else cls(np.asarray(result, dtype=np.float64))
