@@ -1,0 +1,1 @@
+"""Recipes: short Hydra files, composed from the groups below `hier/`."""

@@ -1,0 +1,15 @@
+"""Puts the recipes on Hydra's search path, so that verl's own entry point finds them by `--config-name`.
+
+Installed as `hydra_plugins.verl_hier`, the namespace in which Hydra looks for plugins. Appending is harmless to other
+programs: our folder is consulted last and only for names that nobody else has.
+"""
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+
+class VerlHierSearchPath(SearchPathPlugin):
+    """Appends `pkg://verl_hier_recipes`."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append(provider="verl-hier", path="pkg://verl_hier_recipes")

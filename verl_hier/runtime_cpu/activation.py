@@ -1,0 +1,109 @@
+"""Decides whether this process needs the CPU runtime, and registers it with verl's own registries.
+
+Nothing here imports FSDP, transformers or a verl module that `import verl` has not already loaded: each registration
+waits for the import of the registry it belongs to.
+"""
+
+import logging
+import os
+from types import ModuleType
+
+from verl_hier.runtime_cpu.import_hooks import when_imported
+
+logger = logging.getLogger(__name__)
+
+PLATFORM_VARIABLE = "VERL_PLATFORM"
+PLATFORM_NAME = "cpu"
+ROLLOUT_NAME = "transformers"
+CHECKPOINT_BACKEND = "gloo"
+
+_active = False
+
+
+def is_active() -> bool:
+    """Whether `activate()` has registered the CPU runtime in this process."""
+    return _active
+
+
+def is_wanted() -> bool:
+    """Whether this process should run verl on the CPU.
+
+    An explicit `VERL_PLATFORM` decides. Without it only a PyTorch that was built for the CPU counts as "no
+    accelerator": a CUDA or ROCm build without a visible device is also what a head node of a GPU cluster looks like,
+    and there verl must keep its own choice.
+    """
+    choice = os.environ.get(PLATFORM_VARIABLE, "").strip().lower()
+    if choice:
+        return choice == PLATFORM_NAME
+    import torch
+
+    return torch.version.cuda is None and torch.version.hip is None and not hasattr(torch, "npu")
+
+
+def activate() -> bool:
+    """Register platform, process group, engines, rollout server and weight transport; idempotent.
+
+    Returns:
+        Whether the CPU runtime is active in this process.
+
+    Raises:
+        RuntimeError: If verl has already settled on another platform in this process.
+    """
+    global _active
+    if _active:
+        return True
+    if not is_wanted():
+        return False
+    when_imported("verl.plugin.platform.platform_manager", _register_platform)
+    when_imported("verl.utils.distributed", _fix_process_group)
+    when_imported("verl.workers.engine.fsdp.transformer_impl", _register_engines)
+    when_imported("verl.workers.rollout.replica", _register_replica)
+    when_imported("verl.workers.rollout.base", _register_adapter)
+    when_imported("verl.checkpoint_engine.base", _register_checkpoint_engine)
+    _active = True
+    logger.debug("CPU runtime of verl-hier is active")
+    return True
+
+
+def _register_platform(manager: ModuleType) -> None:
+    from verl_hier.runtime_cpu.platform import CpuPlatform
+
+    manager.PlatformRegistry.register(platform=PLATFORM_NAME)(CpuPlatform)
+    current = manager._current_platform
+    if current is None:
+        # Settled here, not by detection: verl's detection would choose CUDA where an nvidia-smi is on the path.
+        manager.set_platform(CpuPlatform())
+    elif current.device_name != PLATFORM_NAME:
+        raise RuntimeError(
+            f"verl has already settled on the platform {current.device_name!r} in this process, before verl-hier was "
+            f"loaded. Set the environment variable {PLATFORM_VARIABLE}=cpu for the driver and, in the recipe, "
+            f"ray_kwargs.ray_init.runtime_env.env_vars.{PLATFORM_VARIABLE}=cpu for its Ray processes."
+        )
+
+
+def _fix_process_group(distributed: ModuleType) -> None:
+    from verl_hier.runtime_cpu.process_group import use_one_backend_for_cpu
+
+    use_one_backend_for_cpu(distributed)
+
+
+def _register_engines(transformer_impl: ModuleType) -> None:
+    # The import registers the classes (EngineRegistry.register is a decorator).
+    import verl_hier.runtime_cpu.fsdp  # noqa: F401
+
+
+def _register_replica(replica: ModuleType) -> None:
+    def load() -> type:
+        from verl_hier.runtime_cpu.replica import TransformersReplica
+
+        return TransformersReplica
+
+    replica.RolloutReplicaRegistry.register(ROLLOUT_NAME, load)
+
+
+def _register_adapter(base: ModuleType) -> None:
+    base._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_hier.runtime_cpu.adapter.TransformersServerAdapter"
+
+
+def _register_checkpoint_engine(base: ModuleType) -> None:
+    import verl_hier.runtime_cpu.checkpoint_engine  # noqa: F401

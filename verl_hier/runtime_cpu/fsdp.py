@@ -1,0 +1,48 @@
+"""verl's FSDP2 engines, registered for the device `cpu`."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+
+class _CpuFsdp2(FSDPEngine):
+    """What differs from verl's engine on a CPU: no offload, because parameters already live in main memory."""
+
+    def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Wrap `module` with FSDP2 and no offload policy.
+
+        verl offloads a reference policy through pinned host memory, which needs an accelerator. The configuration is
+        exchanged only while the parent reads it: `forward_only` must keep its meaning everywhere else (no optimiser).
+        """
+        configured = self.engine_config
+        self.engine_config = dataclasses.replace(configured, forward_only=False, offload_policy=False)
+        try:
+            return super()._build_fsdp_module(module)
+        finally:
+            self.engine_config = configured
+
+
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
+class CpuFsdp2EngineWithLMHead(_CpuFsdp2, FSDPEngineWithLMHead):
+    """Actor, reference policy and SFT."""
+
+
+@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
+class CpuFsdp2EngineWithValueHead(_CpuFsdp2, FSDPEngineWithValueHead):
+    """Critic."""
+
+
+@EngineRegistry.register(model_type="language_model", backend="fsdp", device="cpu")
+@EngineRegistry.register(model_type="value_model", backend="fsdp", device="cpu")
+class UnsupportedFsdp1Engine(FSDPEngine):
+    """Says in a sentence why FSDP1 cannot be used, instead of verl's "no engine registered"."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(
+            "The strategy 'fsdp' (FSDP1) synchronises its module states on an accelerator and cannot run on a CPU. "
+            "Set actor_rollout_ref.actor.strategy=fsdp2, and critic.strategy=fsdp2 where a critic is used "
+            "(engine.strategy=fsdp2 for SFT)."
+        )
