@@ -11,13 +11,7 @@ setup(
         PLUGINS,
         *(f"{PLUGINS}.{name}" for name in find_packages("plugins")),
         RECIPES,
-        "hydra_plugins.verl_hier",
     ],
-    package_dir={
-        PLUGINS: "plugins",
-        RECIPES: "recipes",
-        # Hydra discovers search-path plugins only inside the `hydra_plugins` namespace.
-        "hydra_plugins.verl_hier": "verl_hier/compat/hydra_searchpath",
-    },
-    package_data={"verl_hier": ["py.typed", "**/*.json"], PLUGINS: ["**/*.json", "**/*.md"], RECIPES: ["**/*.yaml"]},
+    package_dir={PLUGINS: "plugins", RECIPES: "recipes"},
+    package_data={"verl_hier": ["py.typed", "**/*.json"], PLUGINS: ["**/*.json"], RECIPES: ["**/*.yaml"]},
 )
