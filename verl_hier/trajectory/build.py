@@ -1,0 +1,154 @@
+"""The turn table of a batch, read off its rollout graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from verl_hier.trajectory.graph import EpisodeRecord, Node, RolloutGraph
+from verl_hier.trajectory.table import Array, TurnTable
+
+
+class TableBuilder:
+    """Collects graphs into one `TurnTable` and remembers which table turn each node became."""
+
+    def __init__(self, trained: Callable[[Node], bool] = lambda node: True) -> None:
+        """
+        Args:
+            trained: whether the schedule trains a turn in this step.
+        """
+        self._trained = trained
+        self._turns: list[dict[str, Any]] = []
+        self._episodes: list[dict[str, Any]] = []
+        self._step_episode: list[int] = []
+        self._step_turn: list[int] = []
+        self._tokens: dict[str, list[Array]] = {}
+        self._anchors: dict[str, int] = {}
+        self._names: dict[str, dict[str, int]] = {"agent": {}, "role": {}}
+        self._groups = 0
+        self._trees = 0
+        self.turn_of: list[dict[int, int]] = []
+
+    def add(self, graph: RolloutGraph) -> None:
+        """Append one task. Turns of failed or pruned episodes are left out unless a complete episode shares them."""
+        complete = list(graph.complete())
+        paths = {episode.id: graph.path(episode.id) for episode in complete}
+        used = sorted({node for path in paths.values() for node in path})
+        turn_of = {node: len(self._turns) + i for i, node in enumerate(used)}
+        first_episode = len(self._episodes)
+        owners: dict[int, int] = {}
+        for i, episode in enumerate(complete):
+            path = paths[episode.id]
+            for node in path:
+                owners.setdefault(node, first_episode + i)
+                self._step_episode.append(first_episode + i)
+                self._step_turn.append(turn_of[node])
+            self._episodes.append(self._episode(graph, episode, turn_of, len(path)))
+        through: dict[int, list[EpisodeRecord]] = {node: [] for node in used}
+        for episode in complete:
+            for node in paths[episode.id]:
+                through[node].append(episode)
+        for node in used:
+            self._turns.append(self._turn(graph.nodes[node], turn_of, owners[node], through[node]))
+            self._add_tokens(graph.nodes[node], turn_of[node])
+        self.turn_of.append(turn_of)
+        self._groups += 1
+        self._trees += 1 + max((episode.tree for episode in graph.episodes), default=0)
+
+    def _episode(
+        self, graph: RolloutGraph, episode: EpisodeRecord, turn_of: dict[int, int], turns: int
+    ) -> dict[str, Any]:
+        return {
+            "group": self._groups,
+            "return": episode.ret,
+            "success": float("nan") if episode.success is None else float(episode.success),
+            "leaf": turn_of[episode.leaf],
+            "tree": self._trees + episode.tree,
+            "trained": episode.trained,
+            "turns": turns,
+        }
+
+    def _code(self, vocabulary: str, name: str) -> int:
+        codes = self._names[vocabulary]
+        return codes.setdefault(name, len(codes))
+
+    def _turn(
+        self, node: Node, turn_of: dict[int, int], owner: int, through: Sequence[EpisodeRecord]
+    ) -> dict[str, Any]:
+        anchor = -1 if node.anchor is None else self._anchors.setdefault(node.anchor, len(self._anchors))
+        entropy = -sum(node.logprobs) / len(node.logprobs) if node.logprobs else float("nan")
+        # A turn that only evaluation episodes made is theirs: it is never trained. One that a trained episode shares is.
+        trained = self._trained(node) and node.extra.get("trained", any(e.trained for e in through))
+        return {
+            "group": self._groups,
+            "episode": owner,
+            "agent": self._code("agent", node.agent),
+            "role": self._code("role", node.role),
+            "level": node.level,
+            "turn": node.turn,
+            "segment": node.segment,
+            "plan": turn_of.get(node.plan, -1),
+            "parent": turn_of.get(node.parent, -1),
+            "depth": node.turn,
+            "leaves": len(through),
+            "reward": float(node.reward),
+            "return": float(np.mean([e.ret for e in through])),
+            "done": node.done,
+            "truncated": node.truncated,
+            "valid": node.valid,
+            "trained": bool(trained),
+            "n_tokens": len(node.action),
+            "anchor": anchor,
+            "entropy": entropy,
+            **{k: v for k, v in node.extra.items() if k != "trained" and isinstance(v, int | float)},
+        }
+
+    def _add_tokens(self, node: Node, turn: int) -> None:
+        n = len(node.action)
+        columns: dict[str, Array] = {
+            "turn": np.full(n, turn, dtype=np.int64),
+            "logprob": np.asarray(node.logprobs or [np.nan] * n, dtype=np.float64),
+        }
+        for name, spans in node.masks.items():
+            mask = np.zeros(n, dtype=bool)
+            for start, stop in spans:
+                mask[start:stop] = True
+            columns[name] = mask
+        done = sum(len(part) for part in self._tokens.get("turn", []))
+        for name, column in columns.items():
+            parts = self._tokens.setdefault(name, [])
+            if not parts and done:
+                parts.append(np.zeros(done, dtype=column.dtype))
+            parts.append(column)
+        for name, parts in self._tokens.items():
+            if name not in columns:
+                parts.append(np.zeros(n, dtype=parts[0].dtype))
+
+    def build(self) -> TurnTable:
+        """The table of everything added so far."""
+        return TurnTable(
+            turns=_columns(self._turns),
+            episodes=_columns(self._episodes),
+            step_episode=np.asarray(self._step_episode, dtype=np.int64),
+            step_turn=np.asarray(self._step_turn, dtype=np.int64),
+            tokens={name: np.concatenate(parts) for name, parts in self._tokens.items()},
+            names={name: tuple(codes) for name, codes in self._names.items()},
+            anchors=tuple(self._anchors),
+        )
+
+
+def _columns(records: list[dict[str, Any]]) -> dict[str, Array]:
+    names: dict[str, None] = {}
+    for record in records:
+        names.update(dict.fromkeys(record))
+    return {name: np.asarray([record.get(name, np.nan) for record in records]) for name in names}
+
+
+def build_table(graphs: Sequence[RolloutGraph], trained: Callable[[Node], bool] = lambda node: True) -> TurnTable:
+    """The turn table of several tasks; see `TableBuilder`."""
+    builder = TableBuilder(trained)
+    for graph in graphs:
+        builder.add(graph)
+    return builder.build()
