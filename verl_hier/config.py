@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from verl_hier.errors import RecipeError
 from verl_hier.specs import KINDS, Kind, build_dataclass
+from verl_hier.trajectory.rows import SharedPrefix
 
 WeightBy = Literal["token", "row", "turn", "episode", "role"]
-SharedPrefix = Literal["repeat", "average", "first_owner"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class GuardOptions:
 
     Attributes:
         weight_by: whose say is equal in the policy loss; `token` leaves verl's `loss_agg_mode` as it is.
-        shared_prefix: what a turn that several rows contain is trained as.
+        shared_prefix: how a turn that several episodes share is trained: `once` in one row; `first_owner` in one row
+            with the number of its episodes as weight; `repeat` in each episode's row with that episode's credit;
+            `average` in each row with the mean credit.
         max_singleton_share: alarm when more groups than this have one member although the estimator needs groups.
         max_zero_variance_share: alarm when more groups than this have equal scores throughout.
         on_alarm: `warn` logs a sentence, `raise` stops the run with it.
@@ -61,7 +63,7 @@ class GuardOptions:
     """
 
     weight_by: WeightBy = "episode"
-    shared_prefix: SharedPrefix = "average"
+    shared_prefix: SharedPrefix = "once"
     max_singleton_share: float = 0.5
     max_zero_variance_share: float = 1.0
     on_alarm: Literal["warn", "raise"] = "warn"

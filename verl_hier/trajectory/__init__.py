@@ -2,7 +2,7 @@
 
 from verl_hier.trajectory.build import TableBuilder, build_table
 from verl_hier.trajectory.graph import SCHEMA_VERSION, EpisodeRecord, Node, RolloutGraph
-from verl_hier.trajectory.rows import Row, episode_rows
+from verl_hier.trajectory.rows import Row, SharedPrefix, graph_rows
 from verl_hier.trajectory.storage import read_graphs, write_graphs
 from verl_hier.trajectory.table import EPISODE_COLUMNS, TURN_COLUMNS, TurnTable
 
@@ -14,10 +14,11 @@ __all__ = [
     "Node",
     "RolloutGraph",
     "Row",
+    "SharedPrefix",
     "TableBuilder",
     "TurnTable",
     "build_table",
-    "episode_rows",
+    "graph_rows",
     "read_graphs",
     "write_graphs",
 ]

@@ -79,8 +79,6 @@ class TableBuilder:
     ) -> dict[str, Any]:
         anchor = -1 if node.anchor is None else self._anchors.setdefault(node.anchor, len(self._anchors))
         entropy = -sum(node.logprobs) / len(node.logprobs) if node.logprobs else float("nan")
-        # A turn that only evaluation episodes made is theirs: it is never trained. One that a trained episode shares is.
-        trained = self._trained(node) and node.extra.get("trained", any(e.trained for e in through))
         return {
             "group": self._groups,
             "episode": owner,
@@ -98,11 +96,11 @@ class TableBuilder:
             "done": node.done,
             "truncated": node.truncated,
             "valid": node.valid,
-            "trained": bool(trained),
+            "trained": node.trained and self._trained(node),
             "n_tokens": len(node.action),
             "anchor": anchor,
             "entropy": entropy,
-            **{k: v for k, v in node.extra.items() if k != "trained" and isinstance(v, int | float)},
+            **{name: value for name, value in node.extra.items() if isinstance(value, int | float)},
         }
 
     def _add_tokens(self, node: Node, turn: int) -> None:

@@ -35,6 +35,7 @@ class Node:
         observation: token ids that the prompt adds after `context`.
         action: sampled token ids, in the server's order, end token included.
         logprobs: behaviour log p of each action token; empty when the server gives none.
+        trained: False for turns that only evaluate (greedy execution of a plan) or belong to a frozen role.
         reward, done, truncated, valid: what the world answered to the action.
         anchor: state before the action, or None.
         text: decoded action, as the worker read it.
@@ -59,6 +60,7 @@ class Node:
     observation: list[int]
     action: list[int]
     logprobs: list[float]
+    trained: bool = True
     reward: float = 0.0
     done: bool = False
     truncated: bool = False
@@ -86,7 +88,7 @@ class EpisodeRecord:
         status: `failed` episodes were lost to a fault, `pruned` ones were given up by the sampler.
         ret: sum of the rewards along the path.
         success: won or lost, None when the world does not say.
-        trained: False for evaluation-only episodes; their turns are never trained through them.
+        trained: False for episodes that only evaluate something, such as a plan; they are no leaves of their own.
         greedy: sampled at temperature 0.
         error: what failed, for failed episodes.
         decision: the sampler's decision that created it.

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from verl_hier.trajectory.graph import Node, RolloutGraph
+
+SharedPrefix = Literal["once", "repeat", "average", "first_owner"]
 
 
 @dataclass
@@ -62,22 +65,27 @@ def _follow(chain: list[int], successor: dict[int, int]) -> list[int]:
     return chain
 
 
-def episode_rows(graph: RolloutGraph, episode: int, trained: Callable[[Node], bool]) -> list[Row]:
-    """Rows of one episode. Each turn is trained in exactly one of them; rows that train nothing are left out.
+def graph_rows(graph: RolloutGraph, trained: Callable[[Node], bool], rule: SharedPrefix = "once") -> list[Row]:
+    """Rows of all complete episodes of a task, grouped by episode; rows that train nothing are left out.
 
     Args:
         graph: a graph whose `check` passes.
-        episode: its number.
-        trained: whether a turn may be trained at all.
+        trained: whether the schedule trains a turn; turns with `trained=False` never are.
+        rule: with `once` and `first_owner` a turn that several episodes share is trained in the first of them only;
+            with `repeat` and `average` in each of them.
     """
+    episodes = sorted(graph.complete(), key=lambda episode: not episode.trained)
+    everywhere: set[int] = set()
     rows: list[Row] = []
-    owned: set[int] = set()
-    for chain in chains(graph, episode):
-        mine = {node for node in chain if node not in owned and trained(graph.nodes[node])}
-        owned.update(chain)
-        if mine:
-            rows.append(_row(graph, episode, chain, mine))
-    return rows
+    for episode in episodes:
+        owned = set() if episode.trained and rule in ("repeat", "average") else everywhere
+        for chain in chains(graph, episode.id):
+            mine = {i for i in chain if i not in owned and graph.nodes[i].trained and trained(graph.nodes[i])}
+            owned.update(chain)
+            everywhere.update(chain)
+            if mine:
+                rows.append(_row(graph, episode.id, chain, mine))
+    return sorted(rows, key=lambda row: row.episode)
 
 
 def _row(graph: RolloutGraph, episode: int, chain: list[int], mine: set[int]) -> Row:
