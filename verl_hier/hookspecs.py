@@ -9,6 +9,7 @@ called, and what it costs. Event hooks are called one plugin after the other, la
 an exception in one stops the run with the plugin's name.
 """
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from collections.abc import Iterable
