@@ -1,0 +1,322 @@
+"""Continuous batching: which sequences are computed in a step, what is reused, when they end."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import torch
+
+from verl_hier.runtime_cpu.generation.model import SlotModel
+from verl_hier.runtime_cpu.generation.prefix_cache import PrefixCache, common_prefix
+from verl_hier.runtime_cpu.generation.request import Request
+from verl_hier.runtime_cpu.generation.sampling import Sampled, sample
+
+logger = logging.getLogger(__name__)
+
+# A request waits one forward pass for another one with the same beginning if that saves at least so many tokens.
+_WORTH_WAITING = 16
+
+
+class Tokenizer(Protocol):
+    """The one method of a tokenizer that stop strings need."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+@dataclass
+class Counters:
+    """What the engine has done since it was made."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    decode_steps: int = 0
+    preempted: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+class GenerationEngine:
+    """Runs requests to their end, one `step()` at a time; not thread-safe, knows nothing of asyncio.
+
+    Running requests occupy the slots 0 .. n-1 in the order of `running`.
+
+    Args:
+        model: The model on its slots.
+        max_sequences: Most requests that run at once; others wait.
+        max_batched_tokens: Most tokens, padding included, in one forward pass over prompts.
+        prefix_capacity: Tokens kept in the prefix cache; 0 switches it off.
+        tokenizer: Needed for requests with stop strings only.
+        vocab_limit: Token ids from here on are never chosen.
+        deterministic: Compute each sequence alone and reuse nothing, so that its tokens are a function of its seed,
+            its prompt and the weights. Costs a forward pass for each sequence and token.
+        on_finish: Called with each request that has ended.
+    """
+
+    def __init__(
+        self,
+        model: SlotModel,
+        *,
+        max_sequences: int,
+        max_batched_tokens: int,
+        prefix_capacity: int,
+        vocab_limit: int,
+        on_finish: Callable[[Request], None],
+        tokenizer: Tokenizer | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        self.model = model
+        self.deterministic = deterministic
+        self.counters = Counters()
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.prefix_cache = PrefixCache(0 if deterministic else prefix_capacity)
+        self._max_sequences = max_sequences
+        self._max_batched_tokens = max_batched_tokens
+        self._vocab_limit = vocab_limit
+        self._tokenizer = tokenizer
+        self._on_finish = on_finish
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: If it has stop strings and the engine no tokenizer.
+        """
+        if request.params.stop and self._tokenizer is None:
+            raise ValueError(
+                "Stop strings need a tokenizer and the model path has none; use stop_token_ids, or set "
+                "actor_rollout_ref.model.tokenizer_path."
+            )
+        self.counters.requests += 1
+        self.counters.prompt_tokens += request.prompt_length
+        self.waiting.append(request)
+
+    @torch.inference_mode()
+    def abort(self, request_ids: set[str] | None = None) -> list[str]:
+        """End requests with what they have generated so far; all of them if no ids are given."""
+        chosen = [r for r in (*self.running, *self.waiting) if request_ids is None or r.request_id in request_ids]
+        for request in chosen:
+            request.finish_reason = "abort"
+        self.waiting = [r for r in self.waiting if r.finish_reason is None]
+        self._retire()
+        for request in chosen:
+            self._on_finish(request)
+        return [r.request_id for r in chosen]
+
+    def drop_caches(self) -> None:
+        """Forget all keys and values, because the weights change or memory is wanted; running requests start over.
+
+        They keep the tokens they have, and compute the keys and values of these again.
+        """
+        for request in self.running:
+            request.computed = 0
+            request.preempted += 1
+        self.counters.preempted += len(self.running)
+        self.waiting = [*self.running, *self.waiting]
+        self.running = []
+        self.prefix_cache.clear()
+        self.model.slots.release()
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit waiting requests and compute their prompts, then compute one token for each running request."""
+        self._admit()
+        if self.running:
+            for first, batch in self._decode_batches():
+                logits = self.model.forward(first, [r.tokens[-1:] for r in batch], [r.computed for r in batch])
+                self._append(batch, logits)
+            self.counters.decode_steps += 1
+            self._finish_ended()
+
+    def _decode_batches(self) -> list[tuple[int, list[Request]]]:
+        if not self.deterministic:
+            return [(0, list(self.running))]
+        return [(slot, [request]) for slot, request in enumerate(self.running)]
+
+    # Prompts
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._max_sequences:
+            wave = self._next_wave(self._max_sequences - len(self.running))
+            for first, batch in self._place(wave):
+                self._prefill(first, batch)
+            self._finish_ended()
+
+    def _next_wave(self, room: int) -> list[Request]:
+        """Take from the queue the requests to compute now, ordered by their number of tokens to compute.
+
+        Of several requests with a common beginning that is not cached yet, one goes first and the others follow in
+        the next wave, when they find it in the cache.
+        """
+        wave, later = self.waiting[:room], self.waiting[room:]
+        if self.prefix_cache.capacity:
+            wave, postponed = self._split_by_prefix(wave)
+            later = postponed + later
+        self.waiting = later
+        return wave
+
+    def _split_by_prefix(self, requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+        now: list[Request] = []
+        postponed: list[Request] = []
+        # In the order of their tokens, requests with a common beginning are neighbours.
+        for request in sorted(requests, key=lambda r: r.tokens):
+            usable = len(request.tokens) - 1
+            shared = min(common_prefix(now[-1].tokens, request.tokens), usable) if now else 0
+            known = self.prefix_cache.match_length(request.tokens[:usable]) if shared >= _WORTH_WAITING else 0
+            (postponed if shared - known >= _WORTH_WAITING else now).append(request)
+        return now, postponed
+
+    def _place(self, wave: list[Request]) -> list[tuple[int, list[Request]]]:
+        """Give each request the next free slot, fill in what the cache knows, and cut the wave into batches."""
+        found = [self._lookup(request) for request in wave]
+        order = sorted(range(len(wave)), key=lambda i: len(wave[i].tokens) - found[i])
+        batches: list[tuple[int, list[Request]]] = []
+        for request in (wave[i] for i in order):
+            slot = len(self.running)
+            self.model.slots.reserve(slot + 1, len(request.tokens))
+            self._fill_from_cache(slot, request)
+            self.running.append(request)
+            if batches and self._fits(batches[-1][1], request):
+                batches[-1][1].append(request)
+            else:
+                batches.append((slot, [request]))
+        return batches
+
+    def _lookup(self, request: Request) -> int:
+        # The last token is always computed: its logits are needed.
+        return self.prefix_cache.match_length(request.tokens[:-1]) if self._may_reuse(request) else 0
+
+    def _may_reuse(self, request: Request) -> bool:
+        needs_prompt_logits = request.params.prompt_logprobs is not None and request.prompt_logprobs is None
+        return bool(self.prefix_cache.capacity) and not needs_prompt_logits
+
+    def _fill_from_cache(self, slot: int, request: Request) -> None:
+        if self._may_reuse(request):
+            for keys, values in self.prefix_cache.lookup(request.tokens[:-1]):
+                self.model.slots.write(slot, request.computed, keys, values)
+                request.computed += keys.shape[1]
+        if request.cached_tokens is None:
+            request.cached_tokens = min(request.computed, request.prompt_length)
+            self.counters.cached_tokens += request.cached_tokens
+
+    def _fits(self, batch: list[Request], request: Request) -> bool:
+        """Whether a request may share a forward pass: within the budget, and not mostly padding."""
+        if self.deterministic or any(r.params.prompt_logprobs is not None for r in (batch[-1], request)):
+            return False
+        padded = (len(batch) + 1) * request.remaining
+        real = sum(r.remaining for r in batch) + request.remaining
+        return padded <= self._max_batched_tokens and (padded <= 2 * real or padded <= 256)
+
+    def _prefill(self, first: int, batch: list[Request]) -> None:
+        self.counters.prefill_tokens += sum(r.remaining for r in batch)
+        if len(batch) == 1 and batch[0].params.prompt_logprobs is not None and batch[0].prompt_logprobs is None:
+            logits = self.model.forward(first, [batch[0].tokens], [0], all_logits=True)
+            _record_prompt_logprobs(batch[0], logits)
+            logits = logits[-1:]
+        else:
+            if len(batch) == 1:
+                self._compute_in_chunks(first, batch[0])
+            logits = self.model.forward(
+                first, [r.tokens[r.computed :] for r in batch], [r.computed for r in batch]
+            )
+        for slot, request in enumerate(batch, start=first):
+            self._remember(slot, request, len(request.tokens))
+        self._append(batch, logits)
+
+    def _compute_in_chunks(self, slot: int, request: Request) -> None:
+        """Bring a prompt that is longer than the budget down to one forward pass."""
+        while request.remaining > self._max_batched_tokens:
+            stop = request.computed + self._max_batched_tokens
+            self.model.forward(slot, [request.tokens[request.computed : stop]], [request.computed])
+            request.computed = stop
+
+    def _remember(self, slot: int, request: Request, length: int) -> None:
+        """Put the first `length` tokens of a slot, which must be computed, into the prefix cache."""
+        if not self.prefix_cache.capacity:
+            return
+        tokens = request.tokens[:length]
+        known = self.prefix_cache.match_length(tokens)
+        keys, values = self.model.slots.read(slot, known, length)
+        self.prefix_cache.insert(tokens, keys, values, known)
+
+    # Tokens
+
+    def _append(self, batch: list[Request], logits: torch.Tensor) -> None:
+        """Sample one token for each request of `batch` from logits [len(batch), vocabulary]."""
+        sampled = sample(logits, batch, self._vocab_limit)
+        for row, request in enumerate(batch):
+            request.computed = len(request.tokens)
+            request.tokens.append(sampled.tokens[row])
+            self._record(request, sampled, row)
+        self.counters.generated_tokens += len(batch)
+
+    def _record(self, request: Request, sampled: Sampled, row: int) -> None:
+        params = request.params
+        if params.logprobs is not None:
+            request.log_probs.append(sampled.log_probs[row])
+            if params.logprobs:
+                request.top_logprobs.append(sampled.top[row])
+        token, length = sampled.tokens[row], request.output_length
+        if length >= params.min_tokens:
+            if token in request.stop_ids:
+                request.finish_reason, request.matched_stop = "stop", token
+            elif params.stop and (text := self._stop_string(request)) is not None:
+                request.finish_reason, request.matched_stop = "stop", text
+        if request.finish_reason is None and length >= params.max_tokens:
+            request.finish_reason = "length"
+
+    def _stop_string(self, request: Request) -> str | None:
+        """The stop string that the last token has completed, if any.
+
+        Only the end of the output is decoded: a token has at least one byte and a character at most four.
+        """
+        assert self._tokenizer is not None
+        params = request.params
+        window = 4 * max(map(len, params.stop)) + 8
+        text = self._tokenizer.decode(request.output[-window:], skip_special_tokens=params.skip_special_tokens)
+        return next((stop for stop in params.stop if stop in text), None)
+
+    def _finish_ended(self) -> None:
+        ended = [r for r in self.running if r.finish_reason is not None]
+        if ended:
+            self._retire()
+            for request in ended:
+                self._on_finish(request)
+
+    def _retire(self) -> None:
+        """Remove ended requests from their slots; the last running one moves into each gap."""
+        for slot in reversed(range(len(self.running))):
+            request = self.running[slot]
+            if request.finish_reason is None:
+                continue
+            self._remember(slot, request, request.computed)
+            last = self.running.pop()
+            if last is not request:
+                self.model.slots.move(len(self.running), slot, last.computed)
+                self.running[slot] = last
+
+
+def _record_prompt_logprobs(request: Request, logits: torch.Tensor) -> None:
+    """Fill `request.prompt_logprobs` from logits [prompt, vocabulary], in the layout verl reads from vLLM.
+
+    Entry i belongs to prompt token i + 1 (the first has no probability); a dummy closes the list. With
+    `prompt_logprobs=0` each entry has the prompt's own token, with K the K best. They are taken at temperature 1.
+    """
+    count = request.params.prompt_logprobs or 0
+    log_probs = torch.log_softmax(logits[: request.prompt_length - 1].float(), dim=-1)
+    if count == 0:
+        following = torch.tensor(request.tokens[1 : request.prompt_length]).unsqueeze(1)
+        values, ids = log_probs.gather(1, following), following
+    else:
+        values, ids = log_probs.topk(count, dim=-1)
+    width = max(count, 1)
+    request.prompt_logprobs = ([*ids.tolist(), [0] * width], [*values.tolist(), [0.0] * width])

@@ -1,0 +1,134 @@
+"""Keys and values of token prefixes, in a radix tree: shared prefixes are stored once."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(eq=False)
+class _Node:
+    """A run of tokens and its keys and values [layer, len(tokens), kv_head, head_dim]."""
+
+    tokens: list[int]
+    keys: torch.Tensor
+    values: torch.Tensor
+    parent: "_Node | None"
+    used: int
+    children: dict[int, "_Node"] = field(default_factory=dict)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    return next(i for i in range(limit) if a[i] != b[i])
+
+
+class PrefixCache:
+    """Bounded in tokens; the least recently used ends of the tree go first.
+
+    Args:
+        capacity: Number of tokens whose keys and values are kept at most; 0 keeps nothing.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.tokens = 0
+        self._clock = itertools.count(1)
+        self._root = _Node([], torch.empty(0), torch.empty(0), None, 0)
+
+    def clear(self) -> None:
+        self._root.children.clear()
+        self.tokens = 0
+
+    def match_length(self, tokens: Sequence[int]) -> int:
+        """Number of leading tokens that are in the cache. Does not count as a use."""
+        node, matched = self._root, 0
+        while matched < len(tokens):
+            child = node.children.get(tokens[matched])
+            if child is None:
+                break
+            shared = common_prefix(child.tokens, tokens[matched : matched + len(child.tokens)])
+            matched += shared
+            if shared < len(child.tokens):
+                break
+            node = child
+        return matched
+
+    def lookup(self, tokens: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of the longest known prefix, as consecutive runs."""
+        now, runs = next(self._clock), []
+        node, matched = self._root, 0
+        while matched < len(tokens):
+            child = node.children.get(tokens[matched])
+            if child is None:
+                break
+            shared = common_prefix(child.tokens, tokens[matched : matched + len(child.tokens)])
+            child.used = now
+            runs.append((child.keys[:, :shared], child.values[:, :shared]))
+            matched += shared
+            if shared < len(child.tokens):
+                break
+            node = child
+        return runs
+
+    def insert(self, tokens: list[int], keys: torch.Tensor, values: torch.Tensor, start: int) -> None:
+        """Add a sequence of which the first `start` tokens are known already (see `match_length`).
+
+        Args:
+            tokens: The whole sequence.
+            keys, values: Those of `tokens[start:]`, each [layer, len(tokens) - start, kv_head, head_dim]; kept.
+            start: Must be the present result of `match_length(tokens)`.
+        """
+        now = next(self._clock)
+        node, matched = self._root, 0
+        while matched < start:
+            child = node.children[tokens[matched]]
+            shared = min(len(child.tokens), start - matched)
+            if shared < len(child.tokens):
+                child = self._split(child, shared)
+            child.used = now
+            matched += shared
+            node = child
+        if start < len(tokens):
+            node.children[tokens[start]] = _Node(tokens[start:], keys, values, node, now)
+            self.tokens += len(tokens) - start
+            if self.tokens > self.capacity:
+                self._evict()
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """Cut a node after `length` tokens; returns the upper part."""
+        assert node.parent is not None
+        upper = _Node(
+            node.tokens[:length], node.keys[:, :length].clone(), node.values[:, :length].clone(), node.parent, node.used
+        )
+        node.parent.children[upper.tokens[0]] = upper
+        node.tokens, node.parent = node.tokens[length:], upper
+        node.keys, node.values = node.keys[:, length:].clone(), node.values[:, length:].clone()
+        upper.children[node.tokens[0]] = node
+        return upper
+
+    def _leaves(self) -> list[_Node]:
+        leaves, stack = [], list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            if node.children:
+                stack.extend(node.children.values())
+            else:
+                leaves.append(node)
+        return leaves
+
+    def _evict(self) -> None:
+        """Drop leaves, oldest first, down to nine tenths of the capacity (not at every insertion)."""
+        target = self.capacity * 9 // 10
+        while self.tokens > target:
+            leaves = sorted(self._leaves(), key=lambda leaf: leaf.used)
+            for leaf in leaves:
+                if self.tokens <= target:
+                    break
+                assert leaf.parent is not None
+                del leaf.parent.children[leaf.tokens[0]]
+                self.tokens -= len(leaf.tokens)
