@@ -1,0 +1,53 @@
+"""GRPO (arXiv 2402.03300), docs/estimators/grpo.md.
+
+Paper §4.1; released form: verl `compute_grpo_outcome_advantage`. Confidence A, reproduced by a fixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_hier.credit import Credit, drop_weights, episode_advantage, share, turn_advantage
+from verl_hier.credit.groups import Centre, Scale, Singleton, ZeroVariance
+from verl_hier.credit.paths import Shared, WeightBy
+from verl_hier.trajectory.table import TurnTable
+
+
+@dataclass(frozen=True)
+class GRPOOptions:
+    """Defaults are verl's GRPO; the other values are the group baselines that later papers use."""
+
+    score: str = "return"
+    """What is compared: `return` of the episode, or a turn column such as `reward` or `cory_reward`."""
+    group_by: tuple[str, ...] = ("group",)
+    """Columns that make a group. With turn columns (`agent`, `role`, `turn`…) turns are compared with turns."""
+    weight_by: WeightBy = "episode"
+    """Who has one vote in the group's statistics."""
+    centre: Centre = "mean"
+    """What is subtracted."""
+    scale: Scale = "sample"
+    """What is divided by; `none` is the Dr. GRPO form."""
+    eps: float = 1e-6
+    """Added to the scale."""
+    singleton: Singleton = "raw"
+    """A group of one keeps its raw score (verl), gets 0, or is left out of the loss."""
+    zero_variance: ZeroVariance = "zero"
+    """A group without spread; only `mad` scales can have one that is not trivially 0."""
+    shared: Shared = "average"
+    """What a turn gets that several episodes share."""
+
+
+def advantage(table: TurnTable, options: GRPOOptions) -> Credit:
+    """Credit per turn (per step with `shared: repeat`): the z-score of the score in its group."""
+    kernel = {name: getattr(options, name) for name in ("centre", "scale", "eps", "singleton", "zero_variance")}
+    by_episode = options.score == "return" and set(options.group_by) <= {"group", "tree"}
+    if by_episode:
+        values = episode_advantage(table, group_by=options.group_by, weight_by=options.weight_by, **kernel)
+        credit = share(table, values[table.step_episode], options.shared)
+    else:
+        scores = table[options.score]
+        credit = Credit(turn_advantage(table, scores, options.group_by, weight_by=options.weight_by, **kernel))
+    if options.singleton == "drop" and "tree" not in options.group_by:
+        kept = drop_weights(table, options.group_by, options.weight_by)
+        credit.weight = kept if credit.weight is None else credit.weight * kept
+    return credit

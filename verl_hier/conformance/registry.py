@@ -1,0 +1,66 @@
+"""The built-in estimators by name, read from the plugin folders' own hooks."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+from verl_hier.errors import PluginError
+from verl_hier.specs import EstimatorSpec, PolicyLossSpec, nearest
+
+PACKAGE = "verl_hier_plugins"
+
+
+def plugin_folders() -> Iterator[str]:
+    """Names of the built-in plugin folders, imported or not."""
+    package = importlib.import_module(PACKAGE)
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.ispkg:
+            yield module.name
+
+
+def plugin_module(path: str) -> Any:
+    """A module of a built-in plugin, for instance `gigpo.anchors`."""
+    return importlib.import_module(f"{PACKAGE}.{path}")
+
+
+def builtin_estimators() -> dict[str, EstimatorSpec]:
+    """Every estimator that a built-in plugin registers, sorted by name."""
+    found: dict[str, EstimatorSpec] = {}
+    for folder in plugin_folders():
+        module = importlib.import_module(f"{PACKAGE}.{folder}")
+        hook = getattr(module, "hier_estimators", None)
+        if hook is not None:
+            found.update({spec.name: spec for spec in hook()})
+    return dict(sorted(found.items()))
+
+
+def estimator(name: str) -> EstimatorSpec:
+    """One built-in estimator.
+
+    Raises:
+        PluginError: when no built-in plugin registers the name.
+    """
+    if name in set(plugin_folders()):
+        hook = getattr(importlib.import_module(f"{PACKAGE}.{name}"), "hier_estimators", None)
+        for spec in hook() if hook is not None else ():
+            if spec.name == name:
+                return spec
+    known = builtin_estimators()
+    if name not in known:
+        raise PluginError(f"there is no estimator {name!r}{nearest(name, known)}. Known: {', '.join(known)}.")
+    return known[name]
+
+
+def policy_loss(name: str) -> PolicyLossSpec:
+    """One built-in policy loss.
+
+    Raises:
+        PluginError: when the plugin folder of that name registers none.
+    """
+    hook = getattr(importlib.import_module(f"{PACKAGE}.{name}"), "hier_policy_losses", None)
+    for spec in hook() if hook is not None else ():
+        return spec
+    raise PluginError(f"there is no policy loss of plugin {name!r}.")

@@ -1,0 +1,150 @@
+"""Run fixture files: one adapter a method turns a case into a turn table, the plugin does the rest.
+
+A file holds `{method, source, note, cases: [{input, output}]}`. Floats are compared with rtol 2e-4, since the recorded
+values come from float32 code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_hier.errors import HierError
+
+RTOL = 2e-4
+ATOL = 2e-5
+SAMPLERS = ("arpo_rollout", "aepo_rollout")
+ADAPTERS = ("group", "step", "tree", "critic", "loss")
+
+Case = Mapping[str, Any]
+Outputs = Mapping[str, Any]
+Adapter = Callable[[Case], Outputs]
+SamplerCheck = Callable[[str, Case], Outputs]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case, or one file that could not be run case by case.
+
+    Attributes:
+        file: name of the fixture file.
+        method: its `method`.
+        case: number of the case, -1 for the whole file.
+        status: `passed`, `failed` or `skipped` (a sampler that is not there yet).
+        detail: which output differs and by how much, or why it was skipped.
+    """
+
+    file: str
+    method: str
+    case: int
+    status: str
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the result must not fail the command."""
+        return self.status != "failed"
+
+    def __str__(self) -> str:
+        case = f"case {self.case}" if self.case >= 0 else "file"
+        return f"{self.status:<8}{self.file} {case}{': ' + self.detail if self.detail else ''}"
+
+
+def run_folder(path: str | Path, samplers: SamplerCheck | None = None) -> list[Result]:
+    """Every `*.json` of a folder, in the order of the names.
+
+    Args:
+        path: the folder.
+        samplers: replays a case of a sampler fixture, `samplers(method, input) -> output`; without one these files
+            are skipped and say so.
+
+    Raises:
+        HierError: when the folder has no fixture, or a file is not one.
+    """
+    folder = Path(path)
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not files:
+        raise HierError(f"{folder} has no fixture files (*.json); name the folder of the conformance fixtures.")
+    return [result for file in files for result in run_file(file, samplers)]
+
+
+def run_file(path: str | Path, samplers: SamplerCheck | None = None) -> list[Result]:
+    """The cases of one fixture file.
+
+    Raises:
+        HierError: when the file is not a fixture.
+    """
+    file = Path(path)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        method, cases = str(data["method"]), list(data["cases"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise HierError(f"{file} is not a conformance fixture: {error}.") from error
+    if method in SAMPLERS or file.stem in SAMPLERS:
+        if samplers is None:
+            return [Result(file.name, method, -1, "skipped", "no sampler yet")]
+        replay = samplers
+        run: Adapter = lambda case: replay(file.stem, case)  # noqa: E731
+    else:
+        adapter = find_adapter(method)
+        if adapter is None:
+            return [Result(file.name, method, -1, "failed", f"no adapter knows the method {method!r}")]
+        run = adapter
+    return [_run_case(file.name, method, number, case, run) for number, case in enumerate(cases)]
+
+
+def find_adapter(method: str) -> Adapter | None:
+    """The function that computes the outputs of a method's case; None when there is none."""
+    for module in ADAPTERS:
+        table = importlib.import_module(f"verl_hier.conformance.{module}_fixtures").ADAPTERS
+        if method in table:
+            adapter: Adapter = table[method]
+            return adapter
+    return None
+
+
+def _run_case(file: str, method: str, number: int, case: Case, run: Adapter) -> Result:
+    try:
+        computed = run(case["input"])
+    except Exception as error:  # a crash of one case must not hide the others
+        return Result(file, method, number, "failed", f"{type(error).__name__}: {error}")
+    problems = []
+    for name, expected in case["output"].items():
+        if name not in computed:
+            problems.append(f"{name}: not computed")
+        elif (difference := compare(computed[name], expected)) is not None:
+            problems.append(f"{name}: {difference}")
+    return Result(file, method, number, "failed" if problems else "passed", "; ".join(problems))
+
+
+def compare(computed: Any, expected: Any, rtol: float = RTOL, atol: float = ATOL) -> str | None:
+    """None when equal up to tolerance, else one phrase about the largest difference. Recurses into mappings."""
+    if isinstance(expected, Mapping):
+        if set(map(str, computed)) != set(expected):
+            return f"keys differ ({len(computed)} computed, {len(expected)} expected)"
+        by_name = {str(key): value for key, value in computed.items()}
+        for key, value in expected.items():
+            if (difference := compare(by_name[key], value, rtol, atol)) is not None:
+                return f"[{key}] {difference}"
+        return None
+    try:
+        want, have = np.asarray(expected), np.asarray(computed)
+    except ValueError:
+        return None if computed == expected else "nested lists differ"
+    if want.shape != have.shape:
+        return f"shape {have.shape}, expected {want.shape}"
+    if want.dtype.kind not in "biuf":
+        return None if (want == have).all() else "values differ"
+    want, have = want.astype(np.float64), have.astype(np.float64)
+    close = np.isclose(have, want, rtol=rtol, atol=atol)
+    if close.all():
+        return None
+    worst = np.unravel_index(int(np.argmax(np.where(close, 0, np.abs(have - want)))), want.shape)
+    place = f" at {[int(i) for i in worst]}" if worst else ""
+    return f"{int((~close).sum())} of {want.size} differ{place}: computed {have[worst]:.6g}, expected {want[worst]:.6g}"

@@ -1,0 +1,94 @@
+"""Run an estimator on a turn table: its declared needs are checked before, its result after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_hier.credit.columns import missing_column
+from verl_hier.credit.credit import Credit
+from verl_hier.errors import CreditError
+
+if TYPE_CHECKING:
+    from verl_hier.specs import EstimatorSpec
+    from verl_hier.trajectory.table import TurnTable
+
+
+def check_needs(spec: EstimatorSpec, columns: Iterable[str]) -> None:
+    """Refuse an estimator whose declared columns are not all among `columns`.
+
+    Args:
+        spec: the estimator.
+        columns: names as in `TurnTable.columns()`; before a run, the standard ones plus everybody's `provides`.
+
+    Raises:
+        CreditError: one sentence that names the column, who provides it, and the recipe line.
+    """
+    known = set(columns)
+    for column in spec.requires:
+        if column not in known:
+            raise CreditError(missing_column(spec.name, column))
+
+
+def estimate(spec: EstimatorSpec, table: TurnTable, options: Any = None) -> Credit:
+    """The credit of one batch.
+
+    Args:
+        spec: a registered estimator.
+        table: the turn table; not mutated.
+        options: the spec's options dataclass, its defaults when omitted.
+
+    Returns:
+        `Credit` with finite values of the length that its granularity says.
+
+    Raises:
+        CreditError: for a missing column, a NaN in a required one (named with its turn), states that the environment
+            does not name, or an estimator that returns something else than it declares.
+    """
+    check_needs(spec, table.columns())
+    check_finite(spec, table)
+    if len(table) and "anchor" in spec.requires and not (np.asarray(table["anchor"]) >= 0).any():
+        raise CreditError(
+            missing_column(spec.name, "anchor").rstrip(".") + "; every anchor of this batch is -1 (no state named)."
+        )
+    credit = Credit.of(spec.factory(table, spec.options() if options is None else options))
+    _check_result(spec.name, table, credit)
+    return credit
+
+
+def check_finite(spec: EstimatorSpec, table: TurnTable) -> None:
+    """Refuse NaN and infinity in the float columns that the estimator requires, and always in `reward`.
+
+    Raises:
+        CreditError: naming the column and its first bad entry.
+    """
+    for column in dict.fromkeys((*spec.requires, "reward")):
+        if column not in table:
+            continue
+        values = np.asarray(table[column])
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            where = int(np.flatnonzero(~np.isfinite(values))[0])
+            home, _, name = column.rpartition(".")
+            kind = {"": "turn", "episodes": "episode", "tokens": "token"}[home]
+            raise CreditError(
+                f"{kind} column {name!r} must be finite: entry {where} is {values[where]}; estimator {spec.name!r} "
+                "reads it. Look for a reward function or critic that returns no number."
+            )
+
+
+def _check_result(name: str, table: TurnTable, credit: Credit) -> None:
+    tokens = len(next(iter(table.tokens.values()), ()))
+    expected = {"turn": len(table), "step": len(table.step_turn), "token": tokens}[credit.per]
+    values = np.asarray(credit.values)
+    if values.shape != (expected,):
+        raise CreditError(
+            f"estimator {name!r} returned values of shape {values.shape}; per={credit.per!r} needs ({expected},)."
+        )
+    if not np.isfinite(values).all():
+        raise CreditError(f"estimator {name!r} returned {values[~np.isfinite(values)][0]}.")
+    if credit.weight is not None:
+        weight = np.asarray(credit.weight)
+        if weight.shape != (len(table),) or not (weight >= 0).all():
+            raise CreditError(f"estimator {name!r} must return one loss weight of at least 0 for each turn.")

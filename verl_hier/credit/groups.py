@@ -1,0 +1,244 @@
+"""The group kernel: compare every score with the others of its group. One function carries all group-relative methods.
+
+Shapes: N rows (turns, episodes or steps, as the caller likes), K groups. Nothing loops over rows or groups in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from verl_hier.errors import CreditError
+
+Centre = Literal["mean", "median", "leave_one_out", "none"]
+Scale = Literal["sample", "population", "mad", "none"]
+Singleton = Literal["raw", "zero", "drop"]
+ZeroVariance = Literal["zero", "divide", "std"]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EPS = 1e-6
+_TINY = 1e-9
+_DENSE = 4
+
+
+def number(column: ArrayLike) -> tuple[Ints, int]:
+    """Equal entries of a column as equal numbers 0..K-1, in the order of the values.
+
+    Integers of a small range are numbered by counting (linear time), everything else by sorting.
+
+    Args:
+        column: (N,) integers, booleans, floats or strings; other objects are compared by their text.
+
+    Returns:
+        (N,) int64 numbers and K.
+    """
+    values = np.asarray(column)
+    if values.ndim != 1:
+        raise CreditError(f"a key column must have one dimension, got shape {values.shape}.")
+    if values.size == 0:
+        return np.zeros(0, np.int64), 0
+    if values.dtype.kind == "O":
+        values = values.astype(str)
+    if values.dtype.kind in "iub":
+        codes = values.astype(np.int64)
+        low = int(codes.min())
+        codes -= low
+        high = int(codes.max())
+        if high <= _DENSE * codes.size + 1024:
+            present = np.zeros(high + 1, np.int64)
+            present[codes] = 1
+            ranks = np.cumsum(present) - 1
+            return ranks[codes], int(ranks[-1]) + 1
+    unique, inverse = np.unique(values, return_inverse=True)
+    return inverse.reshape(-1).astype(np.int64, copy=False), len(unique)
+
+
+def group_ids(*columns: ArrayLike) -> Ints:
+    """Integer keys from any number of columns: rows that agree in all columns get one number.
+
+    Args:
+        *columns: (N,) each, see `number`; without a column a CreditError is raised.
+
+    Returns:
+        (N,) int64 in 0..K-1, numbered in lexicographic order of the columns, so that a permutation of the rows
+        permutes the keys and changes nothing else.
+    """
+    if not columns:
+        raise CreditError("group_ids needs at least one column.")
+    keys = number(columns[0])[0]
+    for column in columns[1:]:
+        codes, width = number(column)
+        if codes.size != keys.size:
+            raise CreditError(f"key columns have different lengths: {keys.size} and {codes.size}.")
+        keys = number(keys * max(width, 1) + codes)[0]
+    return keys
+
+
+def group_sum(values: ArrayLike, keys: Ints, size: int | None = None) -> Floats:
+    """Sum of `values` (N,) per key: (K,) float64."""
+    sums = np.bincount(keys, np.asarray(values, np.float64), size or _count(keys))
+    return sums.astype(np.float64, copy=False)
+
+
+def group_mean(values: ArrayLike, keys: Ints, weights: ArrayLike | None = None) -> Floats:
+    """Weighted mean of `values` (N,) per key: (K,) float64, 0 for a group without weight."""
+    data = np.asarray(values, np.float64)
+    votes = _votes(keys, weights)
+    total = group_sum(data if weights is None else data * np.asarray(weights, np.float64), keys)
+    return np.divide(total, votes, out=np.zeros_like(total), where=votes > 0)
+
+
+def group_median(values: ArrayLike, keys: Ints, weights: ArrayLike | None = None) -> tuple[Floats, Ints]:
+    """Lower (weighted) median of every group, and the row that holds it.
+
+    The rows of a group are sorted by value, ties by row number; the median is the first whose cumulative weight
+    reaches half of the group's. An even group has the lower middle, as `torch.median`.
+
+    Returns:
+        (K,) float64 medians and (K,) int64 rows. A group without weight reports its first row in that order.
+    """
+    data = np.asarray(values, np.float64)
+    order = np.lexsort((data, keys))
+    count = np.bincount(keys)
+    starts = np.cumsum(count) - count
+    weight = np.ones(data.size) if weights is None else np.asarray(weights, np.float64)[order]
+    running = np.cumsum(weight)
+    offset = running[starts] - weight[starts]
+    inside = running - np.repeat(offset, count)
+    half = np.repeat(np.bincount(keys, weights, count.size) / 2 if weights is not None else count / 2, count)
+    below = np.bincount(keys[order], inside < half - _TINY, count.size).astype(np.int64)
+    rows = order[starts + np.minimum(below, count - 1)]
+    return data[rows], rows
+
+
+def singletons(keys: Ints, weights: ArrayLike | None = None, where: ArrayLike | None = None) -> NDArray[np.bool_]:
+    """(N,) true for rows whose group has at most one vote, so that nothing can be compared."""
+    return _votes(keys, _effective(keys, weights, where))[keys] <= 1 + _TINY
+
+
+def group_advantage(
+    scores: ArrayLike,
+    keys: Ints,
+    *,
+    weights: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+    centre: Centre = "mean",
+    scale: Scale = "sample",
+    eps: float = EPS,
+    singleton: Singleton = "raw",
+    zero_variance: ZeroVariance = "zero",
+) -> Floats:
+    """Scores centred and scaled by the statistics of their group: (score - centre) / (scale + eps).
+
+    Args:
+        scores: (N,) float, finite where counted.
+        keys: (N,) int64 group numbers, see `group_ids`.
+        weights: (N,) non-negative votes, None for one vote a row. A row with weight 0 is centred and scaled like the
+            others but has no say. Variances use frequency weights: sum(w (s - m)^2) / (sum(w) - 1), so rows that
+            share one vote count exactly as one row.
+        where: (N,) bool; other rows have no say and get 0.
+        centre: `leave_one_out` compares with the mean of the other votes; `median` is the lower one.
+        scale: `sample` has ddof 1, `population` ddof 0, `mad` is the median absolute deviation.
+        eps: added to the scale; unused with scale `none`.
+        singleton: a group with at most one vote keeps its raw score (divided by 1 + eps when scaled), or gets 0;
+            `drop` gives 0 too, and `singletons` tells which rows the caller should leave out of the loss.
+        zero_variance: what a group with more votes and no spread gets: 0, its centred score divided by eps alone,
+            or (for `mad`, whose spread vanishes when most scores are equal) the sample-std form around the mean.
+
+    Returns:
+        (N,) float64.
+
+    Raises:
+        CreditError: for a NaN or infinite score that counts, or arrays of different lengths.
+    """
+    data = np.asarray(scores, np.float64)
+    if data.shape != keys.shape:
+        raise CreditError(f"scores and keys differ in shape: {data.shape} and {keys.shape}.")
+    if data.size == 0:
+        return np.zeros(0)
+    data = _finite(data, where)
+    votes_of = _effective(keys, weights, where)
+    votes = _votes(keys, votes_of)
+    middle = _middle(data, keys, votes_of, centre)
+    out = data if middle is None else data - middle[keys]
+    if centre == "leave_one_out":
+        out = out * np.divide(votes, votes - 1, out=np.ones_like(votes), where=votes > 1 + _TINY)[keys]
+    if scale != "none":
+        spread = _spread(data, keys, votes_of, votes, middle, scale)
+        flat = spread <= _TINY * np.abs(middle if middle is not None else 0.0)
+        factor = 1.0 / (spread + eps) if eps > 0 else np.divide(1.0, spread, out=np.zeros_like(spread), where=~flat)
+        if zero_variance == "zero":
+            factor = np.where(flat, 0.0, factor)
+        out = out * factor[keys]
+        if zero_variance == "std" and scale == "mad" and flat.any():
+            fallback = group_advantage(data, keys, weights=weights, where=where, eps=eps, singleton=singleton)
+            out = np.where(flat[keys], fallback, out)
+    alone = votes <= 1 + _TINY
+    if alone.any():
+        kept = data / (1.0 + eps) if scale != "none" else data
+        out = np.where(alone[keys], kept if singleton == "raw" else 0.0, out)
+    return out if where is None else np.where(np.asarray(where, bool), out, 0.0)
+
+
+def _middle(data: Floats, keys: Ints, weights: Floats | None, centre: Centre) -> Floats | None:
+    """(K,) what is subtracted; None for nothing."""
+    if centre == "none":
+        return None
+    if centre == "median":
+        return group_median(data, keys, weights)[0]
+    return group_mean(data, keys, weights)
+
+
+def _spread(
+    data: Floats, keys: Ints, weights: Floats | None, votes: Floats, middle: Floats | None, scale: Scale
+) -> Floats:
+    """(K,) the group's scale before eps; groups with at most one vote get 1."""
+    if scale == "mad":
+        centre = group_median(data, keys, weights)[0] if middle is None else middle
+        spread = group_median(np.abs(data - centre[keys]), keys, weights)[0]
+    else:
+        mean = group_mean(data, keys, weights)
+        squares = data - mean[keys]
+        squares *= squares
+        if weights is not None:
+            squares *= weights
+        total = group_sum(squares, keys)
+        votes_less = votes - 1 if scale == "sample" else votes
+        spread = np.sqrt(np.divide(total, votes_less, out=np.ones_like(total), where=votes_less > _TINY))
+    return np.where(votes <= 1 + _TINY, 1.0, spread)
+
+
+def _effective(keys: Ints, weights: ArrayLike | None, where: ArrayLike | None) -> Floats | None:
+    """Weights with `where` folded in; None for one vote a row."""
+    if weights is None and where is None:
+        return None
+    votes = np.ones(keys.size) if weights is None else np.asarray(weights, np.float64)
+    if votes.shape != keys.shape or (where is not None and np.shape(where) != keys.shape):
+        raise CreditError(f"weights and `where` must have the shape of the keys, {keys.shape}.")
+    if votes.size and not votes.min() >= 0:
+        raise CreditError("weights must be numbers of at least 0.")
+    return votes if where is None else votes * np.asarray(where, bool)
+
+
+def _votes(keys: Ints, weights: ArrayLike | None) -> Floats:
+    """(K,) sum of the votes of each group."""
+    return np.bincount(keys, weights, _count(keys)).astype(np.float64, copy=False)
+
+
+def _finite(data: Floats, where: ArrayLike | None) -> Floats:
+    """`data`, with ignored rows that are not finite set to 0; refuses the others."""
+    bad = ~np.isfinite(data)
+    if not bad.any():
+        return data
+    counted = bad if where is None else bad & np.asarray(where, bool)
+    if counted.any():
+        row = int(np.flatnonzero(counted)[0])
+        raise CreditError(f"scores must be finite: row {row} is {data[row]}.")
+    return np.where(bad, 0.0, data)
+
+
+def _count(keys: NDArray[Any]) -> int:
+    return int(keys.max()) + 1 if keys.size else 0

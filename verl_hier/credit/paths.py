@@ -1,0 +1,134 @@
+"""From the turn table to arrays that the kernels take: scores, votes, rewards-to-go, and back from steps to turns.
+
+Shapes as in `TurnTable`: T turns, E episodes, S steps. Nothing here mutates the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from verl_hier.credit.credit import Credit
+from verl_hier.credit.groups import group_ids
+from verl_hier.credit.segments import chain_links, discounted_sum
+from verl_hier.errors import CreditError
+
+if TYPE_CHECKING:
+    from verl_hier.trajectory.table import TurnTable
+
+WeightBy = Literal["turn", "episode", "role", "row"]
+Shared = Literal["repeat", "average", "owner"]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def turn_keys(table: TurnTable, columns: Sequence[str]) -> Ints:
+    """(T,) group numbers of the turns by any turn columns, for instance ("group", "agent")."""
+    return group_ids(*(table[name] for name in columns))
+
+
+def turn_votes(table: TurnTable, keys: Ints, weight_by: WeightBy) -> Floats | None:
+    """(T,) votes of the turns inside their group: who has an equal say.
+
+    `turn`: every turn (None). `episode`: every episode, shared equally by its trained turns in the group. `role`:
+    every role of an episode. `row`: every merged row, by a turn column `row` that the trainer provides.
+    """
+    if weight_by == "turn":
+        return None
+    owners: dict[str, tuple[str, ...]] = {"episode": ("episode",), "role": ("episode", "role"), "row": ("row",)}
+    blocks = group_ids(keys, *(table[name] for name in owners[weight_by]))
+    trained = np.asarray(table["trained"], bool)
+    count = np.bincount(blocks, trained)[blocks]
+    return np.divide(1.0, count, out=np.zeros(count.size), where=trained)
+
+
+def episode_votes(table: TurnTable, weight_by: WeightBy) -> Floats | None:
+    """(E,) votes of the episodes: None for one each, or the number of their trained turns, roles or rows."""
+    if weight_by == "episode":
+        return None
+    step_episode, step_turn = table.step_episode, table.step_turn
+    trained = np.asarray(table["trained"], bool)[step_turn]
+    count = len(table.episodes["return"])
+    if weight_by == "turn":
+        return np.bincount(step_episode, trained, count).astype(np.float64)
+    column = np.asarray(table[weight_by])[step_turn]
+    pairs = np.unique(np.stack([step_episode[trained], column[trained]], 1), axis=0)
+    return np.bincount(pairs[:, 0], minlength=count).astype(np.float64)
+
+
+def step_sum(table: TurnTable, values: ArrayLike) -> Floats:
+    """(T,) sum of step values (S,) over the episodes that run through each turn."""
+    return np.bincount(table.step_turn, np.asarray(values, np.float64), len(table)).astype(np.float64)
+
+
+def step_mean(table: TurnTable, values: ArrayLike, where: ArrayLike | None = None) -> Floats:
+    """(T,) mean of step values (S,) over the episodes through each turn; 0 where `where` (S,) leaves none."""
+    count = np.bincount(table.step_turn, where, len(table)).astype(np.float64)
+    data = np.asarray(values, np.float64)
+    total = step_sum(table, data if where is None else np.where(np.asarray(where, bool), data, 0.0))
+    return np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+
+
+def step_links(table: TurnTable) -> NDArray[np.bool_]:
+    """(S,) true where the next step belongs to the same episode."""
+    return chain_links(table.step_episode)
+
+
+def rewards_to_go(table: TurnTable, gamma: float, rewards: ArrayLike | None = None) -> Floats:
+    """(T,) discounted reward from each turn to the end of its episode; a shared turn averages its episodes.
+
+    Args:
+        table: steps are read in time order whatever the order of the turns is.
+        gamma: discount a turn.
+        rewards: (T,) instead of the table's `reward`.
+    """
+    source = np.asarray(table["reward"] if rewards is None else rewards, np.float64)
+    returns = discounted_sum(source[table.step_turn], step_links(table), gamma)
+    return step_mean(table, returns)
+
+
+def share(table: TurnTable, steps: ArrayLike, rule: Shared) -> Credit:
+    """Step values (S,) as credit of turns that several episodes share.
+
+    `repeat`: each episode keeps its own value (credit per step). `average`: a shared turn gets the mean over its
+    episodes. `owner`: it gets the value of the episode that made it, and its loss the weight of all of them.
+    Turns that are not trained get 0. Without shared turns all three agree.
+    """
+    trained = np.asarray(table["trained"], bool)
+    values = np.where(trained[table.step_turn], np.asarray(steps, np.float64), 0.0)
+    if rule == "repeat":
+        return Credit(values, per="step")
+    if rule == "average":
+        return Credit(step_mean(table, values))
+    owned = table["episode"][table.step_turn] == table.step_episode
+    leaves = np.bincount(table.step_turn, minlength=len(table)).astype(np.float64)
+    return Credit(step_sum(table, np.where(owned, values, 0.0)), weight=leaves)
+
+
+def trained_only(table: TurnTable, values: ArrayLike) -> Floats:
+    """(T,) float64 values, 0 where the turn is not trained."""
+    return np.where(np.asarray(table["trained"], bool), np.asarray(values, np.float64), 0.0)
+
+
+def code_mask(table: TurnTable, vocabulary: str, names: Sequence[str]) -> NDArray[np.bool_]:
+    """(T,) true where an integer column names one of `names`, for instance role planner or designer.
+
+    Raises:
+        CreditError: when the vocabulary knows none of them.
+    """
+    codes = [table.code(vocabulary, name) for name in names]
+    known = [code for code in codes if code >= 0]
+    if not known:
+        have = ", ".join(table.names.get(vocabulary, ())) or "none"
+        raise CreditError(f"no {vocabulary} is called {' or '.join(names)}; the worker has {have}.")
+    return np.isin(table[vocabulary], known)
+
+
+def optional(table: TurnTable, column: str, default: ArrayLike | None = None) -> Any:
+    """A column when the table has it, else `default`."""
+    if column in table:
+        return table[column]
+    return default
