@@ -1,0 +1,1 @@
+"""The trainer side: which rows are trained, guards, credit, metrics, schedules."""

@@ -1,0 +1,112 @@
+"""Blueprint first: the planner speaks once, then the executor works through the subgoals in fresh contexts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_hier_plugins.react.worker import parse_action
+
+from verl_hier.environments.base import Step
+from verl_hier.rollout import Worker
+from verl_hier.rollout.stage import Stage, Turn
+
+SUB_DONE = "<sub_done>"
+
+
+@dataclass(frozen=True)
+class PlannerExecutorOptions:
+    """Options of `planner_executor`.
+
+    Templates may use {instruction}, {observation}, {overview} (what the first observation said of the world) and
+    {admissible}; the executor's also {subgoal} and {blueprint}.
+    """
+
+    planner_prompt: str = "plan: {instruction}"
+    """What the planner sees."""
+    executor_prompt: str = "goal: {subgoal} | {overview} | {observation}"
+    """What the executor sees when a subgoal becomes active; its context starts anew."""
+    observation_prompt: str = "{observation}"
+    """What the executor sees after each action."""
+    planner_system: str | None = None
+    """System message of the planner, for chat models."""
+    executor_system: str | None = None
+    """System message of the executor, for chat models."""
+    separator: str = ";"
+    """Between the subgoals of a blueprint; a line break always separates."""
+    max_subgoals: int = 12
+    """Subgoals beyond this number are ignored."""
+    subgoal_turns: int = 12
+    """Step budget: actions the executor may take on one subgoal."""
+    sub_done: bool = True
+    """Whether the executor may end a subgoal itself by `<sub_done>`; False leaves only the step budget (ablation)."""
+    plan_penalty: float = 0.0
+    """Subtracted from the reward of a planner turn that holds no subgoal."""
+    action_tag: str | None = None
+    """When set, the executor's action is the text inside <tag>…</tag>."""
+
+    def __post_init__(self) -> None:
+        if self.max_subgoals < 1 or self.subgoal_turns < 1:
+            raise ValueError("max_subgoals and subgoal_turns must be at least 1")
+
+
+def parse_blueprint(text: str, separator: str, most: int) -> list[str]:
+    """Subgoals of a planner's text, in order; list markers and empty parts are dropped."""
+    parts = (part for line in text.splitlines() for part in line.split(separator))
+    goals = (part.strip().lstrip("-*0123456789.) ").strip() for part in parts)
+    return [goal for goal in goals if goal][:most]
+
+
+class PlannerExecutor(Worker):
+    """See `plugins/planner_executor`."""
+
+    def __init__(self, options: PlannerExecutorOptions) -> None:
+        self._options = options
+
+    async def run(self, stage: Stage) -> None:
+        """See `Worker.run`."""
+        options = self._options
+        step = await stage.reset()
+        overview = str(step.info.get("overview", step.text))
+        planner = stage.context("planner", level=0)
+        if options.planner_system:
+            planner.observe(options.planner_system, role="system")
+        plan = await stage.say(planner.observe(options.planner_prompt.format(**_fields(stage, step, overview))))
+        subgoals = parse_blueprint(plan.text, options.separator, options.max_subgoals)
+        if not subgoals:
+            plan.mark(valid=False)
+            plan.reward(-options.plan_penalty)
+        for number, subgoal in enumerate(subgoals):
+            step = await self._work_on(stage, plan, number, subgoal, step, overview)
+            if step.done or step.truncated:
+                return
+
+    async def _work_on(
+        self, stage: Stage, plan: Turn, number: int, subgoal: str, step: Step, overview: str
+    ) -> Step:
+        options = self._options
+        context = stage.context("executor", level=1)
+        if options.executor_system:
+            context.observe(options.executor_system, role="system")
+        fields = _fields(stage, step, overview) | {"subgoal": subgoal, "blueprint": plan.text}
+        context.observe(options.executor_prompt.format(**fields))
+        for _ in range(options.subgoal_turns):
+            turn = await stage.say(context, segment=number, plan=plan)
+            if options.sub_done and SUB_DONE in turn.text:
+                break
+            action = parse_action(turn.text, options.action_tag)
+            if action is None:
+                turn.mark(valid=False)
+            step = await stage.act(action or "")
+            if step.done or step.truncated:
+                break
+            context.observe(options.observation_prompt.format(**_fields(stage, step, overview)))
+        return step
+
+
+def _fields(stage: Stage, step: Step, overview: str) -> dict[str, str]:
+    return {
+        "instruction": stage.instruction,
+        "observation": step.text,
+        "overview": overview,
+        "admissible": "; ".join(step.admissible),
+    }

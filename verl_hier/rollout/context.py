@@ -1,0 +1,50 @@
+"""One agent's context: the messages it has seen, and the tokens that the server will see, grown but never rewritten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_hier.rollout.interfaces import Renderer
+
+
+class Context:
+    """A conversation of one agent with the policy.
+
+    Attributes:
+        role, agent, level: whose context it is; `agent` is the role's name unless several agents hold the role.
+        node: the turn that spoke last in it, -1 before the first.
+    """
+
+    def __init__(self, renderer: Renderer, role: str, level: int, agent: str | None = None) -> None:
+        self.role = role
+        self.agent = agent or role
+        self.level = level
+        self.node = -1
+        self._renderer = renderer
+        self._tokens: list[int] = []
+        self._history: list[dict[str, Any]] = []
+        self._pending: list[dict[str, Any]] = []
+
+    def observe(self, content: str, role: str = "user") -> Context:
+        """Add a message that the agent will see before it speaks next."""
+        self._pending.append({"role": role, "content": content})
+        return self
+
+    def prompt(self) -> tuple[list[int], int]:
+        """The token ids for the next turn, and how many of them are the tokens of the turns before.
+
+        The second number is 0 when the renderer could not continue the old tokens; the context then starts anew.
+        """
+        tokens = self._renderer.render(self._tokens, self._history, self._pending)
+        kept = len(self._tokens)
+        continues = kept > 0 and tokens[:kept] == self._tokens
+        return tokens, kept if continues else 0
+
+    def commit(self, prompt: list[int], action: list[int], node: int) -> str:
+        """Record that `node` spoke `action` after `prompt`; returns the decoded text."""
+        text = self._renderer.decode(action)
+        self._tokens = prompt + action
+        self._history += [*self._pending, {"role": "assistant", "content": text}]
+        self._pending = []
+        self.node = node
+        return text

@@ -1,0 +1,46 @@
+"""The `plain` renderer: token pieces one after the other, for models that know no chat template."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used here."""
+
+    eos_token_id: int | None
+    pad_token_id: int | None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str: ...
+    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
+    def get_vocab(self) -> dict[str, int]: ...
+
+
+class PlainRenderer:
+    """Each message is its content, tokenised on its own; `<act>`, if the vocabulary has it, cues the policy."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        act = tokenizer.get_vocab().get("<act>")
+        self._cue = [] if act is None else [act]
+        self._dropped = {tokenizer.eos_token_id, tokenizer.pad_token_id, act}
+        self._cache: dict[str, list[int]] = {}
+
+    def render(self, tokens: list[int], history: list[dict[str, Any]], pending: list[dict[str, Any]]) -> list[int]:
+        """See `Renderer.render`."""
+        prompt = list(tokens)
+        for message in pending:
+            prompt += self._encode(message["content"])
+        return prompt + self._cue
+
+    def decode(self, tokens: list[int]) -> str:
+        """See `Renderer.decode`; only end, padding and cue tokens are left out."""
+        return self._tokenizer.decode([t for t in tokens if t not in self._dropped]).strip()
+
+    def _encode(self, text: str) -> list[int]:
+        if text not in self._cache:
+            if len(self._cache) > 50_000:
+                self._cache.clear()
+            self._cache[text] = list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._cache[text]

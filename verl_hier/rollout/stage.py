@@ -1,0 +1,110 @@
+"""What a worker sees of its episode: the world, the policy, its own random numbers, and the turns it has made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from verl_hier.environments.base import Step
+from verl_hier.rollout.context import Context
+from verl_hier.trajectory.graph import Node
+
+if TYPE_CHECKING:
+    from verl_hier.rollout.episode import Episode
+
+
+class EpisodeOver(Exception):
+    """Raised inside a worker to end its episode; never caught by workers."""
+
+
+class Turn:
+    """A turn that was just spoken: what the worker may read of it and say about it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def id(self) -> int:
+        """Its node in the rollout graph; use it as `plan` of the turns below it."""
+        return self._node.id
+
+    @property
+    def text(self) -> str:
+        """The decoded action."""
+        return self._node.text
+
+    @property
+    def tokens(self) -> list[int]:
+        """The sampled token ids."""
+        return list(self._node.action)
+
+    @property
+    def complete(self) -> bool:
+        """False when the turn was cut by its token limit."""
+        return self._node.stop_reason not in ("length", "aborted")
+
+    def mark(self, *, valid: bool | None = None, masks: Mapping[str, list[list[int]]] | None = None, **extra: Any) -> None:
+        """Note the validity, token masks ([start, stop) spans over the action) or extra columns of the turn."""
+        if valid is not None:
+            self._node.valid = valid
+        if masks:
+            self._node.masks.update({name: [list(span) for span in spans] for name, spans in masks.items()})
+        self._node.extra.update(extra)
+
+    def reward(self, amount: float) -> None:
+        """Add a reward that the worker gives the turn, for instance a format penalty."""
+        self._node.reward += amount
+
+
+class Stage:
+    """One episode as its worker sees it."""
+
+    def __init__(self, episode: Episode, task: Mapping[str, Any], rng: random.Random) -> None:
+        self._episode = episode
+        self.task = task
+        self.rng = rng
+
+    @property
+    def instruction(self) -> str:
+        """The task in words."""
+        return str(self.task.get("instruction", ""))
+
+    def context(self, role: str, level: int = 0, agent: str | None = None) -> Context:
+        """A new, empty context."""
+        return Context(self._episode.rollout.renderer, role, level, agent)
+
+    async def reset(self) -> Step:
+        """Start the world; call it once, first."""
+        return await self._episode.reset()
+
+    async def act(self, action: str) -> Step:
+        """Apply an action to the world. Reward, validity and end are noted on the turn that was spoken last.
+
+        Raises:
+            EpisodeOver: when the environment failed; the episode is then lost and counted.
+        """
+        return await self._episode.act(action)
+
+    async def say(
+        self,
+        context: Context,
+        *,
+        segment: int = 0,
+        plan: Turn | None = None,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+    ) -> Turn:
+        """Let the policy speak in `context`.
+
+        Args:
+            context: whose turn it is; gains the prompt and the action.
+            segment: running number of the subgoal or plan that the turn belongs to.
+            plan: the turn that holds the plan above this one.
+            max_tokens: limit of this turn, at most the recipe's.
+            stop: strings that end the turn.
+
+        Raises:
+            EpisodeOver: when a limit of the episode is reached; it is then truncated.
+        """
+        return await self._episode.say(context, segment, -1 if plan is None else plan.id, max_tokens, stop)

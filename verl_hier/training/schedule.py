@@ -1,0 +1,46 @@
+"""Who learns now: a schedule maps the trainer's step to the levels and roles that are trained in it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from verl_hier.trajectory.graph import Node
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What learns in one step.
+
+    Attributes:
+        name: for logs and metrics.
+        levels: levels that learn, None for all.
+        roles: roles that learn, None for all.
+    """
+
+    name: str
+    levels: frozenset[int] | None = None
+    roles: frozenset[str] | None = None
+
+    def trains(self, node: Node) -> bool:
+        """Whether a turn is trained in this phase."""
+        return (self.levels is None or node.level in self.levels) and (self.roles is None or node.role in self.roles)
+
+
+class Schedule(ABC):
+    """Decides the phase of a step. Its state is part of the checkpoint."""
+
+    @abstractmethod
+    def phase(self, step: int) -> Phase:
+        """The phase of trainer step `step` (1-based)."""
+
+    def observe(self, step: int, metrics: dict[str, Any]) -> None:  # noqa: B027 - optional
+        """See the metrics of a finished step; for schedules that react to them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state for the checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - optional
+        """Take up the state of a checkpoint."""
