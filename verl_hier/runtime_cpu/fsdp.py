@@ -1,9 +1,12 @@
 """verl's FSDP2 engines, registered for the device `cpu`."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import verl.utils.model
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
@@ -33,6 +36,43 @@ class CpuFsdp2EngineWithLMHead(_CpuFsdp2, FSDPEngineWithLMHead):
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
 class CpuFsdp2EngineWithValueHead(_CpuFsdp2, FSDPEngineWithValueHead):
     """Critic."""
+
+    def _build_module(self) -> torch.nn.Module:
+        with _value_model_with_configured_attention():
+            return super()._build_module()
+
+
+@contextmanager
+def _value_model_with_configured_attention() -> Iterator[None]:
+    """While a critic is built, load it with the attention of its configuration.
+
+    Reason: `verl.utils.model.load_valuehead_model` asks for flash_attention_2 whatever `override_config` says, which
+    has no CPU kernels. The parent looks the function up when it needs it, so exchanging it for the call is enough.
+    Link: https://github.com/volcengine/verl/blob/main/verl/utils/model.py
+    Removal: when load_valuehead_model leaves the attention implementation to `model_config`.
+    """
+    original = verl.utils.model.load_valuehead_model
+    verl.utils.model.load_valuehead_model = _load_value_model
+    try:
+        yield
+    finally:
+        verl.utils.model.load_valuehead_model = original
+
+
+def _load_value_model(
+    local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
+) -> torch.nn.Module:
+    """A token classifier with one label on the language model at `local_path`: its value head."""
+    from transformers import AutoModelForTokenClassification
+
+    model: torch.nn.Module = AutoModelForTokenClassification.from_pretrained(
+        local_path,
+        dtype=torch_dtype,
+        config=model_config,
+        attn_implementation=model_config._attn_implementation or "sdpa",
+        trust_remote_code=trust_remote_code,
+    )
+    return model
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp", device="cpu")
