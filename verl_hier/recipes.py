@@ -1,0 +1,159 @@
+"""Recipes: where they are, and what they compose to.
+
+A recipe is a primary Hydra config that starts from verl's own `ppo_trainer`. It is composed here exactly as
+`python -m verl.trainer.main_ppo --config-name RECIPE` would, but without importing verl, so that looking is quick.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_hier.errors import HierError, RecipeError
+from verl_hier.specs import nearest
+
+PACKAGE = "verl_hier_recipes"
+MAIN = "verl.trainer.main_ppo"
+_UNKNOWN_KEY = re.compile(r"Could not override '([\w.]+)'")
+_HIER_OVERRIDE = re.compile(r"hier\.[\w.]+=")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe file.
+
+    Attributes:
+        name: what `verl-hier train` and `--config-name` call it.
+        path: its YAML file.
+        summary: the comment on its first line.
+    """
+
+    name: str
+    path: Path
+    summary: str
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it is one of ours, on the search path without further ado."""
+        return self.path.parent == folder()
+
+
+def folder() -> Path:
+    """The folder of the shipped recipes."""
+    return _package_folder(PACKAGE)
+
+
+def recipes() -> list[Recipe]:
+    """All shipped recipes by name."""
+    return [_read(path) for path in sorted(folder().glob("*.yaml"))]
+
+
+def find(reference: str) -> Recipe:
+    """A shipped recipe by name, or a user's own by the path of its YAML file.
+
+    Raises:
+        RecipeError: naming the nearest recipe when there is none of that name.
+    """
+    if reference.endswith((".yaml", ".yml")):
+        path = Path(reference).expanduser().resolve()
+        if not path.is_file():
+            raise RecipeError(f"there is no recipe file {reference}; `verl-hier recipes` lists the shipped ones.")
+        return _read(path)
+    known = {recipe.name: recipe for recipe in recipes()}
+    if reference not in known:
+        raise RecipeError(
+            f"there is no recipe {reference!r}{nearest(reference, known)}; `verl-hier recipes` lists them, and a path "
+            "that ends in .yaml names one of your own."
+        )
+    return known[reference]
+
+
+def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
+    """The whole verl config of a recipe as an OmegaConf `DictConfig`.
+
+    Raises:
+        RecipeError: when a group, an override or an interpolation is wrong; the sentence is Hydra's, shortened.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_hier.compat.searchpath import register
+
+    recipe = find(reference)
+    register()
+    given = overridden(overrides)
+    if not recipe.shipped:
+        given = [f"hydra.searchpath=[file://{recipe.path.parent}]", *given]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(verl_config_folder()), version_base=None):
+            return hydra_compose(recipe.path.stem, overrides=given)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        unknown = _UNKNOWN_KEY.search(str(error))
+        if unknown and overrides:
+            raise RecipeError(_unknown_key(unknown[1], compose(reference))) from error
+        raise RecipeError(f"recipe {reference!r} does not compose: {_sentence(error)}") from error
+
+
+def overridden(overrides: Sequence[str]) -> list[str]:
+    """Overrides for Hydra: options below `hier.` may be set whether or not the recipe mentions them.
+
+    Hydra wants `+` for a key that no file has. Our own schema checks every key below `hier`, so `++` loses nothing.
+    """
+    return [f"++{text}" if _HIER_OVERRIDE.match(text) else text for text in overrides]
+
+
+def command(reference: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Arguments for `python -m` that run the recipe with verl's own entry point."""
+    recipe = find(reference)
+    where = [] if recipe.shipped else ["--config-dir", str(recipe.path.parent)]
+    return [MAIN, *where, "--config-name", recipe.path.stem, *overridden(overrides)]
+
+
+def verl_config_folder() -> Path:
+    """`verl/trainer/config`, found without importing verl."""
+    return _package_folder("verl") / "trainer" / "config"
+
+
+def _package_folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise HierError(f"the package {package} is not installed; reinstall verl-hier.")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _read(path: Path) -> Recipe:
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return Recipe(path.stem, path, first.lstrip("# ").strip() if first.startswith("#") else "")
+
+
+def _unknown_key(key: str, config: Any) -> str:
+    """A sentence for an override of a key that verl's config does not have."""
+    from omegaconf import DictConfig
+
+    place, known = config, key.split(".")
+    for depth, part in enumerate(known):
+        if not isinstance(place, DictConfig) or part not in place:
+            siblings = [str(name) for name in place] if isinstance(place, DictConfig) else []
+            return (
+                f"the override {key}: {'.'.join(known[:depth]) or 'the config'} has no key "
+                f"{part!r}{nearest(part, siblings)}; put + before the override if it is meant to be new."
+            )
+        place = place[part]
+    return f"the override {key} does not fit the recipe."
+
+
+def _sentence(error: Exception) -> str:
+    """The lines of a Hydra message that a user can act on, as one."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
+    causes = [str(error.__cause__).splitlines()[0]] if error.__cause__ and str(error.__cause__) else []
+    unique = list(dict.fromkeys([*kept[:2], *causes]))
+    return " ".join(line if line.endswith((".", "?", "!")) else f"{line}." for line in unique)
