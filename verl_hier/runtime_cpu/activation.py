@@ -8,7 +8,7 @@ import logging
 import os
 from types import ModuleType
 
-from verl_hier.runtime_cpu.import_hooks import when_imported
+from verl_hier.compat.import_hooks import when_imported
 
 logger = logging.getLogger(__name__)
 
