@@ -56,7 +56,8 @@ class EnvironmentSpec(Spec):
     """A world. `factory(options)` returns an `environments.Environment`; it runs in an isolated process.
 
     Attributes:
-        tasks: `tasks(options, split) -> list[dict]`, JSON-able tasks of a split; runs on the driver.
+        tasks: `tasks(options, split) -> list[dict]`, JSON-able tasks of a split ("train" or "val"); runs on the
+            driver. None: tasks come from verl's own data set and are scored by verl's reward function.
         can_fork: whether `fork` or replay reproduces a state, so that samplers may branch.
         provides: turn-table columns that this environment fills besides the standard ones.
         modules: importable names that must be there; `extra` says which pip extra brings them.
@@ -114,6 +115,7 @@ class EstimatorSpec(Spec):
         needs_critic: reads `values`; the recipe must configure verl's critic.
         needs_tree: only meaningful when turns have several children.
         confidence: A read in released code, B in the paper, C inferred; see the doc page.
+        native: verl's trainer computes it itself from `algorithm.adv_estimator`; `factory` is never called.
     """
 
     kind: ClassVar[Kind] = "estimator"
@@ -124,6 +126,7 @@ class EstimatorSpec(Spec):
     needs_critic: bool = False
     needs_tree: bool = False
     confidence: Confidence = "A"
+    native: bool = False
 
 
 @dataclass(frozen=True)

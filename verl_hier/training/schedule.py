@@ -27,6 +27,24 @@ class Phase:
         """Whether a turn is trained in this phase."""
         return (self.levels is None or node.level in self.levels) and (self.roles is None or node.role in self.roles)
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, as it travels with the tasks and stays in the rollout graph."""
+        return {
+            "name": self.name,
+            "levels": None if self.levels is None else sorted(self.levels),
+            "roles": None if self.roles is None else sorted(self.roles),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Phase:
+        """Inverse of `to_dict`; an empty dictionary is the phase in which all learn."""
+        levels, roles = data.get("levels"), data.get("roles")
+        return cls(
+            data.get("name", "joint"),
+            None if levels is None else frozenset(levels),
+            None if roles is None else frozenset(roles),
+        )
+
 
 class Schedule(ABC):
     """Decides the phase of a step. Its state is part of the checkpoint."""

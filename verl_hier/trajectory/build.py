@@ -14,12 +14,7 @@ from verl_hier.trajectory.table import Array, TurnTable
 class TableBuilder:
     """Collects graphs into one `TurnTable` and remembers which table turn each node became."""
 
-    def __init__(self, trained: Callable[[Node], bool] = lambda node: True) -> None:
-        """
-        Args:
-            trained: whether the schedule trains a turn in this step.
-        """
-        self._trained = trained
+    def __init__(self) -> None:
         self._turns: list[dict[str, Any]] = []
         self._episodes: list[dict[str, Any]] = []
         self._step_episode: list[int] = []
@@ -31,8 +26,13 @@ class TableBuilder:
         self._trees = 0
         self.turn_of: list[dict[int, int]] = []
 
-    def add(self, graph: RolloutGraph) -> None:
-        """Append one task. Turns of failed or pruned episodes are left out unless a complete episode shares them."""
+    def add(self, graph: RolloutGraph, trained: Callable[[Node], bool] = lambda node: True) -> None:
+        """Append one task. Turns of failed or pruned episodes are left out unless a complete episode shares them.
+
+        Args:
+            graph: a graph whose `check` passes.
+            trained: whether the schedule trains a turn in this step.
+        """
         complete = list(graph.complete())
         paths = {episode.id: graph.path(episode.id) for episode in complete}
         used = sorted({node for path in paths.values() for node in path})
@@ -51,7 +51,9 @@ class TableBuilder:
             for node in paths[episode.id]:
                 through[node].append(episode)
         for node in used:
-            self._turns.append(self._turn(graph.nodes[node], turn_of, owners[node], through[node]))
+            turn = self._turn(graph.nodes[node], turn_of, owners[node], through[node])
+            turn["trained"] = graph.nodes[node].trained and trained(graph.nodes[node])
+            self._turns.append(turn)
             self._add_tokens(graph.nodes[node], turn_of[node])
         self.turn_of.append(turn_of)
         self._groups += 1
@@ -96,7 +98,6 @@ class TableBuilder:
             "done": node.done,
             "truncated": node.truncated,
             "valid": node.valid,
-            "trained": node.trained and self._trained(node),
             "n_tokens": len(node.action),
             "anchor": anchor,
             "entropy": entropy,
@@ -144,9 +145,9 @@ def _columns(records: list[dict[str, Any]]) -> dict[str, Array]:
     return {name: np.asarray([record.get(name, np.nan) for record in records]) for name in names}
 
 
-def build_table(graphs: Sequence[RolloutGraph], trained: Callable[[Node], bool] = lambda node: True) -> TurnTable:
-    """The turn table of several tasks; see `TableBuilder`."""
-    builder = TableBuilder(trained)
+def build_table(graphs: Sequence[RolloutGraph]) -> TurnTable:
+    """The turn table of several tasks, all turns trained that may be; see `TableBuilder`."""
+    builder = TableBuilder()
     for graph in graphs:
         builder.add(graph)
     return builder.build()

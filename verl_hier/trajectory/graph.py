@@ -117,6 +117,7 @@ class RolloutGraph:
         nodes, episodes: see `Node` and `EpisodeRecord`; lists are indexed by id.
         step: trainer step whose weights started it.
         seed: root seed of its generators, None when the server chose.
+        phase: what the schedule let learn when it was rolled out: `name`, and `levels` and `roles` or None for all.
         counts: counters of the rollout: `environment_calls`, `forks`, `failed_raised`, …
         credit: credit of each node after the estimator ran (filled by the trainer), or empty.
         short: fewer trained leaves than the sampler was asked for.
@@ -127,6 +128,7 @@ class RolloutGraph:
     episodes: list[EpisodeRecord] = field(default_factory=list)
     step: int = 0
     seed: int | None = None
+    phase: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     credit: list[float] = field(default_factory=list)
     short: bool = False
@@ -188,7 +190,7 @@ class RolloutGraph:
             raise GraphError(f"the graph does not fit schema version {version}: {error}.") from error
 
     def check(self) -> None:
-        """Raise `GraphError` on the first broken invariant: links point back, lengths agree, paths share their prefix."""
+        """Raise `GraphError` on the first broken invariant: links point back, lengths agree, forks share a prefix."""
         for index, node in enumerate(self.nodes):
             if node.id != index or node.parent >= index or node.context >= index or node.plan > index:
                 raise GraphError(f"node {index} of task {self.task.get('uid')} has a link that does not point back.")

@@ -1,0 +1,199 @@
+"""Our rollout inside verl's agent-loop worker: one task is one rollout graph, published as merged rows.
+
+Stock pieces that are kept: the Ray actor, its tokenizer and server client, reward scoring, and the row format and
+TransferQueue put of `_agent_loop_postprocess` (verl/trainer/ppo/v1/agent_loop_tq.py). Replaced: `_run_prompt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+import time
+from functools import partial
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from verl_hier.compat.chat import ChatRenderer
+from verl_hier.compat.policy import ServerPolicy
+from verl_hier.config import HierConfig
+from verl_hier.environments.pool import EnvironmentPool
+from verl_hier.errors import HierError
+from verl_hier.plugins import PluginHost, resolve
+from verl_hier.rollout.interfaces import Renderer, Sampling
+from verl_hier.rollout.render import PlainRenderer
+from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.training.schedule import Phase
+from verl_hier.trajectory import EpisodeRecord, RolloutGraph, Row, graph_rows
+
+logger = logging.getLogger(__name__)
+
+FAULTS = "hier_faults"
+"""TransferQueue partition whose tags tell the trainer what rows cannot: fatal errors, tasks without a trained row."""
+
+_StockWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
+
+
+class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
+    """Rolls out tasks with the recipe's worker, sampler and environment."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        rollout = self.config.actor_rollout_ref.rollout
+        self._hier = HierConfig.of({"hier": OmegaConf.to_container(self.config.hier, resolve=True)})
+        self._host = PluginHost.load(self._hier.plugins)
+        self._parts = resolve(self._hier, self._host)
+        self._policy = ServerPolicy(self.llm_client, rollout.name)
+        self._renderer = self._make_renderer()
+        self._pool: EnvironmentPool | None = None
+        self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)
+        context = self._hier.rollout.context_tokens or rollout.prompt_length + rollout.response_length
+        self._limits = Limits(self._hier.rollout.max_turns, self._hier.rollout.max_tokens_per_turn, context)
+
+    def _make_renderer(self) -> Renderer:
+        if self._hier.rollout.template == "plain":
+            return PlainRenderer(self.tokenizer)
+        options = OmegaConf.to_container(self.config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
+        return ChatRenderer(self.tokenizer, self.hf_model_type, dict(options))  # type: ignore[arg-type]
+
+    async def _run_prompt(
+        self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
+    ) -> None:
+        """Roll out one task and publish it; a fatal error reaches the trainer through the `FAULTS` partition."""
+        uid, validate = str(prompt["uid"]), bool(trajectory["validate"])
+        partition = "val" if validate else "train"
+        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+        status = "failure"
+        try:
+            async with self._slots:
+                started = time.perf_counter()
+                phase = Phase.from_dict(json.loads(prompt.pop("hier_phase", "{}")))
+                graph = await self._roll_out(prompt, sampling_params, phase, trajectory["step"], validate)
+            if self._parts.environment.spec.tasks is None:
+                await self._score(graph, phase, prompt)
+            self._host.hook.hier_graph_finished(graph=graph, validate=validate)
+            graph.counts["rollout_ms"] = int(1000 * (time.perf_counter() - started))
+            await self._publish(graph, phase, prompt, validate)
+            status = "finished"
+        except Exception as error:
+            text = str(error) if isinstance(error, HierError) else f"{type(error).__name__}: {error}"
+            logger.exception("task %s could not be rolled out", uid)
+            await tq.async_kv_put(key=uid, partition_id=FAULTS, tag={"error": text})
+        finally:
+            await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+
+    async def _roll_out(
+        self, prompt: dict[str, Any], params: dict[str, Any], phase: Phase, step: int, validate: bool
+    ) -> RolloutGraph:
+        config = self.config.actor_rollout_ref.rollout
+        task = json.loads(prompt["hier_task"]) if "hier_task" in prompt else {"messages": list(prompt["raw_prompt"])}
+        request = Request(
+            task=task,
+            identity={
+                "uid": str(prompt["uid"]),
+                "index": int(prompt.get("index", 0)),
+                "data_source": str(prompt.get("data_source", "unknown")),
+                "instruction": str(task.get("instruction", "")),
+            },
+            n=config.val_kwargs.n if validate else config.n,
+            step=int(step),
+            levels=None if validate else phase.levels,
+            validate=validate,
+            sampling=Sampling(params["temperature"], params["top_p"], params["top_k"]),
+        )
+        rollout = Rollout(
+            request,
+            policy=self._policy,
+            renderer=self._renderer,
+            pool=self._environments(),
+            make_worker=partial(self._parts.worker.spec.factory, self._parts.worker.options),
+            limits=self._limits,
+            seed=self._hier.seed,
+            on_lost=partial(self._lost, request),
+        )
+        sampler = self._host.spec("sampler", "independent") if validate else self._parts.sampler.spec
+        options = sampler.options() if validate else self._parts.sampler.options
+        graph = await roll_out(rollout, sampler.factory(options))
+        graph.phase = Phase("validation").to_dict() if validate else phase.to_dict()
+        return graph
+
+    def _environments(self) -> EnvironmentPool:
+        """The pool of this worker, started at the first task."""
+        if self._pool is None:
+            part = self._parts.environment
+            self._pool = EnvironmentPool(
+                part.spec.factory,
+                part.options,
+                processes=self._hier.rollout.environment_processes,
+                time_limit_s=self._hier.rollout.time_limit_s,
+            )
+        return self._pool
+
+    def _lost(self, request: Request, record: EpisodeRecord) -> None:
+        self._host.hook.hier_episode_failed(task=dict(request.identity), episode=record.id, error=record.error or "")
+
+    async def _score(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any]) -> None:
+        """Let verl's reward function score each episode by its last row (`AgentLoopWorker._compute_score`)."""
+        for episode in graph.complete():
+            rows = [row for row in graph_rows(graph, phase.trains) if row.episode == episode.id]
+            if not rows:
+                continue
+            last = self._output(graph, rows[-1])
+            last.reward_score = None
+            await self._compute_score([last], kwargs={**prompt})
+            if last.reward_score is not None:
+                graph.nodes[episode.leaf].reward += last.reward_score
+                episode.ret = sum(graph.nodes[i].reward for i in graph.path(episode.id))
+                info = last.extra_fields.get("reward_extra_info", {})
+                episode.decision["reward_extra_info"] = {k: v for k, v in info.items() if isinstance(v, int | float)}
+
+    async def _publish(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any], validate: bool) -> None:
+        """One put for each episode with rows; the graph itself travels with the first row of the task."""
+        rule = "once" if validate else self._hier.guards.shared_prefix
+        rows = graph_rows(graph, Phase("all").trains if validate else phase.trains, rule)
+        sessions: dict[int, list[AgentLoopOutput]] = {}
+        for row in rows:
+            sessions.setdefault(row.episode, []).append(self._output(graph, row))
+        first = True
+        for episode, outputs in sessions.items():
+            for output in outputs:
+                output.extra_fields["hier"]["graph"] = pickle.dumps(graph) if first and not validate else None
+                first = False
+            await self._agent_loop_postprocess(outputs, validate, session_id=episode, **prompt)
+        if not rows and not validate:
+            # A task that trains nothing has no row to travel with, but its faults are counted all the same.
+            await tq.async_kv_put(key=str(prompt["uid"]), partition_id=FAULTS, tag={"counts": graph.counts})
+
+    def _output(self, graph: RolloutGraph, row: Row) -> AgentLoopOutput:
+        record = graph.episodes[row.episode]
+        versions = [graph.nodes[i].policy_version for i in row.nodes]
+        accuracy = float(record.success) if record.success is not None else record.ret
+        return AgentLoopOutput(
+            prompt_ids=row.prompt,
+            response_ids=row.response,
+            response_mask=row.mask,
+            response_logprobs=row.logprobs,
+            reward_score=record.ret,
+            num_turns=len(row.nodes),
+            metrics=AgentLoopMetrics(),
+            extra_fields={
+                "reward_extra_info": record.decision.get("reward_extra_info") or {"acc": accuracy},
+                "min_global_steps": min(low for low, _ in versions),
+                "max_global_steps": max(high for _, high in versions),
+                "hier": {"episode": row.episode, "index": graph.task["index"], "turn_index": row.turn_index},
+            },
+        )
+
+
+class HierAgentLoopManager(AgentLoopManagerTQ):
+    """verl's manager with our workers; named by `actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(HierAgentLoopWorker)

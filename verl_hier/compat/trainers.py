@@ -1,0 +1,294 @@
+"""`hier_sync`, `hier_colocate_async` and `hier_separate_async`: verl's own three trainers with one mixin."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import response_to_nested
+
+from verl_hier.compat import entry
+from verl_hier.compat.agent_loop import FAULTS
+from verl_hier.config import HierConfig
+from verl_hier.errors import PluginError, RecipeError, RolloutError
+from verl_hier.plugins import PluginHost, resolve
+from verl_hier.training.ledger import RowIdentity
+from verl_hier.training.schedule import Phase, Schedule
+from verl_hier.training.step import Step, train_step
+
+STATE_FILE = "hier.json"
+
+
+class _MiniBatches:
+    """A worker group whose updates cut a batch into a fixed number of mini-batches, however many rows it has.
+
+    verl derives the number of optimiser steps from the number of rows (trainer_base.py, `_update_actor`); here only
+    the two sizes in the request are replaced, the request itself stays verl's.
+    """
+
+    def __init__(self, group: Any, number: int) -> None:
+        self._group = group
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def _sized(self, batch: Any) -> Any:
+        size = len(batch) // self._number
+        batch.extra_info.update(mini_batch_size=size, global_batch_size=size)
+        return batch
+
+    def update_actor(self, batch: Any) -> Any:
+        return self._group.update_actor(self._sized(batch))
+
+    def train_mini_batch(self, batch: Any) -> Any:
+        return self._group.train_mini_batch(self._sized(batch))
+
+
+class HierTrainerMixin:
+    """What our trainers do differently; everything else is verl's.
+
+    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_next_train_batch`,
+    `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`, `_update_critic`,
+    `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`.
+    """
+
+    base_mode: str
+
+    def __init__(self, config: DictConfig) -> None:
+        if entry.FAILURE is not None:
+            raise PluginError(f"verl-hier could not register itself with verl: {entry.FAILURE}") from entry.FAILURE
+        # verl compares the mode with the names of its own three trainers in several places.
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.base_mode
+        self.hier = HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
+        self.host = PluginHost.load(self.hier.plugins)
+        self.parts = resolve(self.hier, self.host)
+        self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
+        self._step: Step | None = None
+        if config.algorithm.use_kl_in_reward and not self.parts.estimator.spec.native:
+            raise RecipeError(
+                "algorithm.use_kl_in_reward: our estimators credit turns, not tokens with a KL penalty; "
+                "use actor_rollout_ref.actor.use_kl_loss, or `hier.estimator.name: verl`."
+            )
+        super().__init__(config)  # type: ignore[call-arg]
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()  # type: ignore[misc]
+        buffer.poll_interval = self.hier.poll_interval_s
+        return buffer
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        batch = super()._next_train_batch(num_prompts)  # type: ignore[misc]
+        phase = json.dumps(self.schedule.phase(self.global_steps).to_dict())  # type: ignore[attr-defined]
+        tu.assign_non_tensor_data(batch, "hier_phase", phase)
+        return batch
+
+    # ---- optimiser steps do not depend on the number of rows ----------------------------------------------------------
+
+    def _mini_batches(self, mini_batch_size: int) -> int:
+        """Optimiser steps of a batch: prompts of the batch over prompts of a mini-batch."""
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step  # type: ignore[attr-defined]
+        return max(1, prompts // mini_batch_size)
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        config = self.config  # type: ignore[attr-defined]
+        steps = self._mini_batches(config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        if self.use_critic:  # type: ignore[attr-defined]
+            steps = math.lcm(steps, self._mini_batches(config.critic.ppo_mini_batch_size))
+        return dp_size * steps
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        number = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)  # type: ignore[attr-defined]
+        group = self.actor_rollout_wg
+        self.actor_rollout_wg: Any = _MiniBatches(group, number)
+        try:
+            return super()._update_actor(batch, metrics)  # type: ignore[misc]
+        finally:
+            self.actor_rollout_wg = group
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        group = self.critic_wg
+        self.critic_wg: Any = _MiniBatches(group, self._mini_batches(self.config.critic.ppo_mini_batch_size))  # type: ignore[attr-defined]
+        try:
+            return super()._update_critic(batch, metrics)  # type: ignore[misc]
+        finally:
+            self.critic_wg = group
+
+    # ---- from rows to credit -------------------------------------------------------------------------------------------
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Read the identity of the rows, put them into an order that does not depend on timing, then balance."""
+        self._raise_faults(metrics)
+        if not len(batch):
+            raise RolloutError(
+                "no row of this step can be trained: every episode was lost or nothing belongs to the levels that learn; "
+                "see hier/episodes/failed in the last metrics and hier.schedule."
+            )
+        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        records = [dict(field)["hier"] for field in list(extra["extra_fields"])]
+        order = sorted(range(len(batch)), key=lambda i: (records[i]["index"], *_session(batch.keys[i])))
+        batch.reorder(order)
+        rows = [
+            RowIdentity(
+                batch.keys[place].split("_")[0],
+                records[i]["episode"],
+                list(records[i]["turn_index"]),
+                records[i].get("graph"),
+            )
+            for place, i in enumerate(order)
+        ]
+        self._step = Step(rows, batch.keys)
+        padded = super()._balance_batch(batch, metrics, *args, **kwargs)  # type: ignore[misc]
+        metrics["hier/rows/trained"] = float(len(rows))
+        metrics["hier/rows/padding"] = float(len(padded) - len(rows))
+        return padded
+
+    def _raise_faults(self, metrics: dict[str, Any]) -> None:
+        """Stop on a fatal error of a rollout worker; count what tasks without rows report."""
+        tags = (tq.kv_list(FAULTS) or {}).get(FAULTS, {})
+        if not tags:
+            return
+        tq.kv_clear(keys=list(tags), partition_id=FAULTS)
+        errors = [tag["error"] for tag in tags.values() if "error" in tag]
+        if errors:
+            raise RolloutError(f"{len(errors)} task(s) could not be rolled out. The first: {errors[0]}")
+        metrics["hier/groups/without_rows"] = float(len(tags))
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        assert self._step is not None
+        if self.parts.estimator.spec.native:
+            batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+            metrics.update(self._step.describe())
+            return batch
+        fields = ["response_mask", "old_log_probs", "rollout_log_probs", "values"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        output: dict[str, torch.Tensor] = {}
+        correction = self._rollout_correction(data, metrics)
+        if correction is not None:
+            output["response_mask"] = response_to_nested(correction.batch["response_mask"], data["response_mask"])
+        result = train_step(
+            self._step,
+            keys=list(batch.keys),
+            columns={name: [row.numpy() for row in data[name].unbind()] for name in fields if name in data},
+            host=self.host,
+            estimator=self.parts.estimator,
+            guards=self.hier.guards,
+            number=self.global_steps,  # type: ignore[attr-defined]
+            metrics=metrics,
+        )
+        for name, rows in result.items():
+            output[name] = torch.nested.as_nested_tensor(
+                [torch.as_tensor(row, dtype=torch.float32) for row in rows], layout=torch.jagged
+            )
+        if correction is not None and "rollout_is_weights" in correction.batch:
+            weights = response_to_nested(correction.batch["rollout_is_weights"], data["response_mask"])
+            ours = output.get("rollout_is_weights")
+            output["rollout_is_weights"] = weights if ours is None else weights * ours
+        metrics["hier/store/failed"] = float(self._store())
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(output, batch_size=len(batch))
+        )
+
+    def _rollout_correction(self, data: TensorDict, metrics: dict[str, Any]) -> DataProto | None:
+        """verl's own correction of rollout/training mismatch, as its `_compute_advantage` applies it."""
+        config = self.config.algorithm.get("rollout_correction", None)  # type: ignore[attr-defined]
+        if config is None or config.get("bypass_mode", False) or "rollout_log_probs" not in data:
+            return None
+        padded = data.select("response_mask", "old_log_probs", "rollout_log_probs").to_padded_tensor()
+        corrected, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=padded), config)
+        metrics.update(correction_metrics)
+        return corrected
+
+    def _store(self) -> bool:
+        """Write the step's graphs where the recipe wants them; True when that failed."""
+        store = self.hier.store
+        step = self.global_steps  # type: ignore[attr-defined]
+        if self._step is None or store.path is None or step % store.every:
+            return False
+        return not self._step.store(os.path.join(store.path, f"step_{step:06d}.parquet"))
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)  # type: ignore[misc]
+        step = self.global_steps  # type: ignore[attr-defined]
+        metrics["hier/schedule/phase"] = float(ord(self.schedule.phase(step).name[0]))
+        self.schedule.observe(step, metrics)
+        self.host.hook.hier_step_end(step=step, metrics=metrics)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self) -> None:
+        """Our state goes first: verl's tracker file, which makes a checkpoint count, is written last."""
+        config = self.config.trainer  # type: ignore[attr-defined]
+        folder = os.path.join(config.default_local_dir, f"global_step_{self.global_steps}")  # type: ignore[attr-defined]
+        os.makedirs(folder, exist_ok=True)
+        state = {"schedule": {"name": self.parts.schedule.spec.name, "state": self.schedule.state_dict()}}
+        with open(os.path.join(folder, STATE_FILE), "w", encoding="utf-8") as file:
+            json.dump(state, file)
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()  # type: ignore[misc]
+        config = self.config.trainer  # type: ignore[attr-defined]
+        step = self.global_steps  # type: ignore[attr-defined]
+        if not step:
+            return
+        folder = config.resume_from_path if config.resume_mode == "resume_path" else None
+        folder = folder or os.path.join(config.default_local_dir, f"global_step_{step}")
+        path = os.path.join(folder, STATE_FILE)
+        if not os.path.exists(path):
+            raise RecipeError(f"{folder} has no {STATE_FILE}: it was not written by a hier trainer; start from its weights.")
+        with open(path, encoding="utf-8") as file:
+            saved = json.load(file)["schedule"]
+        if saved["name"] != self.parts.schedule.spec.name:
+            raise RecipeError(
+                f"hier.schedule.name: the checkpoint {folder} was written under {saved['name']!r}, "
+                f"the recipe says {self.parts.schedule.spec.name!r}."
+            )
+        self.schedule.load_state_dict(saved["state"])
+
+
+def _session(key: str) -> tuple[int, int, str]:
+    """Sort key of `{uid}_{session}_{index}`: episode, row, and the random uid last."""
+    uid, session, index = key.rsplit("_", 2)
+    return int(session), int(index), uid
+
+
+class HierSync(HierTrainerMixin, PPOTrainerSync):
+    """verl's `sync` trainer with our rows and credit."""
+
+    base_mode = "sync"
+
+
+class HierColocateAsync(HierTrainerMixin, PPOTrainerColocateAsync):
+    """verl's `colocate_async` trainer with our rows and credit."""
+
+    base_mode = "colocate_async"
+
+
+class HierSeparateAsync(HierTrainerMixin, PPOTrainerSeparateAsync):
+    """verl's `separate_async` trainer with our rows and credit."""
+
+    base_mode = "separate_async"
+
+
+TRAINERS = {"hier_sync": HierSync, "hier_colocate_async": HierColocateAsync, "hier_separate_async": HierSeparateAsync}
+
+
+def register() -> None:
+    """Put our trainers into verl's registry. Idempotent."""
+    for name, trainer in TRAINERS.items():
+        register_trainer(name)(trainer)
+
+
+__all__ = ["TRAINERS", "HierTrainerMixin", "Phase", "register"]

@@ -1,0 +1,87 @@
+"""Guards against the field's most repeated bugs: wrong groups, dead groups, tokens that are not what was sampled."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.config import GuardOptions
+from verl_hier.errors import CreditError
+from verl_hier.trajectory import TurnTable
+
+logger = logging.getLogger(__name__)
+
+
+def group_metrics(table: TurnTable) -> dict[str, float]:
+    """How many groups have one episode, and how many have equal returns throughout (no gradient)."""
+    groups = np.asarray(table["episodes.group"], dtype=np.int64)
+    if not len(groups):
+        return {}
+    returns = np.asarray(table["episodes.return"], dtype=np.float64)
+    count = np.bincount(groups)
+    low = np.full(len(count), np.inf)
+    high = np.full(len(count), -np.inf)
+    np.minimum.at(low, groups, returns)
+    np.maximum.at(high, groups, returns)
+    present = count > 0
+    singleton = present & (count == 1)
+    flat = present & (count > 1) & (high - low < 1e-9)
+    return {
+        "hier/groups/count": float(present.sum()),
+        "hier/groups/size_mean": float(count[present].mean()),
+        "hier/groups/singleton_share": float(singleton.sum() / present.sum()),
+        "hier/groups/zero_variance_share": float(flat.sum() / present.sum()),
+    }
+
+
+def logprob_metrics(
+    table: TurnTable, turn: NDArray[np.int64], mask: NDArray[Any], rollout: NDArray[Any], training: NDArray[Any]
+) -> dict[str, float]:
+    """Mean |log p(rollout) - log p(training)| of the trained tokens of each role. All arrays are flat, (N,)."""
+    trained = (np.asarray(mask) > 0) & (turn >= 0)
+    difference = np.abs(np.asarray(rollout, dtype=np.float64) - np.asarray(training, dtype=np.float64))
+    roles = np.asarray(table["role"], dtype=np.int64)[np.maximum(turn, 0)]
+    metrics: dict[str, float] = {}
+    for code, name in enumerate(table.names.get("role", ())):
+        chosen = trained & (roles == code)
+        if chosen.any():
+            metrics[f"hier/logprob_difference/{name}"] = float(difference[chosen].mean())
+    return metrics
+
+
+def alarm(metrics: dict[str, float], options: GuardOptions, needs_groups: bool) -> int:
+    """Compare the step's metrics with the recipe's limits; log or raise a sentence for each excess.
+
+    Returns:
+        How many limits were exceeded.
+
+    Raises:
+        CreditError: with `hier.guards.on_alarm: raise`.
+    """
+    problems: list[str] = []
+    singles = metrics.get("hier/groups/singleton_share", 0.0)
+    if needs_groups and singles > options.max_singleton_share:
+        problems.append(
+            f"{singles:.0%} of the groups have a single episode, so a group-relative estimator has nothing to compare "
+            "(hier.guards.max_singleton_share); look at actor_rollout_ref.rollout.n and at lost episodes"
+        )
+    flat = metrics.get("hier/groups/zero_variance_share", 0.0)
+    if needs_groups and flat > options.max_zero_variance_share:
+        problems.append(
+            f"{flat:.0%} of the groups have equal returns throughout and teach nothing "
+            "(hier.guards.max_zero_variance_share); look at the tasks' difficulty"
+        )
+    for name, value in metrics.items():
+        if name.startswith("hier/logprob_difference/") and value > options.max_logprob_difference:
+            problems.append(
+                f"rollout and training disagree by {value:.3f} nats a token for role {name.rsplit('/', 1)[1]!r} "
+                "(hier.guards.max_logprob_difference); what is trained may not be what was sampled"
+            )
+    if problems and options.on_alarm == "raise":
+        raise CreditError("; ".join(problems) + ".")
+    for problem in problems:
+        logger.warning("guard: %s", problem)
+    return len(problems)

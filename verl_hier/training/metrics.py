@@ -1,0 +1,66 @@
+"""Per-step aggregates of rollout and credit, all under `hier/`; docs/metrics.md is their glossary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from verl_hier.credit import Credit
+from verl_hier.trajectory import RolloutGraph, TurnTable
+
+
+def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
+    """What the rollout made and cost, summed over the tasks of a step."""
+    graphs = list(graphs)
+    episodes = [episode for graph in graphs for episode in graph.episodes]
+    nodes = [node for graph in graphs for node in graph.nodes]
+    complete = [episode for graph in graphs for episode in graph.complete()]
+    won = [float(episode.success) for episode in complete if episode.success is not None]
+    status = Counter(episode.status for episode in episodes)
+    prompt = sum(node.prompt_tokens for node in nodes)
+    counts: Counter[str] = Counter()
+    for graph in graphs:
+        counts.update(graph.counts)
+    rollout_ms = counts.pop("rollout_ms", 0)
+    metrics = {
+        "hier/episodes/count": float(len(episodes)),
+        "hier/episodes/turns_mean": len(nodes) / max(len(episodes), 1),
+        "hier/episodes/failed": float(status["failed"]),
+        "hier/episodes/truncated": float(status["truncated"]),
+        "hier/episodes/pruned": float(status["pruned"]),
+        "hier/groups/short": float(sum(graph.short for graph in graphs)),
+        "hier/turns/count": float(len(nodes)),
+        "hier/turns/invalid_share": sum(not node.valid for node in nodes) / max(len(nodes), 1),
+        "hier/tokens/generated": float(sum(len(node.action) for node in nodes)),
+        "hier/tokens/prompt": float(prompt),
+        "hier/tokens/prefix_hit": sum(node.cached_tokens for node in nodes) / max(prompt, 1),
+        "hier/time/rollout_s": rollout_ms / 1000 / max(len(graphs), 1),
+    }
+    if complete:
+        metrics["hier/episodes/return_mean"] = float(np.mean([episode.ret for episode in complete]))
+    if won:
+        metrics["hier/episodes/success"] = float(np.mean(won))
+    return metrics | {f"hier/counts/{name}": float(value) for name, value in sorted(counts.items())}
+
+
+def credit_metrics(table: TurnTable, credit: Credit) -> dict[str, float]:
+    """Size and reach of the credit, in all and for each role."""
+    if not len(table):
+        return {}
+    values = np.asarray(credit.values, dtype=np.float64)
+    turns = {"turn": np.arange(len(table)), "step": table.step_turn, "token": table.tokens.get("turn")}[credit.per]
+    if turns is None:
+        return {}
+    trained = np.asarray(table["trained"], dtype=bool)[turns]
+    roles = np.asarray(table["role"], dtype=np.int64)[turns]
+    metrics: dict[str, float] = {}
+    if trained.any():
+        metrics["hier/credit/zero_share"] = float((np.abs(values[trained]) < 1e-12).mean())
+    for code, name in enumerate(table.names.get("role", ())):
+        chosen = values[trained & (roles == code)]
+        if len(chosen):
+            metrics[f"hier/credit/{name}/mean"] = float(chosen.mean())
+            metrics[f"hier/credit/{name}/std"] = float(chosen.std())
+    return metrics

@@ -1,0 +1,143 @@
+"""One training step between rollout and update: turn table, guards, estimator, token arrays, store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.config import GuardOptions
+from verl_hier.credit import Credit
+from verl_hier.credit.estimate import estimate
+from verl_hier.errors import GraphError
+from verl_hier.plugins import Part, PluginHost
+from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
+from verl_hier.training.ledger import Ledger, RowIdentity
+from verl_hier.training.metrics import credit_metrics, rollout_metrics
+from verl_hier.trajectory import write_graphs
+
+logger = logging.getLogger(__name__)
+Rows = list[NDArray[Any]]
+
+
+class Step:
+    """The rows of one step and where each is found in a batch that verl has padded and reordered since."""
+
+    def __init__(self, rows: Sequence[RowIdentity], keys: Sequence[str]) -> None:
+        """
+        Args:
+            rows: one identity a row.
+            keys: TransferQueue key of each row.
+        """
+        self.ledger = Ledger(rows)
+        self._place = {key: place for place, key in enumerate(keys)}
+
+    def places(self, keys: Sequence[str]) -> list[int]:
+        """Row number of each key; -1 for padding rows."""
+        return [self._place.get(key, -1) for key in keys]
+
+    def describe(self) -> dict[str, float]:
+        """Metrics of the rollout and its groups."""
+        return rollout_metrics(self.ledger.graphs.values()) | group_metrics(self.ledger.table)
+
+    def store(self, path: str) -> bool:
+        """Write the graphs; a disk that refuses costs the file, not the run."""
+        try:
+            write_graphs(path, self.ledger.graphs.values())
+        except GraphError as error:
+            logger.warning("%s The run goes on without it (hier.store.path).", error)
+            return False
+        return True
+
+
+def train_step(
+    step: Step,
+    *,
+    keys: list[str],
+    columns: Mapping[str, Rows],
+    host: PluginHost,
+    estimator: Part,
+    guards: GuardOptions,
+    number: int,
+    metrics: dict[str, Any],
+) -> dict[str, Rows]:
+    """Credit the step and return the token fields that verl's update reads.
+
+    Args:
+        step: rows and graphs.
+        keys: keys of the batch in its present order, padding included.
+        columns: `response_mask`, `old_log_probs`, `rollout_log_probs`, `values` as one array a row, in that order.
+        host: enabled plugins, for the credit events.
+        estimator: spec and options.
+        guards: limits, equal say and shared-prefix rule.
+        number: trainer step.
+        metrics: gains everything that is to be logged.
+
+    Returns:
+        `advantages`, `returns` and, when weights are not all 1, `rollout_is_weights`, in the order of `keys`.
+    """
+    ledger = step.ledger
+    places = step.places(keys)
+    flat = {name: _gather(rows, places, ledger.lengths) for name, rows in columns.items()}
+    _add_token_columns(ledger, flat)
+    host.hook.hier_table_ready(table=ledger.table, step=number)
+    metrics.update(step.describe())
+    mask = flat["response_mask"]
+    if "rollout_log_probs" in flat and "old_log_probs" in flat:
+        metrics.update(
+            logprob_metrics(ledger.table, ledger.turn, mask, flat["rollout_log_probs"], flat["old_log_probs"])
+        )
+    metrics["hier/guards/alarms"] = float(alarm(metrics, guards, estimator.spec.needs_groups))
+    credit = estimate(estimator.spec, ledger.table, estimator.options)
+    host.hook.hier_credit_ready(table=ledger.table, credit=credit, step=number)
+    metrics.update(credit_metrics(ledger.table, credit))
+    metrics.update(host.metrics(table=ledger.table, credit=credit, step=number))
+    ledger.node_credit(credit)
+    return _token_fields(ledger, credit, mask, guards, places)
+
+
+def _token_fields(
+    ledger: Ledger, credit: Credit, mask: NDArray[Any], guards: GuardOptions, places: list[int]
+) -> dict[str, Rows]:
+    advantages = ledger.spread(credit.values, credit.per, guards.shared_prefix) * mask
+    returns = advantages if credit.returns is None else ledger.spread(credit.returns, credit.per, guards.shared_prefix)
+    fields = {"advantages": advantages, "returns": returns * mask}
+    weights = ledger.weights(credit, mask, guards.weight_by, guards.shared_prefix)
+    if weights is not None:
+        fields["rollout_is_weights"] = weights
+    return {name: _scatter(ledger.split(values), places) for name, values in fields.items()}
+
+
+def _gather(rows: Rows, places: list[int], lengths: list[int]) -> NDArray[Any]:
+    """Rows of a padded, reordered batch as one flat array in the ledger's order."""
+    ordered: list[NDArray[Any]] = [np.zeros(0)] * len(lengths)
+    for row, place in zip(rows, places, strict=True):
+        if place >= 0:
+            ordered[place] = row
+    return np.concatenate(ordered)
+
+
+def _scatter(rows: Rows, places: list[int]) -> Rows:
+    """The ledger's rows in the batch's order; verl's padding rows have one token, which is not trained."""
+    return [rows[place] if place >= 0 else np.zeros(1) for place in places]
+
+
+def _add_token_columns(ledger: Ledger, flat: Mapping[str, NDArray[Any]]) -> None:
+    """Bring the critic's values and the training log-probs to the table's token columns."""
+    tokens = ledger.table.tokens
+    if "turn" not in tokens:
+        return
+    positions = ledger.token_positions()
+    said = positions >= 0
+    for source, name in (("old_log_probs", "old_logprob"), ("values", "value")):
+        if source in flat:
+            column = np.zeros(len(tokens["turn"]))
+            column[positions[said]] = flat[source][said]
+            tokens[name] = column
+    if "values" in flat:
+        counts = np.asarray(ledger.table["n_tokens"], dtype=np.int64)
+        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        ledger.table.turns["value"] = tokens["value"][np.minimum(starts, len(tokens["value"]) - 1)]
