@@ -12,15 +12,7 @@ GIGPO = EstimatorSpec(
     summary="episode advantage plus an advantage among turns that start in the same state",
     source="arXiv 2505.10978 §3; verl-agent gigpo/core_gigpo.py",
     doc="estimators/gigpo.md",
-    requires=(
-        "group",
-        "anchor",
-        "reward",
-        "trained",
-        "episodes.return",
-        "episodes.group",
-        "episodes.trained",
-    ),
+    requires=("group", "anchor", "reward", "trained", "episodes.return", "episodes.group", "episodes.trained"),
     confidence="A",
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import PluginError
@@ -14,10 +15,10 @@ PACKAGE = "verl_hier_plugins"
 
 
 def plugin_folders() -> Iterator[str]:
-    """Names of the built-in plugin folders, imported or not."""
+    """Names of the built-in plugin folders with an `estimator` module; nothing is imported."""
     package = importlib.import_module(PACKAGE)
     for module in pkgutil.iter_modules(package.__path__):
-        if module.ispkg:
+        if module.ispkg and any((Path(root) / module.name / "estimator.py").is_file() for root in package.__path__):
             yield module.name
 
 

@@ -115,7 +115,8 @@ def _run_case(file: str, method: str, number: int, case: Case, run: Adapter) -> 
     except Exception as error:  # a crash of one case must not hide the others
         return Result(file, method, number, "failed", f"{type(error).__name__}: {error}")
     problems = []
-    for name, expected in case["output"].items():
+    outputs = case["output"] if isinstance(case["output"], Mapping) else {"out": case["output"]}
+    for name, expected in outputs.items():
         if name not in computed:
             problems.append(f"{name}: not computed")
         elif (difference := compare(computed[name], expected)) is not None:
@@ -133,10 +134,14 @@ def compare(computed: Any, expected: Any, rtol: float = RTOL, atol: float = ATOL
             if (difference := compare(by_name[key], value, rtol, atol)) is not None:
                 return f"[{key}] {difference}"
         return None
-    try:
-        want, have = np.asarray(expected), np.asarray(computed)
-    except ValueError:
-        return None if computed == expected else "nested lists differ"
+    if isinstance(expected, list) and _ragged(expected):
+        if len(computed) != len(expected):
+            return f"{len(computed)} entries, expected {len(expected)}"
+        for place, (have_item, want_item) in enumerate(zip(computed, expected, strict=True)):
+            if (difference := compare(have_item, want_item, rtol, atol)) is not None:
+                return f"[{place}] {difference}"
+        return None
+    want, have = np.asarray(expected), np.asarray(computed)
     if want.shape != have.shape:
         return f"shape {have.shape}, expected {want.shape}"
     if want.dtype.kind not in "biuf":
@@ -148,3 +153,13 @@ def compare(computed: Any, expected: Any, rtol: float = RTOL, atol: float = ATOL
     worst = np.unravel_index(int(np.argmax(np.where(close, 0, np.abs(have - want)))), want.shape)
     place = f" at {[int(i) for i in worst]}" if worst else ""
     return f"{int((~close).sum())} of {want.size} differ{place}: computed {have[worst]:.6g}, expected {want[worst]:.6g}"
+
+
+def _ragged(values: list[Any]) -> bool:
+    """Whether nested lists do not make an array of one type."""
+    if any(isinstance(value, list | dict) for value in values):
+        try:
+            return np.asarray(values).dtype.kind not in "biuf"
+        except ValueError:
+            return True
+    return len({isinstance(value, str) for value in values}) > 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_hier.conformance.group_fixtures import on_mask, run
+from verl_hier.conformance.group_fixtures import first_seen, on_mask, run
 from verl_hier.conformance.registry import plugin_module
 from verl_hier.conformance.tables import make_table
 from verl_hier.credit import group_ids, rewards_to_go
@@ -51,14 +51,22 @@ def gigpo(case: Case) -> Outputs:
     }
 
 
-def first_seen(keys: np.ndarray) -> np.ndarray:
-    """Group numbers in the order of their first row."""
-    unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    rank = np.empty(len(unique), np.int64)
-    rank[np.argsort(first)] = np.arange(len(unique))
-    return rank[inverse]
+def hgpo(case: Case) -> Outputs:
+    """Rows as GiGPO's."""
+    table = step_table(case)
+    options = {
+        "history": case["history_length"],
+        "alpha": case["length_weight_alpha"],
+        "gamma": case["gamma"],
+        "norm": case["mode"],
+        "base_group": case["base_group"],
+        "eps": case["epsilon"],
+    }
+    returns = rewards_to_go(table, case["gamma"])
+    return {"discounted_returns": returns, "adv_row": run("hgpo", table, **options)}
 
 
 ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "gigpo": gigpo,
+    "hgpo": hgpo,
 }

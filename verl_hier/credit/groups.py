@@ -146,7 +146,8 @@ def group_advantage(
         singleton: a group with at most one vote keeps its raw score (divided by 1 + eps when scaled), or gets 0;
             `drop` gives 0 too, and `singletons` tells which rows the caller should leave out of the loss.
         zero_variance: what a group with more votes and no spread gets: 0, its centred score divided by eps alone,
-            or (for `mad`, whose spread vanishes when most scores are equal) the sample-std form around the mean.
+            or (for `mad`, whose spread vanishes when most scores are equal) the sample-std form around the mean,
+            which replaces every spread below eps.
 
     Returns:
         (N,) float64.
@@ -169,6 +170,8 @@ def group_advantage(
     if scale != "none":
         spread = _spread(data, keys, votes_of, votes, middle, scale)
         flat = spread <= _TINY * np.abs(middle if middle is not None else 0.0)
+        if scale == "mad" and zero_variance == "std":
+            flat = spread < eps
         factor = 1.0 / (spread + eps) if eps > 0 else np.divide(1.0, spread, out=np.zeros_like(spread), where=~flat)
         if zero_variance == "zero":
             factor = np.where(flat, 0.0, factor)

@@ -122,20 +122,28 @@ def segment_sums(values: ArrayLike, starts: Bools, gamma: float = 1.0) -> tuple[
     return discounted_sum(values, links, gamma)[first], length
 
 
-def whiten(values: ArrayLike, mask: ArrayLike | None = None, eps: float = 1e-8) -> Floats:
+def whiten(
+    values: ArrayLike, mask: ArrayLike | None = None, eps: float = 1e-8, weights: ArrayLike | None = None
+) -> Floats:
     """Values of the whole batch to mean 0 and variance 1, verl's way: Bessel-corrected, eps inside the root.
 
     Args:
         values: (N,) float.
         mask: (N,) bool; other entries have no say and get 0. One entry alone is centred and not scaled.
+        eps: added to the variance.
+        weights: (N,) how often an entry counts, for instance the tokens of a turn.
 
     Returns:
         (N,) float64.
     """
     data = np.asarray(values, np.float64)
     keep = np.ones(data.shape, np.bool_) if mask is None else np.asarray(mask, np.bool_)
-    chosen = data[keep]
-    if chosen.size == 0:
+    votes = keep.astype(np.float64) if weights is None else np.where(keep, np.asarray(weights, np.float64), 0.0)
+    total = votes.sum()
+    if total <= 0:
         return np.zeros(data.shape)
-    variance = chosen.var(ddof=1) if chosen.size > 1 else 1.0
-    return np.where(keep, (data - chosen.mean()) / np.sqrt(variance + eps), 0.0)
+    mean = (votes * np.where(keep, data, 0.0)).sum() / total
+    deviation = np.where(keep, data - mean, 0.0)
+    variance = (votes * deviation**2).sum() / (total - 1) if total > 1 else 1.0
+    scaled: Floats = deviation / np.sqrt(variance + eps)
+    return scaled

@@ -1,0 +1,31 @@
+"""ARPO, advantage attribution over branched rollouts (arXiv 2507.19849), docs/estimators/arpo.md.
+
+Paper §3.2; the released trainer runs the soft form. Soft: confidence A. Hard: confidence B (paper only).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_hier.credit import Credit, episode_advantage, share
+from verl_hier.credit.paths import WeightBy
+from verl_hier.trajectory.table import TurnTable
+
+
+@dataclass(frozen=True)
+class ARPOOptions:
+    """Defaults are the released trainer's."""
+
+    attribution: Literal["soft", "hard"] = "soft"
+    """soft: every chain keeps its own advantage on shared turns; hard: a shared turn gets the mean of its chains."""
+    weight_by: WeightBy = "episode"
+    """Votes in the statistics of the task."""
+    eps: float = 1e-6
+    """Added to the standard deviation."""
+
+
+def advantage(table: TurnTable, options: ARPOOptions) -> Credit:
+    """Credit per step (soft) or per turn (hard): the z-score of each chain over all chains of the task."""
+    values = episode_advantage(table, weight_by=options.weight_by, eps=options.eps)
+    return share(table, values[table.step_episode], "repeat" if options.attribution == "soft" else "average")

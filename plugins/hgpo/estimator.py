@@ -1,0 +1,71 @@
+"""HGPO, hierarchies of history groups, docs/estimators/hgpo.md.
+
+Released form: verl-agent `recipe/hgpo/core_hgpo.py`. Confidence A, reproduced by a fixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import episode_advantage, group_advantage, group_ids, rewards_to_go, step_mean, trained_only
+from verl_hier.trajectory.table import TurnTable
+
+Floats = NDArray[np.float64]
+_NOISE = 1e-9
+
+
+@dataclass(frozen=True)
+class HGPOOptions:
+    """Defaults are the released recipe's."""
+
+    history: int = 2
+    """Past states in the largest context; 0 groups by the current state alone."""
+    alpha: float = 1.0
+    """Exponent of the weights: larger contexts get (k + 1) ** alpha."""
+    gamma: float = 0.95
+    """Discount of the reward-to-go."""
+    norm: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm"
+    """Whether a group divides by its population standard deviation."""
+    base_group: bool = False
+    """Whether the episode advantage joins the levels with weight 1."""
+    eps: float = 1e-6
+    """Added to the standard deviation and to the sum of the weights."""
+
+
+def advantage(table: TurnTable, options: HGPOOptions) -> Floats:
+    """(T,) weighted mean of the advantages in the groups of equal last 1, 2 … states; groups of one say nothing."""
+    scaled = options.norm == "mean_std_norm"
+    parts, weights = [], []
+    if options.base_group:
+        episode = episode_advantage(table, scale="sample" if scaled else "none", weight_by="turn", eps=options.eps)
+        parts.append(step_mean(table, episode[table.step_episode]))
+        weights.append(1.0)
+    scale, returns = "population" if scaled else "none", rewards_to_go(table, options.gamma)
+    for size, (keys, member) in enumerate(histories(table, options.history), start=1):
+        parts.append(group_advantage(returns, keys, where=member, scale=scale, eps=options.eps, singleton="zero"))
+        weights.append((size + 1.0) ** options.alpha)
+    values, weight = np.stack(parts), np.asarray(weights)[:, None]
+    weight = np.where(np.abs(values) > _NOISE, weight, 0.0)
+    return trained_only(table, (weight * values).sum(0) / (weight.sum(0) + options.eps))
+
+
+def histories(table: TurnTable, past: int) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """For 0..past states before the current one: group numbers (T,) and who is a member (T,).
+
+    A turn with fewer predecessors, without a named state or not trained is no member.
+    """
+    anchor, parent = np.asarray(table["anchor"]), np.asarray(table["parent"])
+    keys = group_ids(table["group"], anchor)
+    member = np.asarray(table["trained"], bool) & (anchor >= 0)
+    found, before = [(keys, member)], parent
+    for _ in range(past):
+        there = np.maximum(before, 0)
+        member = member & (before >= 0) & (anchor[there] >= 0)
+        keys = group_ids(keys, np.where(before >= 0, anchor[there], -1))
+        before = np.where(before >= 0, parent[there], -1)
+        found.append((keys, member))
+    return found

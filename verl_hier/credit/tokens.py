@@ -1,0 +1,99 @@
+"""From turns to tokens: spread credit, restrict it to masks, combine levels. The last step of every estimator.
+
+Shapes: T turns, N action tokens of a flat batch, B x L of a padded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from verl_hier.credit.credit import Credit
+from verl_hier.errors import CreditError
+
+Floats = NDArray[np.float64]
+Combine = Literal["sum", "weighted", "disjoint", "replace"]
+
+
+def spread(values: ArrayLike, index: NDArray[Any], dtype: Any = np.float32) -> NDArray[Any]:
+    """Values at the positions that an index names, in one gather.
+
+    Args:
+        values: (T,) one number a turn (or step, or token).
+        index: integer array of any shape, the turn of each position, -1 for positions without credit.
+        dtype: of the result.
+
+    Returns:
+        array of the shape of `index`.
+    """
+    table = np.zeros(len(np.asarray(values)) + 1, dtype)
+    table[:-1] = values
+    return table.take(index, mode="wrap")
+
+
+def spread_rows(values: ArrayLike, mask: NDArray[Any], dtype: Any = np.float32) -> NDArray[Any]:
+    """(B, L) the value (B,) of each row on its mask (B, L), 0 elsewhere: the layout of one turn a row."""
+    column = np.asarray(values, dtype)[:, None]
+    out = np.empty(mask.shape, dtype)
+    return np.multiply(mask.view(np.int8) if mask.dtype == np.bool_ else mask, column, out=out, casting="same_kind")
+
+
+def to_tokens(credit: Credit, turn: NDArray[np.int64]) -> Floats:
+    """(N,) credit of flat action tokens from credit per turn or per token.
+
+    Args:
+        credit: per turn or per token; a step of a shared turn has no single place in the flat layout.
+        turn: (N,) turn of each token.
+
+    Raises:
+        CreditError: for credit per step.
+    """
+    values = np.asarray(credit.values, np.float64)
+    if credit.per == "token":
+        return values
+    if credit.per == "step":
+        raise CreditError("credit per step belongs to rows of whole paths; average it over shared turns first.")
+    return values[turn]
+
+
+def on_mask(values: ArrayLike, turn: NDArray[np.int64], mask: ArrayLike) -> Floats:
+    """(N,) the turn's value (T,) on the tokens of a mask (N,), 0 elsewhere."""
+    return np.where(np.asarray(mask, np.bool_), np.asarray(values, np.float64)[turn], 0.0)
+
+
+def has_token(turn: NDArray[np.int64], mask: ArrayLike, turns: int) -> NDArray[np.bool_]:
+    """(T,) whether a turn has a token of the mask."""
+    return np.bincount(turn, np.asarray(mask, np.bool_), turns) > 0
+
+
+def combine_levels(parts: Sequence[ArrayLike], rule: Combine = "sum", weights: ArrayLike | None = None) -> Floats:
+    """Several levels of credit as one.
+
+    Args:
+        parts: arrays of one shape, the highest level first.
+        rule: `sum` (weights multiply); `weighted` mean over the parts that are not 0 at a place, 0 where all are;
+            `disjoint` sum of parts that never overlap; `replace`: a lower level replaces the higher one where it is
+            not 0.
+        weights: one a part, 1 each when omitted.
+
+    Raises:
+        CreditError: when disjoint parts overlap.
+    """
+    stack = np.stack([np.asarray(part, np.float64) for part in parts])
+    factor = np.ones(len(stack)) if weights is None else np.asarray(weights, np.float64)
+    factor = factor.reshape(-1, *[1] * (stack.ndim - 1))
+    if rule == "replace":
+        result = stack[0] * factor[0]
+        for part, weight in zip(stack[1:], factor[1:], strict=True):
+            result = np.where(part != 0, part * weight, result)
+        return result
+    if rule == "disjoint" and ((stack != 0).sum(0) > 1).any():
+        raise CreditError("levels overlap: a place has credit from two of them.")
+    total: Floats = (stack * factor).sum(0)
+    if rule == "weighted":
+        votes = ((stack != 0) * factor).sum(0)
+        return np.divide(total, votes, out=np.zeros_like(total), where=votes != 0)
+    return total

@@ -1,0 +1,154 @@
+"""Kernels on trees given as parent ids: no node objects, no recursion, no loop over nodes.
+
+Shapes: T nodes; `parent` (T,) int64 holds the row of the parent, -1 for the first node of a tree. Rows may come in any
+order. Sums from the root use pointer doubling (logarithm of the depth); sums towards the root take one numpy call for
+each depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from verl_hier.credit.groups import group_ids
+from verl_hier.errors import CreditError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def check_parents(parent: ArrayLike) -> Ints:
+    """`parent` as int64, refused when an entry is out of range.
+
+    Raises:
+        CreditError: for a parent below -1 or at least T.
+    """
+    ids = np.asarray(parent).astype(np.int64, copy=False)
+    if ids.size and (ids.min() < -1 or ids.max() >= ids.size):
+        raise CreditError(f"parent ids must be in -1..{ids.size - 1}, found {ids.min()} and {ids.max()}.")
+    return ids
+
+
+def path_sum(parent: ArrayLike, values: ArrayLike) -> Floats:
+    """(T,) sum of `values` (T,) over each node and its ancestors.
+
+    Raises:
+        CreditError: when the links form a cycle.
+    """
+    up = check_parents(parent)
+    total = np.array(values, np.float64)
+    for _ in range(up.size.bit_length() + 1):
+        inner = up >= 0
+        if not inner.any():
+            return total
+        above = np.where(inner, up, 0)
+        total = total + np.where(inner, total[above], 0.0)
+        up = np.where(inner, up[above], -1)
+    if (up >= 0).any():
+        raise CreditError("parent ids form a cycle.")
+    return total
+
+
+def depths(parent: ArrayLike) -> Ints:
+    """(T,) number of ancestors of each node."""
+    ids = check_parents(parent)
+    return np.rint(path_sum(ids, np.ones(ids.size))).astype(np.int64) - 1
+
+
+def ancestors(parent: ArrayLike, steps: int) -> Ints:
+    """(T,) the ancestor `steps` above each node, -1 where there is none; 0 steps is the node itself."""
+    up = check_parents(parent)
+    here = np.arange(up.size, dtype=np.int64)
+    while steps > 0:
+        if steps & 1:
+            here = np.where(here >= 0, up[np.maximum(here, 0)], -1)
+        up = np.where(up >= 0, up[np.maximum(up, 0)], -1)
+        steps >>= 1
+    return here
+
+
+def levels_up(parent: Ints) -> Iterator[Ints]:
+    """Node rows depth by depth, the deepest first, the first nodes left out."""
+    depth = depths(parent)
+    order = np.argsort(depth, kind="stable")
+    bounds = np.cumsum(np.bincount(depth)) if depth.size else np.zeros(0, np.int64)
+    for level in range(len(bounds) - 1, 0, -1):
+        yield order[bounds[level - 1] : bounds[level]]
+
+
+def subtree_sum(parent: ArrayLike, values: ArrayLike) -> Floats:
+    """(T,) sum of `values` (T,) over each node and everything below it."""
+    ids = check_parents(parent)
+    total = np.array(values, np.float64)
+    for nodes in levels_up(ids):
+        np.add.at(total, ids[nodes], total[nodes])
+    return total
+
+
+def children_count(parent: ArrayLike) -> Ints:
+    """(T,) number of children of each node."""
+    ids = check_parents(parent)
+    return np.bincount(ids[ids >= 0], minlength=ids.size).astype(np.int64)
+
+
+def is_leaf(parent: ArrayLike) -> Bools:
+    """(T,) true for nodes without children."""
+    return children_count(parent) == 0
+
+
+def leaf_count(parent: ArrayLike) -> Ints:
+    """(T,) number of leaves below each node; 1 for a leaf."""
+    return np.rint(subtree_sum(parent, is_leaf(parent).astype(np.float64))).astype(np.int64)
+
+
+def leaf_mean(parent: ArrayLike, values: ArrayLike) -> Floats:
+    """(T,) mean of the leaf entries of `values` (T,) below each node; every leaf has one vote."""
+    leaves = is_leaf(parent)
+    total = subtree_sum(parent, np.where(leaves, np.asarray(values, np.float64), 0.0))
+    return total / np.maximum(leaf_count(parent), 1)
+
+
+def children_mean(parent: ArrayLike, values: ArrayLike) -> Floats:
+    """(T,) value of a node as the mean of its children's values, from the leaves up; every child has one vote."""
+    ids = check_parents(parent)
+    count = np.maximum(children_count(ids), 1)
+    total = np.where(is_leaf(ids), np.asarray(values, np.float64), 0.0)
+    for nodes in levels_up(ids):
+        np.add.at(total, ids[nodes], total[nodes] / count[nodes])
+    return total / count
+
+
+def above(parent: ArrayLike, values: ArrayLike, roots: ArrayLike = 0.0) -> Floats:
+    """(T,) the parent's value; `roots` (a number or (T,)) for first nodes."""
+    ids = check_parents(parent)
+    data = np.asarray(values, np.float64)
+    if ids.size == 0:
+        return np.zeros(0)
+    return np.where(ids >= 0, data[np.maximum(ids, 0)], roots)
+
+
+def node_difference(parent: ArrayLike, values: ArrayLike, roots: ArrayLike = 0.0) -> Floats:
+    """(T,) value of each node minus its parent's; `roots` stands above the first nodes."""
+    return np.asarray(values, np.float64) - above(parent, values, roots)
+
+
+def sibling_ids(parent: ArrayLike, group: ArrayLike) -> Ints:
+    """(T,) group numbers of siblings: nodes of one parent, and the first nodes of one task (`group` (T,))."""
+    ids = check_parents(parent)
+    return group_ids(ids, np.where(ids >= 0, -1, np.asarray(group)))
+
+
+def inherit_zero(parent: ArrayLike, values: ArrayLike) -> Floats:
+    """(T,) values where a 0 is replaced by the value of the nearest ancestor that is not 0, if there is one."""
+    up = check_parents(parent)
+    result = np.array(values, np.float64)
+    for _ in range(up.size.bit_length() + 1):
+        open_ = (result == 0) & (up >= 0)
+        if not open_.any():
+            break
+        over = np.maximum(up, 0)
+        result, up = np.where(open_, result[over], result), np.where(open_, up[over], up)
+    return result
