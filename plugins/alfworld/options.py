@@ -1,0 +1,94 @@
+"""What a recipe can say about ALFWorld: the schema of `hier.environment` when its name is `alfworld`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GOAL_TYPES = ("pick", "clean", "heat", "cool", "look", "two")
+"""The six goal types, by short name; `world.GOALS` maps them to ALFWorld's own names."""
+
+SPLITS = {
+    "train": "train",
+    "val": "valid_seen",
+    "valid_seen": "valid_seen",
+    "test": "valid_unseen",
+    "valid_unseen": "valid_unseen",
+}
+"""Split names that `tasks` understands, and ALFWorld's name for each."""
+
+LEVELS: dict[str, tuple[int, int]] = {"tiny": (5, 5), "small": (8, 8), "room": (14, 14)}
+"""Receptacles and objects of a generated world. `tiny` is what a model of 200k parameters learns on a CPU."""
+
+
+@dataclass(frozen=True)
+class AlfworldOptions:
+    """Options of the `alfworld` environment.
+
+    Attributes:
+        source: `generated` builds worlds from a seed and needs no download; `dataset` plays ALFWorld's own games.
+        data: root of ALFWorld's download (the directory that holds `json_2.1.1`, or that directory itself);
+            empty means `$ALFWORLD_DATA`, then ALFWorld's cache. Only for `source: dataset`.
+        goal_types: which of pick, clean, heat, cool, look, two may occur.
+        goals: how many goals a generated task joins ("A then B"); a list mixes task sizes evenly.
+        level: preset for the size of generated worlds, see `LEVELS`.
+        receptacles: receptacles of a generated world; overrides the level.
+        objects: objects of a generated world; overrides the level.
+        pool: tasks in the training split; 0 means all games of a data set.
+        validation: tasks in each held-out split; 0 means all games of a data set.
+        seed: seed of the task pools. Splits are disjoint whatever the seeds are.
+        max_steps: steps after which the world cuts an episode (`truncated`).
+        observation: `full` says ALFWorld's own texts; `short` drops articles and repeated sentences.
+        show_admissible: append the admissible commands to each observation.
+        invalid_penalty: subtracted from the reward of an action that is not admissible.
+    """
+
+    source: Literal["generated", "dataset"] = "generated"
+    data: str = ""
+    goal_types: tuple[str, ...] = ("pick", "clean", "heat", "cool")
+    goals: int | tuple[int, ...] = 1
+    level: Literal["tiny", "small", "room"] = "tiny"
+    receptacles: int | None = None
+    objects: int | None = None
+    pool: int = 480
+    validation: int = 64
+    seed: int = 0
+    max_steps: int = 50
+    observation: Literal["full", "short"] = "full"
+    show_admissible: bool = False
+    invalid_penalty: float = 0.02
+
+    def __post_init__(self) -> None:
+        unknown = [t for t in self.goal_types if t not in GOAL_TYPES]
+        if unknown or not self.goal_types:
+            raise ValueError(f"goal_types must name some of {', '.join(GOAL_TYPES)}; got {list(self.goal_types)}")
+        if not self.goal_counts or min(self.goal_counts) < 1:
+            raise ValueError(f"goals must be at least 1, got {self.goals}")
+        if set(self.goal_types) == {"look"} and max(self.goal_counts) > 1:
+            raise ValueError("goals > 1 with goal_types [look] cannot be solved: looking needs the only free hand")
+        if self.source == "generated":
+            if self.size[0] < 5:
+                raise ValueError(f"receptacles must be at least 5 (three appliances and two more), got {self.size[0]}")
+            needed = max(self.goal_counts) * (1 + ("two" in self.goal_types)) + ("look" in self.goal_types)
+            if self.size[1] < needed:
+                raise ValueError(f"objects must be at least {needed} for these goals, got {self.size[1]}")
+            if self.pool < 1 or self.validation < 1:
+                raise ValueError("pool and validation must be at least 1 for generated tasks")
+        if self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        if self.invalid_penalty < 0:
+            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
+
+    @property
+    def goal_counts(self) -> tuple[int, ...]:
+        """`goals` as a tuple."""
+        return (self.goals,) if isinstance(self.goals, int) else tuple(self.goals)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Receptacles and objects of a generated world."""
+        receptacles, objects = LEVELS[self.level]
+        return (
+            receptacles if self.receptacles is None else self.receptacles,
+            objects if self.objects is None else self.objects,
+        )
