@@ -1,0 +1,140 @@
+"""Roll out without a server or processes: a scripted policy, a toy tokenizer and a pool in this process.
+
+For tests of workers and samplers: `await roll_out_scripted(...)` gives the rollout graph of one task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.pool import EnvironmentFailure
+from verl_hier.rollout.interfaces import Generation, Sampler, Sampling, Worker
+from verl_hier.rollout.render import PlainRenderer
+from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.trajectory import RolloutGraph
+
+
+class WordTokenizer:
+    """One token a word or sign; grows as it reads. Has `<act>`, `<end>` (end of turn) and `<pad>`."""
+
+    def __init__(self) -> None:
+        self._ids = {"<pad>": 0, "<end>": 1, "<act>": 2}
+        self.pad_token_id = 0
+        self.eos_token_id = 1
+
+    def get_vocab(self) -> dict[str, int]:
+        """Word to id."""
+        return dict(self._ids)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text; unknown words are added."""
+        words = re.findall(r"<\w+>|\w+|[^\w\s]", text)
+        return [self._ids.setdefault(word, len(self._ids)) for word in words]
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        """Text of ids, words separated by a space."""
+        words = list(self._ids)
+        return " ".join(words[i] for i in token_ids)
+
+    def convert_tokens_to_ids(self, tokens: str) -> int | None:
+        """Id of one word."""
+        return self._ids.get(tokens)
+
+
+class ScriptedPolicy:
+    """Answers every prompt by a function of the prompt's text and the request's seed."""
+
+    def __init__(self, tokenizer: WordTokenizer, answer: Callable[[str, Sampling], str]) -> None:
+        self._tokenizer = tokenizer
+        self._answer = answer
+        self.prompts: list[list[int]] = []
+
+    async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
+        """See `rollout.Policy.generate`; log-probs are -1 each."""
+        self.prompts.append(list(prompt))
+        text = self._answer(self._tokenizer.decode(prompt), sampling)
+        tokens = [*self._tokenizer.encode(text), self._tokenizer.eos_token_id][: sampling.max_tokens]
+        return Generation(tokens, [-1.0] * len(tokens), "completed")
+
+
+class InlineHandle:
+    """`environments.pool.Handle` without a process: faults are told apart the same way, hangs are not caught."""
+
+    def __init__(self, make: Callable[[], Environment], task: Mapping[str, Any], seed: int) -> None:
+        self._make = make
+        self._task = task
+        self._seed = seed
+        self._environment = make()
+        self.actions: tuple[str, ...] = ()
+
+    async def open(self) -> Step:
+        """Reset the world."""
+        return self._guarded(lambda: self._environment.reset(self._task, self._seed))
+
+    async def step(self, action: str) -> Step:
+        """Apply an action."""
+        step = self._guarded(lambda: self._environment.step(action))
+        self.actions += (action,)
+        return step
+
+    async def fork(self) -> InlineHandle:
+        """A copy by replay of the actions."""
+        copy = InlineHandle(self._make, self._task, self._seed)
+        await copy.open()
+        for action in self.actions:
+            await copy.step(action)
+        return copy
+
+    async def close(self) -> None:
+        """Free the world."""
+        self._environment.close()
+
+    @staticmethod
+    def _guarded(call: Callable[[], Step]) -> Step:
+        try:
+            return call()
+        except Exception as error:
+            raise EnvironmentFailure("raised", f"{type(error).__name__}: {error}") from error
+
+
+class InlinePool:
+    """`environments.pool.EnvironmentPool` without processes."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+
+    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[InlineHandle, Step]:
+        """A reset world."""
+        handle = InlineHandle(self._make, task, seed)
+        return handle, await handle.open()
+
+
+async def roll_out_scripted(
+    *,
+    environment: Callable[[], Environment],
+    worker: Callable[[], Worker],
+    sampler: Sampler,
+    answer: Callable[[str, Sampling], str],
+    task: Mapping[str, Any] | None = None,
+    n: int = 4,
+    seed: int = 0,
+    step: int = 1,
+    levels: frozenset[int] | None = None,
+    limits: Limits | None = None,
+) -> tuple[RolloutGraph, ScriptedPolicy]:
+    """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
+    tokenizer = WordTokenizer()
+    policy = ScriptedPolicy(tokenizer, answer)
+    rollout = Rollout(
+        Request(task=task or {"instruction": "do it"}, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels),
+        policy=policy,
+        renderer=PlainRenderer(tokenizer),
+        pool=InlinePool(environment),  # type: ignore[arg-type]
+        make_worker=worker,
+        limits=limits or Limits(),
+        seed=seed,
+    )
+    return await roll_out(rollout, sampler), policy
