@@ -83,6 +83,7 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     from verl_hier.compat.searchpath import register
 
@@ -95,7 +96,7 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
     try:
         with initialize_config_dir(str(verl_config_folder()), version_base=None):
             return hydra_compose(recipe.path.stem, overrides=given)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         unknown = _UNKNOWN_KEY.search(str(error))
         if unknown and overrides:
             raise RecipeError(_unknown_key(unknown[1], compose(reference))) from error

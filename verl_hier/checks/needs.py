@@ -1,0 +1,156 @@
+"""Do the five parts fit each other, and the rest of the recipe? Each refusal names the line to change."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from verl_hier.config import HierConfig
+from verl_hier.credit.columns import missing_column
+from verl_hier.errors import RecipeError
+from verl_hier.plugins import Parts, PluginHost
+from verl_hier.specs import EnvironmentSpec, SamplerSpec, Spec, WorkerSpec
+from verl_hier.trajectory.table import EPISODE_COLUMNS, TURN_COLUMNS
+
+# Rollout servers that return the log-probs of the likeliest tokens; stock verl's return the sampled token's only.
+TOP_LOGPROB_SERVERS = ("transformers",)
+TOP_LOGPROB_SUFFIX = "_topk"
+TOKEN_COLUMNS = ("turn", "logprob")
+CRITIC_COLUMNS = ("value", "tokens.value")
+
+
+def check_needs(config: Mapping[str, Any], hier: HierConfig, parts: Parts, host: PluginHost) -> int:
+    """Refuse combinations of parts that cannot work.
+
+    Returns:
+        Episodes to train for one task.
+    """
+    check_modules(parts.environment.spec)
+    check_columns(parts, host, critic=needs_critic(config))
+    check_levels(parts)
+    check_critic(config, parts)
+    check_sampler(config, parts, host)
+    return check_episodes(config, parts)
+
+
+def check_modules(spec: EnvironmentSpec) -> None:
+    """Refuse an environment whose packages are not installed; only looks, imports nothing."""
+    missing = [name for name in spec.modules if importlib.util.find_spec(name.partition(".")[0]) is None]
+    if missing:
+        cure = f"`pip install 'verl-hier[{spec.extra}]'` brings it" if spec.extra else "install it"
+        raise RecipeError(
+            f"hier.environment.name: {spec.name!r} needs the Python package {missing[0]!r}, which is not installed; "
+            f"{cure}."
+        )
+
+
+def check_columns(parts: Parts, host: PluginHost, critic: bool) -> None:
+    """Refuse an estimator that reads a column which nothing in the recipe fills."""
+    there = set(_standard_columns())
+    there |= set(CRITIC_COLUMNS) if critic else set()
+    for part in (parts.environment, parts.worker, parts.sampler):
+        there |= set(part.spec.provides)
+    estimator = parts.estimator.spec
+    for column in estimator.requires:
+        if column in there:
+            continue
+        sentence = missing_column(estimator.name, column)
+        able = list(_providers(host, column))
+        hint = f" Installed parts that provide it: {', '.join(able)}." if able else ""
+        raise RecipeError(f"hier.estimator.name: {sentence}{hint}")
+
+
+def check_levels(parts: Parts) -> None:
+    """Refuse levels that no role of the worker has: nothing would ever be trained there."""
+    worker = parts.worker.spec
+    have = set(worker.roles.values())
+    if not have:
+        return
+    asked = {
+        "hier.estimator.name": (parts.estimator.spec, parts.estimator.spec.levels),
+        "hier.schedule.levels": (parts.schedule.spec, getattr(parts.schedule.options, "levels", None) or ()),
+    }
+    for line, (spec, levels) in asked.items():
+        lost = sorted(set(levels) - have)
+        if lost:
+            raise RecipeError(
+                f"{line}: {spec.kind} {spec.name!r} works on {_levels(levels)}, but worker {worker.name!r} has only "
+                f"{_levels(sorted(have))}; choose another worker in hier.worker.name or another {spec.kind}."
+            )
+
+
+def check_critic(config: Mapping[str, Any], parts: Parts) -> None:
+    """Refuse an estimator that reads values when verl would build no critic."""
+    if parts.estimator.spec.needs_critic and not needs_critic(config):
+        raise RecipeError(
+            f"critic.enable: estimator {parts.estimator.spec.name!r} needs verl's critic, and this recipe has none; "
+            f"add "
+            "`critic.enable: true` and set `critic.model.path`."
+        )
+
+
+def check_sampler(config: Mapping[str, Any], parts: Parts, host: PluginHost) -> None:
+    """Refuse a sampler that branches where nothing can fork, or that asks for log-probs that no server returns."""
+    sampler, environment = parts.sampler.spec, parts.environment.spec
+    if sampler.needs_fork and not environment.can_fork:
+        able = [name for name, spec in host.specs("environment").items() if getattr(spec, "can_fork", False)]
+        raise RecipeError(
+            f"hier.sampler.name: {sampler.name!r} branches episodes, and environment {environment.name!r} cannot fork; "
+            f"choose hier.sampler.name: independent, or an environment that can "
+            f"({', '.join(able) or 'none installed'})."
+        )
+    server = str(config["actor_rollout_ref"]["rollout"]["name"])
+    if sampler.needs_top_logprobs and not (server in TOP_LOGPROB_SERVERS or server.endswith(TOP_LOGPROB_SUFFIX)):
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of the likeliest tokens, "
+            f"which "
+            f"the rollout server {server!r} does not return; use `transformers`, or a server whose name ends in "
+            f"`{TOP_LOGPROB_SUFFIX}`."
+        )
+    if parts.estimator.spec.needs_tree and not sampler.needs_fork:
+        able = [name for name, spec in host.specs("sampler").items() if getattr(spec, "needs_fork", False)]
+        raise RecipeError(
+            f"hier.sampler.name: estimator {parts.estimator.spec.name!r} needs turns with several children, and "
+            f"{sampler.name!r} never branches; choose one that does ({', '.join(able) or 'none installed'})."
+        )
+
+
+def check_episodes(config: Mapping[str, Any], parts: Parts) -> int:
+    """Refuse a `rollout.n` that does not fit the sampler, or makes groups of one for an estimator that compares."""
+    n = int(config["actor_rollout_ref"]["rollout"]["n"])
+    spec = parts.sampler.spec
+    episodes = int(spec.episodes(parts.sampler.options, n)) if spec.episodes else n
+    if parts.estimator.spec.needs_groups and episodes < 2:
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.n: estimator {parts.estimator.spec.name!r} compares the episodes of a task, "
+            f"and "
+            f"n = {n} makes groups of {episodes}; set it to at least 2."
+        )
+    return episodes
+
+
+def needs_critic(config: Mapping[str, Any]) -> bool:
+    """verl's own rule (`trainer/ppo/utils.py::need_critic`) without importing verl."""
+    enable = (config.get("critic") or {}).get("enable")
+    return bool(enable) if enable is not None else config["algorithm"]["adv_estimator"] == "gae"
+
+
+def _standard_columns() -> Iterator[str]:
+    yield from TURN_COLUMNS
+    yield from (f"episodes.{name}" for name in EPISODE_COLUMNS)
+    yield from (f"tokens.{name}" for name in TOKEN_COLUMNS)
+
+
+def _providers(host: PluginHost, column: str) -> Iterator[str]:
+    """Registered parts that list the column, as recipe lines."""
+    kinds: tuple[type[Spec], ...] = (EnvironmentSpec, WorkerSpec, SamplerSpec)
+    for kind in (cls.kind for cls in kinds):
+        for name, spec in host.specs(kind).items():
+            if column in getattr(spec, "provides", ()):
+                yield f"hier.{kind}.name: {name}"
+
+
+def _levels(levels: Any) -> str:
+    numbers = [str(level) for level in levels]
+    return f"level{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"

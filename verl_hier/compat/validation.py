@@ -1,0 +1,95 @@
+"""verl's own validation of a composed config, run offline and turned into sentences.
+
+verl validates in its driver before Ray starts (`utils/config.py::validate_config`) and builds dataclasses in its
+workers after that; both are done here, so that a bad key stops a run before any process exists. Neither needs vLLM or
+SGLang, but for one: with an unmerged LoRA on vLLM, verl asks vLLM which ranks it supports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from typing import Any
+
+from verl_hier.errors import RecipeError
+
+# Blocks that verl's workers turn into dataclasses by their `_target_`.
+_BLOCKS = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.ref",
+    "actor_rollout_ref.rollout",
+    "algorithm",
+    "global_profiler",
+)
+_MODELS = ("actor_rollout_ref.model", "critic.model")
+
+
+def validate(config: Any) -> list[str]:
+    """Run verl's checks on a copy of `config` (an OmegaConf `DictConfig`).
+
+    Returns:
+        Notes on what could not be checked on this machine.
+
+    Raises:
+        RecipeError: with verl's own words, when it refuses the config.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+    with open_dict(config):
+        # Building an HFModelConfig loads the tokenizer, from the network if need be; its fields are checked below.
+        config.critic.model.pop("_target_", None)
+    notes: list[str] = []
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _run_validate_config(config, notes)
+        for line in _BLOCKS:
+            _build(config, line)
+        for line in _MODELS:
+            _merge_model(config, line)
+    return notes
+
+
+def _run_validate_config(config: Any, notes: list[str]) -> None:
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    try:
+        validate_config(config, need_reference_policy(config), need_critic(config))
+    except ImportError as error:
+        notes.append(f"verl could not check everything here: {_words(error)}.")
+    except Exception as error:
+        raise RecipeError(f"verl refuses this recipe: {_words(error)}") from error
+
+
+def _build(config: Any, line: str) -> None:
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass
+
+    block = OmegaConf.select(config, line)
+    try:
+        omega_conf_to_dataclass(block)
+    except Exception as error:
+        raise RecipeError(f"{line}: verl cannot read this block: {_words(error)}") from error
+
+
+def _merge_model(config: Any, line: str) -> None:
+    from omegaconf import OmegaConf
+    from verl.workers.config import HFModelConfig
+
+    block = OmegaConf.to_container(OmegaConf.select(config, line))
+    block.pop("_target_", None)
+    block = {key: value for key, value in block.items() if not isinstance(value, dict) or "_target_" not in value}
+    try:
+        OmegaConf.merge(OmegaConf.structured(HFModelConfig), OmegaConf.create(block))
+    except Exception as error:
+        raise RecipeError(f"{line}: verl cannot read this block: {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    """The innermost message, in one line: Hydra wraps verl's assertion in a page of context."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
