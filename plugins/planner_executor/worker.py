@@ -8,6 +8,7 @@ from verl_hier_plugins.react.worker import parse_action
 
 from verl_hier.environments.base import Step
 from verl_hier.rollout import Worker
+from verl_hier.rollout.prompts import fields, fill
 from verl_hier.rollout.stage import Stage, Turn
 
 SUB_DONE = "<sub_done>"
@@ -17,13 +18,13 @@ SUB_DONE = "<sub_done>"
 class PlannerExecutorOptions:
     """Options of `planner_executor`.
 
-    Templates may use {instruction}, {observation}, {overview} (what the first observation said of the world) and
-    {admissible}; the executor's also {subgoal} and {blueprint}.
+    Templates may use {instruction}, {observation}, {admissible} and whatever the environment puts into the `info` of
+    its reset; the executor's also {subgoal} and {blueprint}.
     """
 
     planner_prompt: str = "plan: {instruction}"
     """What the planner sees."""
-    executor_prompt: str = "goal: {subgoal} | {overview} | {observation}"
+    executor_prompt: str = "goal: {subgoal} | {observation}"
     """What the executor sees when a subgoal becomes active; its context starts anew."""
     observation_prompt: str = "{observation}"
     """What the executor sees after each action."""
@@ -65,30 +66,28 @@ class PlannerExecutor(Worker):
     async def run(self, stage: Stage) -> None:
         """See `Worker.run`."""
         options = self._options
-        step = await stage.reset()
-        overview = str(step.info.get("overview", step.text))
+        step = first = await stage.reset()
         planner = stage.context("planner", level=0)
         if options.planner_system:
             planner.observe(options.planner_system, role="system")
-        plan = await stage.say(planner.observe(options.planner_prompt.format(**_fields(stage, step, overview))))
+        planner.observe(fill(options.planner_prompt, fields(stage, step, first), "planner_prompt"))
+        plan = await stage.say(planner)
         subgoals = parse_blueprint(plan.text, options.separator, options.max_subgoals)
         if not subgoals:
             plan.mark(valid=False)
             plan.reward(-options.plan_penalty)
         for number, subgoal in enumerate(subgoals):
-            step = await self._work_on(stage, plan, number, subgoal, step, overview)
+            step = await self._work_on(stage, plan, number, subgoal, step, first)
             if step.done or step.truncated:
                 return
 
-    async def _work_on(
-        self, stage: Stage, plan: Turn, number: int, subgoal: str, step: Step, overview: str
-    ) -> Step:
+    async def _work_on(self, stage: Stage, plan: Turn, number: int, subgoal: str, step: Step, first: Step) -> Step:
         options = self._options
         context = stage.context("executor", level=1)
         if options.executor_system:
             context.observe(options.executor_system, role="system")
-        fields = _fields(stage, step, overview) | {"subgoal": subgoal, "blueprint": plan.text}
-        context.observe(options.executor_prompt.format(**fields))
+        known = fields(stage, step, first, subgoal=subgoal, blueprint=plan.text)
+        context.observe(fill(options.executor_prompt, known, "executor_prompt"))
         for _ in range(options.subgoal_turns):
             turn = await stage.say(context, segment=number, plan=plan)
             if options.sub_done and SUB_DONE in turn.text:
@@ -99,14 +98,6 @@ class PlannerExecutor(Worker):
             step = await stage.act(action or "")
             if step.done or step.truncated:
                 break
-            context.observe(options.observation_prompt.format(**_fields(stage, step, overview)))
+            known = fields(stage, step, first, subgoal=subgoal, blueprint=plan.text)
+            context.observe(fill(options.observation_prompt, known, "observation_prompt"))
         return step
-
-
-def _fields(stage: Stage, step: Step, overview: str) -> dict[str, str]:
-    return {
-        "instruction": stage.instruction,
-        "observation": step.text,
-        "overview": overview,
-        "admissible": "; ".join(step.admissible),
-    }

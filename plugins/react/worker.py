@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from verl_hier.environments.base import Step
 from verl_hier.rollout import Worker
+from verl_hier.rollout.prompts import fields, fill
 from verl_hier.rollout.stage import Stage, Turn
 
 
@@ -14,8 +15,8 @@ from verl_hier.rollout.stage import Stage, Turn
 class ReactOptions:
     """Options of `react`.
 
-    Templates may use {instruction}, {observation}, {overview} (what the first observation said of the world),
-    {admissible} and, in `window_prompt`, {history}.
+    Templates may use {instruction}, {observation}, {admissible}, whatever the environment puts into the `info` of its
+    reset and, in `window_prompt`, {history}.
     """
 
     prompt: str = "task: {instruction} | {observation}"
@@ -56,27 +57,20 @@ class React(Worker):
     async def run(self, stage: Stage) -> None:
         """See `Worker.run`."""
         options = self._options
-        step = await stage.reset()
-        overview = str(step.info.get("overview", step.text))
+        step = first = await stage.reset()
         context = stage.context("agent")
         past: list[str] = []
-        first = True
+        opening = True
         while not (step.done or step.truncated):
-            fields = {
-                "instruction": stage.instruction,
-                "observation": step.text,
-                "overview": overview,
-                "admissible": "; ".join(step.admissible),
-                "history": " ; ".join(past[-options.history :]),
-            }
             if options.history:
                 context = stage.context("agent")
-            if options.system and (first or options.history):
+            if options.system and (opening or options.history):
                 context.observe(options.system, role="system")
-            template = options.prompt if first else options.observation_prompt
-            context.observe((options.window_prompt if options.history and not first else template).format(**fields))
+            name = "prompt" if opening else "window_prompt" if options.history else "observation_prompt"
+            known = fields(stage, step, first, history=" ; ".join(past[-options.history :]))
+            context.observe(fill(getattr(options, name), known, name))
             turn = await stage.say(context)
-            first = False
+            opening = False
             seen, step = step.text, await self._act(stage, turn)
             past.append(f"{seen} > {turn.text}")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_hier.environments.base import Step
 from verl_hier.environments.pool import EnvironmentFailure, Handle
-from verl_hier.errors import RolloutError
+from verl_hier.errors import HierError, RolloutError
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.interfaces import Worker
 from verl_hier.rollout.seeds import generator
@@ -242,7 +242,7 @@ class Episode:
         except EpisodeOver as reason:
             if not self.over:
                 self._end("truncated", str(reason))
-        except (RolloutError, asyncio.CancelledError):
+        except (HierError, asyncio.CancelledError):
             self._ended.set()
             raise
         except Exception as error:
