@@ -20,8 +20,13 @@ _BLOCKS = (
     "actor_rollout_ref.ref",
     "actor_rollout_ref.rollout",
     "algorithm",
-    "global_profiler",
 )
+_REFERENCE_KEYS = {
+    "log_prob_micro_batch_size": "ppo_micro_batch_size",
+    "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
+    "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
+    "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
+}
 _MODELS = ("actor_rollout_ref.model", "critic.model")
 
 
@@ -44,6 +49,8 @@ def validate(config: Any) -> list[str]:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _run_validate_config(config, notes)
+        with open_dict(config):
+            _as_actor(config.actor_rollout_ref)
         for line in _BLOCKS:
             _build(config, line)
         for line in _MODELS:
@@ -61,6 +68,14 @@ def _run_validate_config(config: Any, notes: list[str]) -> None:
         notes.append(f"verl could not check everything here: {_words(error)}.")
     except Exception as error:
         raise RecipeError(f"verl refuses this recipe: {_words(error)}") from error
+
+
+def _as_actor(block: Any) -> None:
+    """Rename the reference's keys as verl's worker does before it reads them (`workers/engine_workers.py:545`)."""
+    block.ref.ppo_mini_batch_size = block.actor.ppo_mini_batch_size
+    for theirs, ours in _REFERENCE_KEYS.items():
+        if theirs in block.ref:
+            block.ref[ours] = block.ref.pop(theirs)
 
 
 def _build(config: Any, line: str) -> None:
