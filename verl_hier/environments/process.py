@@ -1,0 +1,218 @@
+"""One environment process seen from the pool: start, call with a limit, kill, start again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from verl_hier.environments.wire import HEADER, pack, unpack
+from verl_hier.errors import RolloutError
+
+logger = logging.getLogger(__name__)
+
+STOP_LIMIT_S = 2.0
+
+
+class TookTooLong(Exception):
+    """The call exceeded its limit; the process is dead."""
+
+
+class Raised(Exception):
+    """The environment raised; the process lives."""
+
+
+class Refused(Exception):
+    """The environment said that the recipe cannot be run; the process lives."""
+
+
+class Died(Exception):
+    """The process is gone.
+
+    Attributes:
+        during_call: whether it had taken up the call that reports this.
+    """
+
+    def __init__(self, message: str, during_call: bool) -> None:
+        super().__init__(message)
+        self.during_call = during_call
+
+
+class Process:
+    """A child that is started when first needed and again after it died. `life` counts the starts.
+
+    Attributes:
+        load: open episodes that are placed here.
+        life: number of the present life; -1 while there is no child.
+    """
+
+    def __init__(self, setup: tuple[str, bytes], start_limit_s: float, restarted: Callable[[], None]) -> None:
+        self.load = 0
+        self.life = -1
+        self._lives = 0
+        self._setup = setup
+        self._start_limit_s = start_limit_s
+        self._restarted = restarted
+        self._busy = asyncio.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._started = False
+        self._stopped = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the present child."""
+        return self._child.pid if self._child is not None else None
+
+    async def alive(self) -> int:
+        """The present life; starts a child if there is none."""
+        if self._died():
+            async with self._busy:
+                if self._died():
+                    await self._start()
+        return self.life
+
+    async def call(
+        self, method: str, number: int, arguments: tuple[Any, ...], limit_s: float, life: int | None = None
+    ) -> Any:
+        """Ask the child; waits for its turn, then at most `limit_s`.
+
+        Args:
+            method: a method of `child.Household`.
+            number: the instance.
+            arguments: what else the method takes.
+            limit_s: time limit of the call itself.
+            life: the life that the instance was made in; `Died` when that one is over.
+        """
+        # A caller that is cancelled must not leave a half-read answer behind, so the exchange itself runs to its end.
+        exchange = asyncio.ensure_future(self._in_turn((method, number, arguments), limit_s, life))
+        exchange.add_done_callback(_retrieve)
+        kind, payload = await asyncio.shield(exchange)
+        if kind == "raised":
+            raise Raised(payload)
+        if kind == "refused":
+            raise Refused(payload)
+        return payload
+
+    async def _in_turn(self, request: Any, limit_s: float, life: int | None) -> tuple[str, Any]:
+        async with self._busy:
+            if self._died():
+                await self._bury()
+                raise Died("it ended between two calls", during_call=False)
+            if life is not None and life != self.life:
+                raise Died("it was started again", during_call=False)
+            try:
+                return await self._exchange(request, limit_s)
+            except TookTooLong:
+                await self._bury()
+                raise
+
+    async def drop(self, number: int) -> None:
+        """Free an instance, whatever state the child is in."""
+        try:
+            await self.call("close", number, (), STOP_LIMIT_S)
+        except (TookTooLong, Raised, Refused, Died) as error:
+            logger.warning("freeing an environment failed: %s", error)
+
+    async def stop(self) -> None:
+        """Hang up, wait a moment, kill."""
+        self._stopped = True
+        async with self._busy:
+            child = self._child
+            self._hang_up()
+            if child is not None:
+                try:
+                    await asyncio.to_thread(child.wait, STOP_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    await asyncio.to_thread(child.wait)
+            self._child = None
+
+    def _died(self) -> bool:
+        if self._child is None or self._reader is None:
+            return True
+        return self._reader.at_eof() or self._child.poll() is not None
+
+    async def _exchange(self, request: Any, limit_s: float) -> tuple[str, Any]:
+        """Send and wait for the reply that follows `started`."""
+        assert self._writer is not None
+        self._started = False
+        try:
+            self._writer.write(pack(request))
+            return await asyncio.wait_for(self._reply(), limit_s)
+        except asyncio.TimeoutError:
+            raise TookTooLong from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            status = await self._bury()
+            raise Died(f"exit status {status}", during_call=self._started) from None
+
+    async def _reply(self) -> tuple[str, Any]:
+        while True:
+            kind, payload = await self._receive()
+            if kind != "started":
+                return kind, payload
+            self._started = True
+
+    async def _receive(self) -> tuple[str, Any]:
+        assert self._reader is not None
+        (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        message: tuple[str, Any] = unpack(await self._reader.readexactly(size))
+        return message
+
+    async def _start(self) -> None:
+        if self._stopped:
+            raise RuntimeError("the environment pool is closed")
+        if self._child is not None:
+            await self._bury()
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "verl_hier.environments.child", str(theirs.fileno()), str(os.getpid())]
+        # Popen can take milliseconds in a large process, so it stays off the event loop.
+        self._child = await asyncio.to_thread(
+            subprocess.Popen,
+            command,
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        theirs.close()
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(pack(self._setup))
+        try:
+            kind, payload = await asyncio.wait_for(self._receive(), self._start_limit_s)
+        except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            status = await self._bury()
+            raise RolloutError(f"an environment process did not start ({type(error).__name__}, {status})") from error
+        if kind != "ready":
+            await self._bury()
+            raise RolloutError(f"an environment process did not start: {payload}")
+        self.life = self._lives
+        self._lives += 1
+        if self.life:
+            self._restarted()
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+        self.life = -1
+
+    async def _bury(self) -> int | None:
+        """Kill what is left of the child; its exit status."""
+        self._hang_up()
+        child, self._child = self._child, None
+        if child is None:
+            return None
+        child.kill()
+        return await asyncio.to_thread(child.wait)
+
+
+def _retrieve(exchange: asyncio.Future[Any]) -> None:
+    """Look at the outcome of an exchange whose caller may be gone, so that asyncio does not complain about it."""
+    if not exchange.cancelled():
+        exchange.exception()
