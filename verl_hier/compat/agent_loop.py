@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from verl_hier.compat.chat import ChatRenderer
 from verl_hier.compat.policy import ServerPolicy
+from verl_hier.compat.queue import FAULTS
 from verl_hier.config import HierConfig
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
@@ -33,9 +34,6 @@ from verl_hier.training.schedule import Phase
 from verl_hier.trajectory import EpisodeRecord, RolloutGraph, Row, graph_rows
 
 logger = logging.getLogger(__name__)
-
-FAULTS = "hier_faults"
-"""TransferQueue partition whose tags tell the trainer what rows cannot: fatal errors, tasks without a trained row."""
 
 _StockWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 

@@ -18,7 +18,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import response_to_nested
 
 from verl_hier.compat import entry
-from verl_hier.compat.agent_loop import FAULTS
+from verl_hier.compat.queue import FAULTS
 from verl_hier.config import HierConfig
 from verl_hier.errors import PluginError, RecipeError, RolloutError
 from verl_hier.plugins import PluginHost, resolve

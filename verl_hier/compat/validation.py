@@ -12,7 +12,7 @@ import io
 import warnings
 from typing import Any
 
-from verl_hier.errors import RecipeError
+from verl_hier.errors import PluginError, RecipeError
 
 # Blocks that verl's workers turn into dataclasses by their `_target_`.
 _BLOCKS = (
@@ -41,6 +41,7 @@ def validate(config: Any) -> list[str]:
     """
     from omegaconf import OmegaConf, open_dict
 
+    _require_registration()
     config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
     with open_dict(config):
         # Building an HFModelConfig loads the tokenizer, from the network if need be; its fields are checked below.
@@ -56,6 +57,18 @@ def validate(config: Any) -> list[str]:
         for line in _MODELS:
             _merge_model(config, line)
     return notes
+
+
+def _require_registration() -> None:
+    """verl swallows what its plugins raise at import; ours keeps it for us."""
+    import verl  # noqa: F401
+
+    from verl_hier.compat import entry
+
+    if entry.FAILURE is not None:
+        raise PluginError(
+            f"verl-hier could not register itself with verl: {_words(entry.FAILURE)}; see `verl-hier doctor`."
+        ) from entry.FAILURE
 
 
 def _run_validate_config(config: Any, notes: list[str]) -> None:
