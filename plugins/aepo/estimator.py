@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from verl_hier.credit import Credit, episode_advantage, step_mean, trained_only
+from verl_hier.credit import Credit, episode_advantage, episodes_to_turns
 from verl_hier.trajectory.table import TurnTable
 
 
@@ -27,7 +27,7 @@ class AEPOOptions:
 def advantage(table: TurnTable, options: AEPOOptions) -> Credit:
     """Credit per token: the episode's z-score times 1 + weight * standardised entropy of the token."""
     episode = episode_advantage(table, eps=options.eps)
-    turns = trained_only(table, step_mean(table, episode[table.step_episode]))
+    turns = episodes_to_turns(table, episode)
     turn = np.asarray(table["tokens.turn"])
     mask = np.asarray(table["trained"], bool)[turn]
     return Credit(turns[turn] * entropy_factor(table["tokens.entropy"], mask, options.entropy_weight), per="token")

@@ -6,6 +6,7 @@ Paper, from the abstract: confidence C. Leaf rewards are averaged up and z-score
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def advantage(table: TurnTable, options: BranchGRPOOptions) -> Credit:
     """Credit per turn: mean return of the leaves below, z-scored among the turns of the task at equal depth."""
     value = step_mean(table, np.asarray(table["episodes.return"], np.float64)[table.step_episode])
     columns = ("group", "depth")
-    kernel = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
+    kernel: dict[str, Any] = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
     credit = Credit(turn_advantage(table, value, columns, **kernel))
     if options.prune > 0 and len(value):
         credit.weight = (value >= np.quantile(value, options.prune)).astype(np.float64)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Credit, episode_advantage, group_ids, group_mean, step_mean, trained_only
+from verl_hier.credit import Credit, episode_advantage, episodes_to_turns, group_ids, group_mean
 from verl_hier.trajectory.table import TurnTable
 
 
@@ -28,7 +28,7 @@ class ChainOfAgentsOptions:
 def advantage(table: TurnTable, options: ChainOfAgentsOptions) -> Credit:
     """Credit per turn, or per token with a mask: the z-score of the episode; flat tasks get no weight."""
     episode = episode_advantage(table, eps=options.eps)
-    values = trained_only(table, step_mean(table, episode[table.step_episode]))
+    values = episodes_to_turns(table, episode)
     weight = varied(table)[np.asarray(table["episode"])] if options.filter_groups else None
     if not options.mask:
         return Credit(values, weight=weight)

@@ -6,6 +6,7 @@ Released form: liuxuanzhang718/CoDA `core_algos.py`. Confidence A, reproduced by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,5 +33,5 @@ def advantage(table: TurnTable, options: CoDAOptions) -> NDArray[np.float64]:
     blocks = group_ids(keys, table["episode"])
     count = np.bincount(blocks, planner)[blocks]
     votes = np.where(planner, 1.0 / np.maximum(count, 1.0), 0.0)
-    kernel = {"singleton": options.singleton, "eps": options.eps}
+    kernel: dict[str, Any] = {"singleton": options.singleton, "eps": options.eps}
     return trained_only(table, group_advantage(table["return"], keys, weights=votes, **kernel))

@@ -6,12 +6,19 @@ Released form: langfengQ/DrMAS `core_algos.py`, `ray_trainer.py::compute_advanta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, group_advantage, group_ids, step_mean, trained_only, turn_advantage
+from verl_hier.credit import (
+    episode_advantage,
+    episodes_to_turns,
+    group_advantage,
+    group_ids,
+    trained_only,
+    turn_advantage,
+)
 from verl_hier.credit.paths import WeightBy
 from verl_hier.trajectory.table import TurnTable
 
@@ -39,7 +46,7 @@ def advantage(table: TurnTable, options: DrMASOptions) -> NDArray[np.float64]:
     """(T,) the team's return (less the turn's own penalty) among the turns of the task by the same agent."""
     scores = np.asarray(table["return"], np.float64) - options.invalid_penalty * ~np.asarray(table["valid"], bool)
     scaled = options.norm_by_std and options.baseline == "grpo"
-    kernel = {
+    kernel: dict[str, Any] = {
         "centre": "mean" if options.baseline == "grpo" else "leave_one_out",
         "scale": "sample" if scaled else "none",
         "eps": options.eps,
@@ -54,7 +61,7 @@ def advantage(table: TurnTable, options: DrMASOptions) -> NDArray[np.float64]:
     total = np.bincount(table.step_episode, own * scores[table.step_turn])
     mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
     values = episode_advantage(table, scores=mean, **kernel)
-    return trained_only(table, step_mean(table, values[table.step_episode]))
+    return episodes_to_turns(table, values)
 
 
 def first_turns(table: TurnTable) -> NDArray[np.float64]:

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from verl_hier_plugins.gigpo.anchors import similar_anchors
 
-from verl_hier.credit import episode_advantage, group_advantage, group_ids, rewards_to_go, step_mean, trained_only
+from verl_hier.credit import (
+    episode_advantage,
+    episodes_to_turns,
+    group_advantage,
+    group_ids,
+    rewards_to_go,
+    trained_only,
+)
 from verl_hier.credit.paths import WeightBy
 from verl_hier.trajectory.table import TurnTable
 
@@ -40,7 +47,7 @@ def advantage(table: TurnTable, options: GiGPOOptions) -> NDArray[np.float64]:
     """(T,) episode advantage plus omega times the advantage among turns of the task with the same anchor state."""
     scale = "sample" if options.norm == "mean_std_norm" else "none"
     episode = episode_advantage(table, weight_by=options.weight_by, scale=scale, eps=options.eps)
-    return trained_only(table, step_mean(table, episode[table.step_episode]) + options.omega * steps(table, options))
+    return trained_only(table, episodes_to_turns(table, episode) + options.omega * steps(table, options))
 
 
 def steps(table: TurnTable, options: GiGPOOptions) -> NDArray[np.float64]:

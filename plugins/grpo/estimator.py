@@ -6,6 +6,7 @@ Paper §4.1; released form: verl `compute_grpo_outcome_advantage`. Confidence A,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from verl_hier.credit import Credit, drop_weights, episode_advantage, share, turn_advantage
 from verl_hier.credit.groups import Centre, Scale, Singleton, ZeroVariance
@@ -39,7 +40,9 @@ class GRPOOptions:
 
 def advantage(table: TurnTable, options: GRPOOptions) -> Credit:
     """Credit per turn (per step with `shared: repeat`): the z-score of the score in its group."""
-    kernel = {name: getattr(options, name) for name in ("centre", "scale", "eps", "singleton", "zero_variance")}
+    kernel: dict[str, Any] = {
+        name: getattr(options, name) for name in ("centre", "scale", "eps", "singleton", "zero_variance")
+    }
     by_episode = options.score == "return" and set(options.group_by) <= {"group", "tree"}
     if by_episode:
         values = episode_advantage(table, group_by=options.group_by, weight_by=options.weight_by, **kernel)

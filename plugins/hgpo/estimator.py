@@ -11,7 +11,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, group_advantage, group_ids, rewards_to_go, step_mean, trained_only
+from verl_hier.credit import (
+    episode_advantage,
+    episodes_to_turns,
+    group_advantage,
+    group_ids,
+    rewards_to_go,
+    trained_only,
+)
 from verl_hier.trajectory.table import TurnTable
 
 Floats = NDArray[np.float64]
@@ -42,7 +49,7 @@ def advantage(table: TurnTable, options: HGPOOptions) -> Floats:
     parts, weights = [], []
     if options.base_group:
         episode = episode_advantage(table, scale="sample" if scaled else "none", weight_by="turn", eps=options.eps)
-        parts.append(step_mean(table, episode[table.step_episode]))
+        parts.append(episodes_to_turns(table, episode))
         weights.append(1.0)
     scale, returns = "population" if scaled else "none", rewards_to_go(table, options.gamma)
     for size, (keys, member) in enumerate(histories(table, options.history), start=1):

@@ -7,7 +7,7 @@ votes are not confirmed and are options.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class HiMACOptions:
 
 def advantage(table: TurnTable, options: HiMACOptions) -> NDArray[np.float64]:
     """(T,) blueprint turns (level 0) by the value of the blueprint, the others by the return of their execution."""
-    kernel = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
+    kernel: dict[str, Any] = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
     macro = np.asarray(table["level"]) == 0
     columns = ("group", "plan") if micro_group(table, options) == "plan" else ("group",)
     blueprints = turn_advantage(table, plan_scores(table), ("group",), where=macro, **kernel)

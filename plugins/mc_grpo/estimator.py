@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Credit, episode_advantage, group_ids, group_median, group_sum, step_mean, trained_only
+from verl_hier.credit import Credit, episode_advantage, episodes_to_turns, group_ids, group_median, group_sum, step_mean
 from verl_hier.credit.groups import ZeroVariance
 from verl_hier.trajectory.table import TurnTable
 
@@ -43,7 +43,7 @@ def advantage(table: TurnTable, options: MCGRPOOptions) -> Credit:
     if options.drop_pivot and trained.any():
         kept[pivots(table, keys, trained)] = 0.0
     weight = step_mean(table, kept[table.step_episode])
-    return Credit(trained_only(table, step_mean(table, (values * kept)[table.step_episode])), weight=weight)
+    return Credit(episodes_to_turns(table, values * kept), weight=weight)
 
 
 def pivots(table: TurnTable, keys: np.ndarray, trained: np.ndarray) -> np.ndarray:

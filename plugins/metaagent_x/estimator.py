@@ -6,7 +6,7 @@ Released form: PettingLLMs `multi_agents_ppo_trainer.py` (grouping). Confidence 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class MetaAgentXOptions:
 def advantage(table: TurnTable, options: MetaAgentXOptions) -> NDArray[np.float64]:
     """(T,) designs by the mean return of their executions over the task, executions in their own group."""
     designer = np.asarray(table["level"]) == 0
-    kernel = {"singleton": options.singleton, "eps": options.eps}
+    kernel: dict[str, Any] = {"singleton": options.singleton, "eps": options.eps}
     designs = turn_advantage(table, table["return"], ("group",), where=designer, **kernel)
     columns = ("group", "plan") if by_design(table, options) else ("group",)
     calls = turn_advantage(table, table["return"], columns, weight_by=options.weight_by, where=~designer, **kernel)

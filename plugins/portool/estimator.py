@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, group_advantage, optional, step_mean, trained_only
+from verl_hier.credit import episode_advantage, episodes_to_turns, group_advantage, optional, step_mean, trained_only
 from verl_hier.credit.trees import sibling_ids
 from verl_hier.trajectory.table import TurnTable
 
@@ -39,7 +39,7 @@ def advantage(table: TurnTable, options: PORToolOptions) -> Floats:
     siblings = sibling_ids(table["parent"], table["group"])
     trained = np.asarray(table["trained"], bool)
     fork = group_advantage(step_rewards(table, options), siblings, where=trained, scale="none", singleton="zero")
-    leaf = step_mean(table, episode_advantage(table, eps=options.eps)[table.step_episode])
+    leaf = episodes_to_turns(table, episode_advantage(table, eps=options.eps))
     return trained_only(table, options.fork_weight * fork + options.trajectory_weight * leaf)
 
 

@@ -151,8 +151,8 @@ def compare(computed: Any, expected: Any, rtol: float = RTOL, atol: float = ATOL
     if close.all():
         return None
     worst = np.unravel_index(int(np.argmax(np.where(close, 0, np.abs(have - want)))), want.shape)
-    place = f" at {[int(i) for i in worst]}" if worst else ""
-    return f"{int((~close).sum())} of {want.size} differ{place}: computed {have[worst]:.6g}, expected {want[worst]:.6g}"
+    where = f" at {[int(i) for i in worst]}" if worst else ""
+    return f"{int((~close).sum())} of {want.size} differ{where}: computed {have[worst]:.6g}, expected {want[worst]:.6g}"
 
 
 def _ragged(values: list[Any]) -> bool:

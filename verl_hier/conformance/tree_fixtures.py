@@ -81,7 +81,10 @@ def path_table(case: Case) -> tuple[TurnTable, NDArray[np.int64]]:
     """Turns from path ids such as `u0#1-0#2-1`, and the episode of every row."""
     masks = np.asarray(case["response_mask"])
     nodes: dict[tuple[str, ...], int] = {}
-    parent, group, tokens, leaf = [], [], [], []
+    parent: list[int] = []
+    group: list[str] = []
+    tokens: list[int] = []
+    leaf: list[int] = []
     for path, mask in zip(case["path"], masks, strict=True):
         parts = tuple(path.split("#"))
         for depth in range(2, len(parts) + 1):

@@ -12,15 +12,19 @@ from verl_hier.credit.groups import (
 from verl_hier.credit.paths import (
     code_mask,
     episode_votes,
+    episodes_to_turns,
     optional,
     rewards_to_go,
     share,
     step_links,
     step_mean,
     step_sum,
+    token_chain,
     trained_only,
+    turn_gae,
     turn_keys,
     turn_votes,
+    unordered,
 )
 from verl_hier.credit.relative import drop_weights, episode_advantage, turn_advantage
 from verl_hier.credit.segments import (
@@ -42,6 +46,7 @@ __all__ = [
     "drop_weights",
     "episode_advantage",
     "episode_votes",
+    "episodes_to_turns",
     "gae",
     "group_advantage",
     "group_ids",
@@ -59,9 +64,12 @@ __all__ = [
     "step_links",
     "step_mean",
     "step_sum",
+    "token_chain",
     "trained_only",
     "turn_advantage",
+    "turn_gae",
     "turn_keys",
     "turn_votes",
+    "unordered",
     "whiten",
 ]

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from verl_hier.credit.credit import Credit
 from verl_hier.credit.groups import group_ids
-from verl_hier.credit.segments import chain_links, discounted_sum
+from verl_hier.credit.segments import chain_links, discounted_sum, gae, shift_back
 from verl_hier.errors import CreditError
 
 if TYPE_CHECKING:
@@ -72,9 +72,62 @@ def step_mean(table: TurnTable, values: ArrayLike, where: ArrayLike | None = Non
     return np.divide(total, count, out=np.zeros_like(total), where=count > 0)
 
 
+def episodes_to_turns(table: TurnTable, values: ArrayLike) -> Floats:
+    """(T,) mean of episode values (E,) over the trained episodes through each turn; 0 where the turn is not trained."""
+    trained = np.asarray(table["episodes.trained"], bool)[table.step_episode]
+    return trained_only(table, step_mean(table, np.asarray(values, np.float64)[table.step_episode], trained))
+
+
 def step_links(table: TurnTable) -> NDArray[np.bool_]:
     """(S,) true where the next step belongs to the same episode."""
     return chain_links(table.step_episode)
+
+
+def turn_gae(
+    table: TurnTable, values: ArrayLike, gamma: float, lam: float, rewards: ArrayLike | None = None
+) -> tuple[Floats, Floats]:
+    """Generalised advantages of turns along their episodes; a shared turn averages its episodes.
+
+    A turn that is `done` neither bootstraps nor passes credit on. An episode that was cut bootstraps from the turn
+    column `bootstrap` (value of the state after the last turn) where the table has it, else from 0.
+
+    Args:
+        table: the turn table, with `done`.
+        values: (T,) critic at each turn.
+        gamma, lam: discount and decay a turn.
+        rewards: (T,) instead of the table's `reward`.
+
+    Returns:
+        (T,) advantages and (T,) critic targets.
+    """
+    turn, links = table.step_turn, step_links(table)
+    value = np.asarray(values, np.float64)[turn]
+    reward = np.asarray(table["reward"] if rewards is None else rewards, np.float64)[turn]
+    after = np.asarray(optional(table, "bootstrap", np.zeros(len(table))), np.float64)[turn]
+    alive = ~np.asarray(table["done"], bool)[turn]
+    following = shift_back(value, links, after) * alive
+    advantage = step_mean(table, gae(reward, value, following, links & alive, gamma, lam))
+    return advantage, advantage + np.asarray(values, np.float64)
+
+
+def token_chain(table: TurnTable) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Action tokens in time order inside the episode that made them.
+
+    Returns:
+        (N,) order of the token rows; (N,) in that order, whether the next token belongs to the same episode; (N,) in
+        that order, whether the token ends its turn. A branch starts a chain of its own.
+    """
+    turn = np.asarray(table["tokens.turn"])
+    owner = np.asarray(table["episode"])[turn]
+    order = np.lexsort((np.arange(turn.size), np.asarray(table["turn"])[turn], owner))
+    return order, chain_links(owner[order]), ~chain_links(owner[order], turn[order])
+
+
+def unordered(values: ArrayLike, order: Ints) -> Floats:
+    """Values that were computed in `order`, back in the rows' own order."""
+    result = np.empty(len(order))
+    result[order] = values
+    return result
 
 
 def rewards_to_go(table: TurnTable, gamma: float, rewards: ArrayLike | None = None) -> Floats:
@@ -102,7 +155,7 @@ def share(table: TurnTable, steps: ArrayLike, rule: Shared) -> Credit:
     if rule == "repeat":
         return Credit(values, per="step")
     if rule == "average":
-        return Credit(step_mean(table, values))
+        return Credit(step_mean(table, values, np.asarray(table["episodes.trained"], bool)[table.step_episode]))
     owned = table["episode"][table.step_turn] == table.step_episode
     leaves = np.bincount(table.step_turn, minlength=len(table)).astype(np.float64)
     return Credit(step_sum(table, np.where(owned, values, 0.0)), weight=leaves)
