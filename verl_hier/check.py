@@ -163,6 +163,12 @@ def _memory(config: Mapping[str, Any], sizes: Sizes, model: ModelFacts) -> int |
 
 def _notes(config: Mapping[str, Any], parts: Parts) -> list[str]:
     notes: list[str] = []
+    tasks, mini = config["data"]["train_batch_size"], config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
+    if tasks % mini:
+        notes.append(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini} does not divide data.train_batch_size = {tasks}; the "
+            "number of optimiser steps is rounded down and its mini-batches are larger."
+        )
     server = config["actor_rollout_ref"]["rollout"]["name"]
     if server in ENGINES and installed(server) is None:
         notes.append(

@@ -11,6 +11,8 @@ from verl_hier.checks.memory import Plan
 from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError
 
+ACTOR = "actor_rollout_ref.actor."
+ROLLOUT = "actor_rollout_ref.rollout."
 MODES = ("hier_sync", "hier_colocate_async", "hier_separate_async")
 
 
@@ -41,11 +43,10 @@ def check_resources(config: Mapping[str, Any], hier: HierConfig, episodes: int) 
     check_mode(config)
     devices = _positive(config, "trainer.nnodes") * _positive(config, "trainer.n_gpus_per_node")
     tasks, mini = _positive(config, "data.train_batch_size"), _positive(config, ACTOR + "ppo_mini_batch_size")
-    if tasks % mini:
+    if mini > tasks:
         raise RecipeError(
-            f"{ACTOR}ppo_mini_batch_size: {mini} does not divide data.train_batch_size = {tasks}, so a step has no "
-            f"whole "
-            "number of optimiser steps; choose a divisor."
+            f"{ACTOR}ppo_mini_batch_size: a mini-batch of {mini} tasks is larger than data.train_batch_size = {tasks}; "
+            "lower it."
         )
     parallel = _sequence_parallel(config)
     _divides(parallel, devices, ACTOR + "ulysses_sequence_parallel_size")
@@ -58,14 +59,17 @@ def check_resources(config: Mapping[str, Any], hier: HierConfig, episodes: int) 
         data_parallel=devices // parallel,
         tasks=tasks,
         episodes=episodes,
-        optimiser_steps=tasks // mini * int(_get(config, ACTOR + "ppo_epochs") or 1),
+        optimiser_steps=optimiser_steps(config, tasks, mini),
         longest_row=longest,
         plan=plan,
     )
 
 
-ACTOR = "actor_rollout_ref.actor."
-ROLLOUT = "actor_rollout_ref.rollout."
+def optimiser_steps(config: Mapping[str, Any], tasks: int, mini: int) -> int:
+    """Updates a step, as the hier trainers count them: whole mini-batches of tasks, whatever the number of rows."""
+    if _get(config, "trainer.v1.trainer_mode") == "hier_separate_async":
+        tasks //= int(_get(config, "trainer.v1.separate_async.parameter_sync_step"))
+    return max(1, tasks // mini) * int(_get(config, ACTOR + "ppo_epochs") or 1)
 
 
 def check_mode(config: Mapping[str, Any]) -> None:
