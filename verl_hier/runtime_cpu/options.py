@@ -17,12 +17,14 @@ class ServerOptions:
     Attributes:
         deterministic: A request's tokens depend on its seed, its prompt and the weights alone.
         prefix_cache_tokens: Tokens kept in the prefix cache; None: as many as 512 MiB hold, at most 262144.
+        kv_cache_gib: Memory for the keys and values of running requests; further requests wait.
         num_threads: Threads of one forward pass. One is best while other processes of the run need the cores.
         gather_seconds: How long an idle server waits for companions of a request that arrives.
     """
 
     deterministic: bool = False
     prefix_cache_tokens: int | None = None
+    kv_cache_gib: float = 2.0
     num_threads: int = 1
     gather_seconds: float = 0.001
 

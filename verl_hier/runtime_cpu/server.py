@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,8 @@ class TransformersServer:
             PrecisionType.to_dtype(self.config.dtype),
             self.model_config.trust_remote_code,
         )
-        slot_model = SlotModel(model, self.config.max_num_seqs)
+        slot_model = SlotModel(model)
+        slot_model.slots.max_bytes = int(self.options.kv_cache_gib * 2**30)
         tokenizer = self.model_config.tokenizer
         vocabulary = model.get_input_embeddings().weight.shape[0]
         self.engine = GenerationEngine(
@@ -64,6 +66,7 @@ class TransformersServer:
         self._futures: dict[str, asyncio.Future[Request]] = {}
         # One stream of seeds for requests that bring none; replicas must not repeat each other.
         self._seeds = torch.Generator().manual_seed(self.config.seed + 7919 * replica_rank)
+        self._repeats: Counter[tuple[int, ...]] = Counter()
         self._asleep = False
         self._updating = False
         self._gate_closed = False
@@ -116,7 +119,7 @@ class TransformersServer:
                 f"for one within the context of {self.max_model_len} (actor_rollout_ref.rollout.max_model_len, at most "
                 "the model's max_position_embeddings)."
             )
-        wanted = raw.get("max_tokens") or raw.get("max_new_tokens")
+        wanted = raw.get("max_tokens", raw.get("max_new_tokens"))
         if wanted is None:
             # verl's own servers use the same rule: a turn may not outgrow the tensors of the batch.
             budget = self.config.prompt_length + self.config.response_length - len(prompt)
@@ -131,7 +134,10 @@ class TransformersServer:
         if params.seed is not None:
             seed = params.seed
         elif self.options.deterministic:
-            seed = derive_seed(self.config.seed, self.global_steps, prompt)
+            # A group asks the same prompt several times and wants different answers: the how-manieth request for this
+            # prompt since the last weights is part of the seed.
+            self._repeats[tuple(prompt)] += 1
+            seed = derive_seed(self.config.seed, self.global_steps, [*prompt, self._repeats[tuple(prompt)]])
         else:
             seed = int(torch.randint(2**62, (1,), generator=self._seeds))
         stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self._eos_ids
@@ -159,11 +165,15 @@ class TransformersServer:
         except Exception as error:
             # Without this the callers would wait forever.
             logger.exception("The generation engine failed")
-            self.engine.abort()
-            for future in self._futures.values():
-                if not future.done():
-                    future.set_exception(RuntimeError(f"The generation engine failed: {error!r}"))
-            self._futures.clear()
+            self._fail_all(RuntimeError(f"The generation engine failed: {error!r}"))
+
+    def _fail_all(self, error: Exception) -> None:
+        futures, self._futures = list(self._futures.values()), {}
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+        self.engine.drop_caches()
+        self.engine.abort()
 
     def _may_compute(self) -> bool:
         return not (self._asleep or self._updating)
@@ -251,6 +261,7 @@ class TransformersServer:
 
     async def set_global_steps(self, global_steps: int) -> None:
         self.global_steps = global_steps
+        self._repeats.clear()
 
     async def receive_weights(self, message: WeightMessage, last: bool) -> None:
         """Take one part of a weight update; nothing is generated between the first part and the last."""

@@ -89,8 +89,13 @@ class GenerationEngine:
         """Queue a request.
 
         Raises:
-            ValueError: If it has stop strings and the engine no tokenizer.
+            ValueError: If it has stop strings and the engine no tokenizer, or if it is too long for the KV memory.
         """
+        if not self.model.slots.fits(1, request.final_length):
+            raise ValueError(
+                f"A sequence of up to {request.final_length} tokens needs more than kv_cache_gib of keys and values; "
+                "raise actor_rollout_ref.rollout.engine_kwargs.transformers.kv_cache_gib, or lower max_tokens."
+            )
         if request.params.stop and self._tokenizer is None:
             raise ValueError(
                 "Stop strings need a tokenizer and the model path has none; use stop_token_ids, or set "
@@ -145,14 +150,24 @@ class GenerationEngine:
     # Prompts
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._max_sequences:
-            wave = self._next_wave(self._max_sequences - len(self.running))
+        while (room := self._room()) > 0:
+            wave = self._next_wave(room)
             for first, batch in self._place(wave):
                 self._prefill(first, batch)
             self._finish_ended()
 
+    def _room(self) -> int:
+        """How many of the waiting requests can start now, in their order: by number, and by memory at full length."""
+        limit = self._max_sequences - len(self.running)
+        longest = max((r.final_length for r in self.running), default=0)
+        for count, request in enumerate(self.waiting[:limit]):
+            longest = max(longest, request.final_length)
+            if not self.model.slots.fits(len(self.running) + count + 1, longest):
+                return count
+        return min(limit, len(self.waiting))
+
     def _next_wave(self, room: int) -> list[Request]:
-        """Take from the queue the requests to compute now, ordered by their number of tokens to compute.
+        """Take from the queue the requests to compute now.
 
         Of several requests with a common beginning that is not cached yet, one goes first and the others follow in
         the next wave, when they find it in the cache.
@@ -180,9 +195,10 @@ class GenerationEngine:
         found = [self._lookup(request) for request in wave]
         order = sorted(range(len(wave)), key=lambda i: len(wave[i].tokens) - found[i])
         batches: list[tuple[int, list[Request]]] = []
+        longest = max(r.final_length for r in (*self.running, *wave))
+        self.model.slots.reserve(len(self.running) + len(wave), longest)
         for request in (wave[i] for i in order):
             slot = len(self.running)
-            self.model.slots.reserve(slot + 1, len(request.tokens))
             self._fill_from_cache(slot, request)
             self.running.append(request)
             if batches and self._fits(batches[-1][1], request):

@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-# Slots and positions grow in these steps. Positions stay a multiple of 16, so that each slot starts at a 64-byte
-# boundary: a matrix product may round differently for another alignment.
 _MIN_SLOTS = 8
 _MIN_POSITIONS = 128
 
@@ -16,14 +14,13 @@ class KVSlots:
 
     A running sequence owns one slot. A forward pass works on a contiguous range of slots and reads views of them:
     nothing is concatenated or gathered. The last position of a slot is never read; padding is written there.
+    The storage is as wide as its longest sequence, so `fits` is asked before a sequence is admitted.
     """
 
-    def __init__(
-        self, layers: int, heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, max_slots: int
-    ) -> None:
+    def __init__(self, layers: int, heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> None:
         self._shape = (layers, heads, key_dim, value_dim)
         self.dtype = dtype
-        self.max_slots = max_slots
+        self.max_bytes = 2**31
         self.slots = 0
         self.positions = 0
         self.keys = torch.empty(0)
@@ -43,21 +40,24 @@ class KVSlots:
         self.keys = torch.zeros(layers, 0, 0, heads, key_dim, dtype=self.dtype)
         self.values = torch.zeros(layers, 0, 0, heads, value_dim, dtype=self.dtype)
 
-    def reserve(self, slots: int, positions: int) -> None:
-        """Make room for `slots` sequences of up to `positions` tokens, keeping what is stored."""
-        positions += 1  # the padding position
-        if slots <= self.slots and positions <= self.positions:
-            return
-        new_slots = min(self.max_slots, _grow(self.slots, slots, _MIN_SLOTS))
-        new_positions = _grow(self.positions, positions, _MIN_POSITIONS)
-        self.keys = self._enlarged(self.keys, new_slots, new_positions)
-        self.values = self._enlarged(self.values, new_slots, new_positions)
-        self.slots, self.positions = new_slots, new_positions
+    def fits(self, slots: int, positions: int) -> bool:
+        """Whether `slots` sequences of up to `positions` tokens stay within `max_bytes`."""
+        return slots * _aligned(positions) * self.bytes_per_token <= self.max_bytes
 
-    def _enlarged(self, old: torch.Tensor, slots: int, positions: int) -> torch.Tensor:
-        new = torch.zeros(old.shape[0], slots, positions, *old.shape[3:], dtype=self.dtype)
-        new[:, : self.slots, : self.positions] = old
-        return new
+    def reserve(self, slots: int, positions: int) -> None:
+        """Make room for `slots` sequences of up to `positions` tokens, keeping what such a range holds now.
+
+        Room is doubled so that growing is rare; if that would exceed the limit, it is made to measure.
+        """
+        if slots <= self.slots and positions < self.positions:
+            return
+        new_slots = _doubled(self.slots, slots, _MIN_SLOTS)
+        new_positions = _aligned(_doubled(self.positions, positions, _MIN_POSITIONS))
+        if new_slots * new_positions * self.bytes_per_token > self.max_bytes:
+            new_slots, new_positions = slots, _aligned(positions)
+        self.keys = _resized(self.keys, new_slots, new_positions)
+        self.values = _resized(self.values, new_slots, new_positions)
+        self.slots, self.positions = new_slots, new_positions
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot into another."""
@@ -75,7 +75,22 @@ class KVSlots:
         self.values[:, slot, start:stop] = values
 
 
-def _grow(current: int, needed: int, minimum: int) -> int:
+def _resized(old: torch.Tensor, slots: int, positions: int) -> torch.Tensor:
+    new = torch.zeros(old.shape[0], slots, positions, *old.shape[3:], dtype=old.dtype)
+    kept = slice(None), slice(min(slots, old.shape[1])), slice(min(positions, old.shape[2]))
+    new[kept] = old[kept]
+    return new
+
+
+def _aligned(positions: int) -> int:
+    """Room for `positions` tokens and the padding position, as a multiple of 16.
+
+    With it each slot starts at a 64-byte boundary: a matrix product may round differently for another alignment.
+    """
+    return -(-(positions + 1) // 16) * 16
+
+
+def _doubled(current: int, needed: int, minimum: int) -> int:
     size = max(current, minimum)
     while size < needed:
         size *= 2

@@ -38,12 +38,12 @@ class SlotModel:
             or if its logits through the slots differ from those of a plain forward pass.
     """
 
-    def __init__(self, model: PreTrainedModel, max_slots: int) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.dtype = model.dtype
         self._check_interface()
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.slots = self._make_slots(max_slots)
+        self.slots = self._make_slots()
         self._check_equality()
 
     @torch.inference_mode()
@@ -55,7 +55,7 @@ class SlotModel:
         Args:
             first: Row b of the batch is slot first + b.
             tokens: The new tokens of each row, at least one each; rows may differ in length.
-            starts: How many tokens of each row are in its slot already.
+            starts: How many tokens of each row are in its slot already; the slots must have room (`KVSlots.reserve`).
             all_logits: Return the logits of every new token; only for a single row.
 
         Returns:
@@ -64,7 +64,6 @@ class SlotModel:
         rows, width = len(tokens), max(map(len, tokens))
         ends = [start + len(new) for start, new in zip(starts, tokens, strict=True)]
         length = max(ends)
-        self.slots.reserve(first + rows, length)
         if width == 1:
             input_ids = torch.tensor(tokens)
             position_ids = write_at = torch.tensor(starts).unsqueeze(1)
@@ -113,7 +112,7 @@ class SlotModel:
             )
 
     @torch.inference_mode()
-    def _make_slots(self, max_slots: int) -> KVSlots:
+    def _make_slots(self) -> KVSlots:
         """Learn the shape of the cache from a forward pass of one token."""
         cache = DynamicCache()
         self.model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
@@ -124,7 +123,7 @@ class SlotModel:
                 "key and value size), which the rollout server 'transformers' cannot store in one tensor."
             )
         heads, key_dim, value_dim = shapes.pop()
-        return KVSlots(len(cache.layers), heads, key_dim, value_dim, cache.layers[0].keys.dtype, max_slots)
+        return KVSlots(len(cache.layers), heads, key_dim, value_dim, cache.layers[0].keys.dtype)
 
     @torch.inference_mode()
     def _check_equality(self) -> None:
@@ -136,6 +135,7 @@ class SlotModel:
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         tokens = torch.randint(0, vocabulary, (9,), generator=torch.Generator().manual_seed(0)).tolist()
         plain = self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        self.slots.reserve(2, len(tokens))
         self.forward(0, [tokens[2:9], tokens[:4]], [0, 0])
         served = self.forward(0, [tokens[:8], tokens[4:8]], [0, 4])
         served = self.forward(0, [tokens[8:], tokens[8:]], [8, 8])

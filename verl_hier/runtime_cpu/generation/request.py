@@ -145,6 +145,11 @@ class Request:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def final_length(self) -> int:
+        """Length of prompt and output if nothing stops the request early."""
+        return self.prompt_length + self.params.max_tokens
+
+    @property
     def remaining(self) -> int:
         """Tokens whose keys and values still have to be computed."""
         return len(self.tokens) - self.computed
