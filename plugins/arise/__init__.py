@@ -13,16 +13,7 @@ ARISE = EstimatorSpec(
     summary="task reward plus a reward for skills that helped, z-scored over the task",
     source="Skylanding/ARISE verl/workers/arise/reward.py",
     doc="estimators/arise.md",
-    requires=(
-        "skill_used",
-        "reward",
-        "group",
-        "trained",
-        "episodes.return",
-        "episodes.group",
-        "episodes.trained",
-        "episodes.leaf",
-    ),
+    requires=("skill_used", "trained", "episodes.return", "episodes.group", "episodes.trained", "episodes.success"),
     confidence="A",
 )
 

@@ -12,7 +12,7 @@ ARPO = EstimatorSpec(
     summary="z-score of each chain over the task, soft or hard on shared turns",
     source="arXiv 2507.19849 §3.2; RUC-NLPIR/ARPO (soft)",
     doc="estimators/arpo.md",
-    requires=("group", "episode", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+    requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
     granularity="step",
     confidence="A",
 )

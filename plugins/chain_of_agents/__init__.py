@@ -12,7 +12,7 @@ CHAIN_OF_AGENTS = EstimatorSpec(
     summary="GRPO with flat tasks filtered and credit on the tags of chosen agents",
     source="arXiv 2508.13167; OPPO Agent_Foundation_Models",
     doc="estimators/chain_of_agents.md",
-    requires=("group", "episode", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+    requires=("episode", "trained", "episodes.return", "episodes.group", "episodes.trained"),
     confidence="A",
 )
 

@@ -12,7 +12,7 @@ DR_MAS = EstimatorSpec(
     summary="team return among the turns of the task by the same agent",
     source="arXiv 2602.08847; langfengQ/DrMAS core_algos.py",
     doc="estimators/dr_mas.md",
-    requires=("group", "agent", "return", "valid", "trained", "episodes.group", "episodes.trained"),
+    requires=("group", "agent", "return", "valid", "trained"),
     confidence="A",
 )
 

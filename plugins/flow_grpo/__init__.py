@@ -12,7 +12,7 @@ FLOW_GRPO = EstimatorSpec(
     summary="final outcome copied to every planner turn, z-scored over the task",
     source="arXiv 2510.05592; AgentFlow configuration",
     doc="estimators/flow_grpo.md",
-    requires=("group", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+    requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
     confidence="A",
 )
 

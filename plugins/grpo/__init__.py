@@ -12,7 +12,7 @@ GRPO = EstimatorSpec(
     summary="return against the other episodes of the task, z-scored",
     source="arXiv 2402.03300 §4.1; verl compute_grpo_outcome_advantage",
     doc="estimators/grpo.md",
-    requires=("group", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+    requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
     confidence="A",
 )
 

@@ -13,7 +13,6 @@ HBPO = EstimatorSpec(
     source="arXiv 2507.15844",
     doc="estimators/hbpo.md",
     requires=(
-        "group",
         "budget",
         "n_tokens",
         "trained",

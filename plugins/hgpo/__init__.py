@@ -12,16 +12,7 @@ HGPO = EstimatorSpec(
     summary="advantages among turns with equal last 1, 2 … states, larger contexts weigh more",
     source="verl-agent recipe/hgpo/core_hgpo.py",
     doc="estimators/hgpo.md",
-    requires=(
-        "group",
-        "anchor",
-        "parent",
-        "reward",
-        "trained",
-        "episodes.return",
-        "episodes.group",
-        "episodes.trained",
-    ),
+    requires=("group", "anchor", "parent", "reward", "trained"),
     confidence="A",
 )
 

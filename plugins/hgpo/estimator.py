@@ -19,6 +19,7 @@ from verl_hier.credit import (
     rewards_to_go,
     trained_only,
 )
+from verl_hier.credit.groups import Scale
 from verl_hier.trajectory.table import TurnTable
 
 Floats = NDArray[np.float64]
@@ -51,7 +52,8 @@ def advantage(table: TurnTable, options: HGPOOptions) -> Floats:
         episode = episode_advantage(table, scale="sample" if scaled else "none", weight_by="turn", eps=options.eps)
         parts.append(episodes_to_turns(table, episode))
         weights.append(1.0)
-    scale, returns = "population" if scaled else "none", rewards_to_go(table, options.gamma)
+    scale: Scale = "population" if scaled else "none"
+    returns = rewards_to_go(table, options.gamma)
     for size, (keys, member) in enumerate(histories(table, options.history), start=1):
         parts.append(group_advantage(returns, keys, where=member, scale=scale, eps=options.eps, singleton="zero"))
         weights.append((size + 1.0) ** options.alpha)

@@ -12,7 +12,7 @@ HRPO = EstimatorSpec(
     summary="z-score of the agent graph plus the absolute reward of the action",
     source="arXiv 2506.08507 (reading notes)",
     doc="estimators/hrpo.md",
-    requires=("group", "trained", "episodes.return", "episodes.group", "episodes.trained", "step_score"),
+    requires=("trained", "episodes.return", "episodes.group", "episodes.trained", "step_score"),
     confidence="B",
 )
 

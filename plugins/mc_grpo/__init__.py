@@ -12,7 +12,7 @@ MC_GRPO = EstimatorSpec(
     summary="return against the group's median, scaled by its absolute deviation",
     source="MC-GRPO grpo_trainer_gsm.py::_generate_and_score_completions",
     doc="estimators/mc_grpo.md",
-    requires=("group", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+    requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
     confidence="A",
 )
 

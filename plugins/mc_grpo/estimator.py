@@ -43,10 +43,10 @@ def advantage(table: TurnTable, options: MCGRPOOptions) -> Credit:
     if options.drop_pivot and trained.any():
         kept[pivots(table, keys, trained)] = 0.0
     weight = step_mean(table, kept[table.step_episode])
-    return Credit(episodes_to_turns(table, values * kept), weight=weight)
+    return Credit(episodes_to_turns(table, values), weight=weight)
 
 
 def pivots(table: TurnTable, keys: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """The episode of each group that holds its median; groups of one have nothing to drop."""
+    """The episode of each group that holds its median (the first of equals); groups of one have nothing to drop."""
     rows = group_median(table["episodes.return"], keys, trained)[1]
     return rows[group_sum(trained, keys) > 1]

@@ -12,7 +12,7 @@ METAAGENT_X = EstimatorSpec(
     summary="designs by their executions' mean return, executions over the task or their design",
     source="arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
     doc="estimators/metaagent_x.md",
-    requires=("group", "episode", "level", "plan", "return", "trained"),
+    requires=("group", "level", "return", "trained"),
     levels=(0, 1),
     confidence="A",
 )

@@ -12,7 +12,7 @@ SEEUPO = EstimatorSpec(
     summary="episode z-score times the ratios of the later turns, updated in reverse order",
     source="arXiv 2602.06554 (reading notes)",
     doc="estimators/seeupo.md",
-    requires=("group", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+    requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
     confidence="C",
 )
 

@@ -12,7 +12,7 @@ SPO = EstimatorSpec(
     summary="value of a segment minus the value of the one before it",
     source="arXiv 2505.23564 §4.3; SPO tree_episode_generator.py; TreePO compute_spo_advantage",
     doc="estimators/spo.md",
-    requires=("group", "episode", "parent", "return", "trained", "episodes.return", "episodes.group"),
+    requires=("group", "parent", "return", "trained"),
     needs_tree=True,
     confidence="A",
 )

@@ -12,7 +12,7 @@ TREEPS_RAG = EstimatorSpec(
     summary="mean leaf return below a turn, against the task and the turn before",
     source="arXiv 2601.06922 (reading notes)",
     doc="estimators/treeps_rag.md",
-    requires=("group", "episode", "parent", "leaves", "trained", "episodes.return", "episodes.group"),
+    requires=("episode", "parent", "leaves", "trained", "episodes.return", "episodes.group"),
     needs_tree=True,
     confidence="B",
 )

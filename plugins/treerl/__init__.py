@@ -12,16 +12,7 @@ TREERL = EstimatorSpec(
     summary="difference of leave-one-out node values along the tree, plus the value",
     source="arXiv 2506.11902 §3.3; THUDM/TreeRL parallel_mcts.py",
     doc="estimators/treerl.md",
-    requires=(
-        "group",
-        "episode",
-        "parent",
-        "n_tokens",
-        "trained",
-        "episodes.return",
-        "episodes.group",
-        "episodes.trained",
-    ),
+    requires=("episode", "parent", "trained", "episodes.return", "episodes.group", "episodes.trained"),
     needs_tree=True,
     confidence="A",
 )

@@ -61,11 +61,13 @@ def estimate(spec: EstimatorSpec, table: TurnTable, options: Any = None) -> Cred
 def check_finite(spec: EstimatorSpec, table: TurnTable) -> None:
     """Refuse NaN and infinity in the float columns that the estimator requires, and always in `reward`.
 
+    `episodes.success` is NaN by definition where the world does not say.
+
     Raises:
         CreditError: naming the column and its first bad entry.
     """
     for column in dict.fromkeys((*spec.requires, "reward")):
-        if column not in table:
+        if column not in table or column == "episodes.success":
             continue
         values = np.asarray(table[column])
         if values.dtype.kind == "f" and not np.isfinite(values).all():
