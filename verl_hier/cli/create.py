@@ -1,0 +1,34 @@
+"""`new`: start a plugin package."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_hier.cli.output import line
+
+
+class NewKind(str, Enum):
+    """What can be started."""
+
+    estimator = "estimator"
+    worker = "worker"
+    sampler = "sampler"
+    environment = "environment"
+
+
+def new(
+    kind: Annotated[NewKind, typer.Argument(help="What the plugin brings.")],
+    name: Annotated[str, typer.Argument(help="Name of the part, and of the package.")],
+    into: Annotated[Path, typer.Option(help="Folder in which the package's folder is made.")] = Path("."),
+) -> None:
+    """Start a plugin package of your own, with a test."""
+    from verl_hier.scaffold import create
+
+    files = create(kind.value, name, into)
+    for file in files:
+        line(str(file))
+    line(f"next: pip install -e '{into / files[0].parent}[dev]' && pytest {into / files[0].parent}")

@@ -1,0 +1,94 @@
+"""`tiny`, `demos`: what a small model needs before reinforcement learning can start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from verl_hier.cli.output import line
+from verl_hier.cli.train import Overrides, Reference
+
+if TYPE_CHECKING:
+    from verl_hier.config import HierConfig
+    from verl_hier.plugins import Parts
+
+TINY = Path("runs/coldstart/tiny")
+DEMONSTRATIONS = Path("runs/coldstart/demonstrations.parquet")
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
+
+
+def tiny(
+    recipe: Reference,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the model.")] = TINY,
+    seed: Seed = 0,
+    hidden: Annotated[int, typer.Option(help="Width of the model.")] = 96,
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
+) -> None:
+    """Build a small model and tokenizer for a recipe's world."""
+    from verl_hier.coldstart import TinyShape, build_tiny, collect_texts
+
+    _, parts = recipe_parts(recipe, overrides)
+    texts = collect_texts(
+        parts.environment.spec,
+        parts.environment.options,
+        ((parts.worker.spec, parts.worker.options),),
+        seed=seed,
+    )
+    shape = TinyShape(hidden=hidden, layers=layers, intermediate=2 * hidden)
+    line(f"model and tokenizer: {build_tiny(out, texts, seed=seed, shape=shape)}")
+
+
+def demos(
+    recipe: Reference,
+    overrides: Overrides = None,
+    model: Annotated[Path, typer.Option(help="Folder of the tokenizer.")] = TINY,
+    out: Annotated[Path, typer.Option(help="Parquet file to write.")] = DEMONSTRATIONS,
+    n: Annotated[int, typer.Option("-n", help="Episodes.")] = 480,
+    random_action: Annotated[float, typer.Option(help="Share of random admissible actions.")] = 0.08,
+    skip_stage: Annotated[float, typer.Option(help="Share of goals shown without their clean, heat or cool.")] = 0.35,
+    seed: Seed = 0,
+) -> None:
+    """Write demonstrations by the world's expert."""
+    from transformers import AutoTokenizer
+
+    from verl_hier.coldstart import Noise, write_demonstrations
+
+    hier, parts = recipe_parts(recipe, overrides)
+    file = write_demonstrations(
+        parts.environment.spec,
+        parts.environment.options,
+        parts.worker.spec,
+        parts.worker.options,
+        AutoTokenizer.from_pretrained(str(model)),
+        path=out,
+        n=n,
+        noise=Noise(random_action=random_action, skip_stage=skip_stage),
+        seed=seed,
+        limits=limits(hier),
+    )
+    line(f"demonstrations: {file}")
+
+
+def recipe_parts(recipe: str, overrides: list[str] | None) -> tuple[HierConfig, Parts]:
+    """The hier block of a recipe and its five parts, built."""
+    from omegaconf import OmegaConf
+
+    from verl_hier.config import HierConfig
+    from verl_hier.plugins import resolve
+    from verl_hier.recipes import compose
+
+    config = compose(recipe, overrides or ())
+    block: Any = OmegaConf.to_container(config.hier, resolve=True)
+    hier = HierConfig.of({"hier": block})
+    return hier, resolve(hier)
+
+
+def limits(hier: HierConfig) -> Any:
+    """Limits of an episode as the recipe has them."""
+    from verl_hier.rollout.rollout import Limits
+
+    rollout = hier.rollout
+    return Limits(rollout.max_turns, rollout.max_tokens_per_turn, rollout.context_tokens or Limits().context_tokens)

@@ -1,0 +1,155 @@
+"""`plugins`, `doctor`, `conformance`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from verl_hier.cli.output import heading, line, table
+
+if TYPE_CHECKING:
+    from verl_hier.plugins import PluginStatus
+
+Enable = Annotated[
+    list[str] | None, typer.Option("--enable", metavar="PLUGIN", help="Also load this plugin; may be repeated.")
+]
+RecipeOption = Annotated[str | None, typer.Option("--recipe", help="Take `hier.plugins` from this recipe.")]
+
+
+def enabled(recipe: str | None, more: list[str] | None) -> Mapping[str, bool]:
+    """What to load: the recipe's block or the built-ins, and what the command line adds."""
+    from verl_hier.plugins import DEFAULT_ENABLED
+
+    block: dict[str, bool] = dict(DEFAULT_ENABLED)
+    if recipe:
+        from verl_hier.recipes import compose
+
+        block = {str(name): bool(on) for name, on in compose(recipe).hier.plugins.items()}
+    return block | dict.fromkeys(more or (), True)
+
+
+def plugins(recipe: RecipeOption = None, enable: Enable = None) -> None:
+    """List installed plugins and what they bring."""
+    from verl_hier.plugins import discover
+
+    table(map(_row, discover(enabled(recipe, enable))), head=("plugin", "state", "distribution", "brings"))
+
+
+def _row(status: PluginStatus) -> tuple[str, str, str, str]:
+    state = "blocked" if status.blocked else "enabled" if status.enabled else "off"
+    brings = [f"{kind} {', '.join(names)}" for kind, names in status.provides.items()]
+    brings += [f"hook {name}" for name in status.hooks]
+    return status.name, state, f"{status.distribution} {status.version}", status.blocked or "; ".join(brings)
+
+
+def doctor(recipe: RecipeOption = None, enable: Enable = None) -> None:
+    """Verify versions, seams to verl, plugins and this machine.
+
+    Exit code 1 when something is broken.
+    """
+    broken = _versions() + _seams() + _plugins(enabled(recipe, enable))
+    _machine()
+    line()
+    if broken:
+        typer.echo(f"verl-hier: {len(broken)} problem(s): {'; '.join(broken)}", err=True)
+        raise typer.Exit(1)
+    line("everything in order")
+
+
+def _versions() -> list[str]:
+    from verl_hier import __version__
+    from verl_hier.compat.versions import SHOWN, TESTED, installed, verl_problem
+
+    heading("versions")
+    rows = [("python", sys.version.split()[0], ""), ("verl-hier", __version__, "")]
+    rows += [(name, installed(name) or "missing", f"tested: {TESTED}" if name == "verl" else "") for name in SHOWN]
+    table(rows)
+    problem = verl_problem()
+    return [problem] if problem else []
+
+
+def _seams() -> list[str]:
+    from verl_hier.compat.seams import SEAMS, verify
+
+    heading(f"seams to verl ({len(SEAMS)})")
+    broken: list[str] = []
+    rows = []
+    for seam in SEAMS:
+        problem = verify(seam)
+        rows.append(("broken" if problem else "ok", seam.name, problem or seam.why))
+        if problem:
+            broken.append(f"seam {seam.name}: {problem}")
+    table(rows)
+    return broken
+
+
+def _plugins(block: Mapping[str, bool]) -> list[str]:
+    from verl_hier.errors import PluginError
+    from verl_hier.plugins import PluginHost, discover
+
+    heading("plugins")
+    statuses = discover(block)
+    table(map(_row, statuses))
+    broken = [f"plugin {status.name}: {status.blocked}" for status in statuses if status.enabled and status.blocked]
+    if not broken:
+        try:
+            PluginHost.load(block)
+        except PluginError as error:
+            broken.append(str(error))
+    return broken
+
+
+def _machine() -> None:
+    import importlib.util
+
+    import torch
+
+    from verl_hier.checks.memory import available_bytes
+
+    heading("this machine")
+    free = available_bytes()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = {name: importlib.util.find_spec(name) is not None for name in ("vllm", "sglang", "alfworld", "textworld")}
+    table(
+        [
+            ("CPU cores", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
+            ("free memory", f"{free / 2**30:.1f} GiB" if free else "unknown"),
+            ("GPUs", str(gpus)),
+            *((name, "installed" if found else "not installed") for name, found in there.items()),
+            ("can run", _can_run(gpus, there)),
+        ]
+    )
+
+
+def _can_run(gpus: int, there: Mapping[str, bool]) -> str:
+    sizes = ["the *_cpu recipes"]
+    engines = [engine for engine in ("vllm", "sglang") if there[engine]]
+    if gpus and engines:
+        sizes.append(f"recipes on {gpus} GPU(s) with {' or '.join(engines)}")
+    elif gpus:
+        sizes.append("GPU recipes once vllm or sglang is installed (`pip install 'verl-hier[vllm]'`)")
+    worlds = [] if there["alfworld"] else ["the alfworld recipes need `pip install 'verl-hier[alfworld]'`"]
+    return "; ".join([" and ".join(sizes), *worlds])
+
+
+def conformance(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of fixture files (*.json).")],
+) -> None:
+    """Run recorded upstream cases against the plugins.
+
+    Exit code 1 when one differs.
+    """
+    from verl_hier.conformance import run_folder
+
+    results = run_folder(folder)
+    for result in results:
+        line(str(result))
+    failed = sum(not result.ok for result in results)
+    line(f"{len(results) - failed} of {len(results)} without a difference")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,67 @@
+"""Entry point: commands are functions of the sibling modules; errors that a user can act on are one sentence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from verl_hier import __version__
+from verl_hier.cli import create, data, inspect, parts, train
+from verl_hier.errors import HierError
+
+app = typer.Typer(
+    name="verl-hier",
+    help="Hierarchical, tree-shaped and multi-agent RL for language models, beside stock verl.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+DEBUG = "--debug"
+USAGE_ERROR = 2
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"verl-hier {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    pass
+
+
+RUNNING, LOOKING, MAKING = "Running", "Looking", "Making"
+COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
+    (RUNNING, {"check": train.check, "train": train.train, "recipes": train.recipes}),
+    (RUNNING, {"tiny": data.tiny, "demos": data.demos}),
+    (LOOKING, {"doctor": inspect.doctor, "plugins": inspect.plugins, "conformance": inspect.conformance}),
+    (LOOKING, {f"{kind}s": parts.command(kind) for kind in parts.KINDS}),
+    (MAKING, {"new": create.new}),
+)
+for panel, commands in COMMANDS:
+    for name, function in commands.items():
+        app.command(name, rich_help_panel=panel)(function)
+
+
+def main() -> None:
+    """Run the command line; a `HierError` becomes one sentence on stderr and exit code 2."""
+    arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
+    try:
+        app(args=arguments, prog_name="verl-hier")
+    except HierError as error:
+        if DEBUG in sys.argv:
+            raise
+        typer.echo(f"verl-hier: {error}", err=True)
+        sys.exit(USAGE_ERROR)
+
+
+if __name__ == "__main__":
+    main()

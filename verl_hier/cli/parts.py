@@ -1,0 +1,147 @@
+"""`environments`, `workers`, `samplers`, `estimators`, `schedules`: the registered parts, from their specs alone."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import textwrap
+import typing
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from verl_hier.cli.inspect import Enable, RecipeOption, enabled
+from verl_hier.cli.output import heading, line, table
+from verl_hier.specs import Kind
+
+if TYPE_CHECKING:
+    from verl_hier.plugins import PluginHost
+    from verl_hier.specs import Spec
+
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Explain this one.")]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# Fields of the specs that are promises or needs, in the words of the recipe author.
+_FACTS = (
+    ("requires", "reads the columns"),
+    ("provides", "fills the columns"),
+    ("roles", "roles (level)"),
+    ("levels", "credits the levels"),
+    ("granularity", "credit per"),
+    ("can_fork", "can fork"),
+    ("needs_fork", "needs an environment that forks"),
+    ("needs_top_logprobs", "needs the likeliest tokens' log-probs"),
+    ("needs_groups", "needs groups"),
+    ("needs_critic", "needs a critic"),
+    ("needs_tree", "needs a tree"),
+    ("modules", "needs the packages"),
+    ("extra", "pip extra"),
+    ("source", "source"),
+    ("confidence", "confidence"),
+    ("doc", "page in docs/"),
+)
+
+
+def command(kind: Kind) -> Callable[..., None]:
+    """The command that lists one kind, or explains one part of it."""
+
+    def show(
+        name: Name = None,
+        recipe: RecipeOption = None,
+        enable: Enable = None,
+    ) -> None:
+        from verl_hier.plugins import PluginHost
+
+        host = PluginHost.load(enabled(recipe, enable))
+        if name is None:
+            rows = [(spec.name, spec.summary, host.provenance(kind, spec.name).plugin) for spec in _sorted(host, kind)]
+            table(rows, head=(kind, "in a line", "plugin"))
+        else:
+            explain(host, host.spec(kind, name))
+
+    show.__doc__ = f"List the {kind}s, or explain one of them."
+    return show
+
+
+def explain(host: PluginHost, spec: Spec) -> None:
+    """Print everything that a spec says about its part."""
+    line(f"{spec.name}: {spec.summary}")
+    origin = host.provenance(spec.kind, spec.name)
+    facts = [(label, _fact(getattr(spec, name, None))) for name, label in _FACTS]
+    table([*((label, text) for label, text in facts if text), ("from", f"{origin.module} ({origin.distribution})")])
+    options = list(describe_options(spec.options))
+    heading(f"options (hier.{spec.kind})")
+    if options:
+        table(options, head=("option", "type", "default", "what it does"))
+    else:
+        line("none")
+
+
+def describe_options(options: type) -> Iterator[tuple[str, str, str, str]]:
+    """(name, type, default, text) of an options dataclass."""
+    texts = option_texts(options)
+    hints = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        if field.default is not dataclasses.MISSING:
+            default = repr(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            default = repr(field.default_factory())
+        else:
+            default = "required"
+        yield field.name, _type(hints[field.name]), default, texts.get(field.name, "")
+
+
+def option_texts(options: type) -> dict[str, str]:
+    """What the fields mean, from the string below each, or from an `Attributes:` section of the class."""
+    texts = _attributes_section(inspect.getdoc(options) or "")
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(options)))
+    except (OSError, SyntaxError):
+        return texts
+    body = tree.body[0].body if tree.body and isinstance(tree.body[0], ast.ClassDef) else []
+    for field, text in itertools.pairwise(body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        ):
+            texts[field.target.id] = " ".join(text.value.value.split())
+    return texts
+
+
+def _attributes_section(doc: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    for text in doc.partition("Attributes:\n")[2].splitlines():
+        start = re.match(r" {4}([\w, ]+): (.*)", text)
+        if start:
+            names = [name.strip() for name in start[1].split(",")]
+            texts.update(dict.fromkeys(names, start[2].strip()))
+        elif text.startswith("        ") and names:
+            texts.update({name: f"{texts[name]} {text.strip()}" for name in names})
+        elif text.strip():
+            break
+    return texts
+
+
+def _sorted(host: PluginHost, kind: Kind) -> list[Spec]:
+    return [spec for _, spec in sorted(host.specs(kind).items())]
+
+
+def _type(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+def _fact(value: Any) -> str:
+    if value is True:
+        return "yes"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} ({level})" for name, level in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    return str(value) if value else ""
