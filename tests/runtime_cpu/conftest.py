@@ -69,11 +69,9 @@ class Harness:
     def _collect(self, request: Request) -> None:
         self.finished[request.request_id] = request
 
-    def add(self, name: str, prompt: list[int], seed: int = 0, stop_ids: tuple[int, ...] = (), **params: object) -> Request:
+    def add(self, name: str, prompt: list[int], seed: int = 0, stop_ids: tuple[int, ...] = (), **params) -> Request:
         params.setdefault("logprobs", 0)
-        request = Request(
-            name, len(prompt), list(prompt), SamplingParams(**params), frozenset(stop_ids), draws(seed)
-        )
+        request = Request(name, len(prompt), list(prompt), SamplingParams(**params), frozenset(stop_ids), draws(seed))
         self.engine.add(request)
         return request
 

@@ -48,7 +48,7 @@ def test_a_second_turn_computes_only_what_is_new(harness):
     prompt = random_prompts(1, 30, 31)[0]
     first = h.add("first", prompt, seed=1, max_tokens=6)
     h.run()
-    follow = first.tokens + [3, 4, 5]
+    follow = [*first.tokens, 3, 4, 5]
     second = h.add("second", follow, seed=2, max_tokens=6)
     h.run()
     # Everything but the last generated token, whose keys and values were never needed.

@@ -83,11 +83,16 @@ def test_seeds(harness):
     assert run(1) != run(2)
 
 
-def test_derived_seeds_depend_on_prompt_version_and_base_alone():
-    seed = derive_seed(42, 7, [1, 2, 3])
-    assert seed == derive_seed(42, 7, (1, 2, 3))
-    others = {derive_seed(42, 8, [1, 2, 3]), derive_seed(43, 7, [1, 2, 3]), derive_seed(42, 7, [1, 2])}
-    assert len(others | {seed}) == 4
+def test_derived_seeds_depend_on_prompt_version_base_and_occurrence_alone():
+    seed = derive_seed(42, 7, [1, 2, 3], 0)
+    assert seed == derive_seed(42, 7, (1, 2, 3), 0)
+    others = {
+        derive_seed(42, 8, [1, 2, 3], 0),
+        derive_seed(43, 7, [1, 2, 3], 0),
+        derive_seed(42, 7, [1, 2], 0),
+        derive_seed(42, 7, [1, 2, 3], 1),
+    }
+    assert len(others | {seed}) == 5
 
 
 @pytest.mark.parametrize("companions", [1, 7, 40])

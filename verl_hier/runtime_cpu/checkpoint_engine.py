@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils.net_utils import get_free_port
 
@@ -43,7 +43,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._bucket_size = bucket_size
         self._is_master = is_master
         self._store: TCPStore | None = None
-        self._group: ProcessGroupGloo | None = None
+        self._group: Any = None
         self._rank = -1
 
     def prepare(self) -> StoreAddress | None:

@@ -41,7 +41,7 @@ def set_device(device: Any) -> None:
 
 
 def get_device_name(device: Any = None) -> str:
-    """Processor name; verl looks it up in its table of peak FLOPS and takes infinity for an unknown one."""
+    """Starts with "CPU", the name of the entry in verl's table of peak FLOPS."""
     return f"CPU ({platform.processor() or platform.machine()})"
 
 

@@ -14,6 +14,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWith
 class _CpuFsdp2(FSDPEngine):
     """What differs from verl's engine on a CPU: no offload, because parameters already live in main memory."""
 
+    engine_config: Any
+
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """Wrap `module` with FSDP2 and no offload policy.
 
@@ -23,7 +25,8 @@ class _CpuFsdp2(FSDPEngine):
         configured = self.engine_config
         self.engine_config = dataclasses.replace(configured, forward_only=False, offload_policy=False)
         try:
-            return super()._build_fsdp_module(module)
+            wrapped: torch.nn.Module = super()._build_fsdp_module(module)
+            return wrapped
         finally:
             self.engine_config = configured
 
@@ -39,7 +42,8 @@ class CpuFsdp2EngineWithValueHead(_CpuFsdp2, FSDPEngineWithValueHead):
 
     def _build_module(self) -> torch.nn.Module:
         with _value_model_with_configured_attention():
-            return super()._build_module()
+            module: torch.nn.Module = super()._build_module()
+            return module
 
 
 @contextmanager

@@ -49,7 +49,8 @@ class ServerOptions:
                 )
         if getattr(config, "quantization", None):
             raise ValueError(
-                f"The rollout server '{ROLLOUT_NAME}' does not quantise; set actor_rollout_ref.rollout.quantization=null."
+                f"The rollout server '{ROLLOUT_NAME}' does not quantise; set "
+                "actor_rollout_ref.rollout.quantization=null."
             )
         options = cls(**given)
         if options.num_threads < 1:

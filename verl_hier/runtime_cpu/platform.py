@@ -30,7 +30,7 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never chosen by verl's detection: `activation.is_wanted` decides, so that a GPU machine keeps its platform."""
+        """False: not verl's detection but `activation.is_wanted` decides, so that a GPU machine keeps its platform."""
         return False
 
     def current_device(self) -> Any:
@@ -79,7 +79,7 @@ class CpuPlatform(PlatformBase):
         """No device profiler."""
 
     def ray_resource_name(self) -> str:
-        """"GPU": verl counts free slots only under the names GPU and NPU; `ray_init.num_gpus` declares them."""
+        """GPU: verl counts free slots only under the names GPU and NPU; `ray_init.num_gpus` declares them."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

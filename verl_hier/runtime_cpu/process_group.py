@@ -24,13 +24,14 @@ def use_one_backend_for_cpu(distributed: ModuleType) -> None:
     """
     import torch.distributed
 
-    original_ray: Callable[..., None] = distributed.initialize_global_process_group_ray
+    seam: Any = distributed
+    original_ray: Callable[..., None] = seam.initialize_global_process_group_ray
 
     @functools.wraps(original_ray)
     def initialize_for_ray(timeout_second: float | None = None, backend: str | None = None) -> None:
         original_ray(timeout_second=timeout_second, backend=backend or CPU_BACKEND)
 
-    @functools.wraps(distributed.initialize_global_process_group)
+    @functools.wraps(seam.initialize_global_process_group)
     def initialize_for_torchrun(timeout_second: float = 36000) -> tuple[int, int, int]:
         options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_second)}
         torch.distributed.init_process_group(
@@ -38,5 +39,5 @@ def use_one_backend_for_cpu(distributed: ModuleType) -> None:
         )
         return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
-    distributed.initialize_global_process_group_ray = initialize_for_ray
-    distributed.initialize_global_process_group = initialize_for_torchrun
+    seam.initialize_global_process_group_ray = initialize_for_ray
+    seam.initialize_global_process_group = initialize_for_torchrun

@@ -136,8 +136,9 @@ class TransformersServer:
         elif self.options.deterministic:
             # A group asks the same prompt several times and wants different answers: the how-manieth request for this
             # prompt since the last weights is part of the seed.
+            occurrence = self._repeats[tuple(prompt)]
             self._repeats[tuple(prompt)] += 1
-            seed = derive_seed(self.config.seed, self.global_steps, [*prompt, self._repeats[tuple(prompt)]])
+            seed = derive_seed(self.config.seed, self.global_steps, prompt, occurrence)
         else:
             seed = int(torch.randint(2**62, (1,), generator=self._seeds))
         stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self._eos_ids
@@ -208,9 +209,7 @@ class TransformersServer:
 
     # Control, as verl's trainers, replicas and checkpoint managers call it
 
-    async def abort_all_requests(
-        self, reset_prefix_cache: bool = True, reject_request: bool = False
-    ) -> dict[str, Any]:
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         """End all requests with their partial output, and hold (or, with `reject_request`, refuse) later ones."""
         self._gate_closed = True
         self._rejecting = reject_request

@@ -241,9 +241,7 @@ class GenerationEngine:
         else:
             if len(batch) == 1:
                 self._compute_in_chunks(first, batch[0])
-            logits = self.model.forward(
-                first, [r.tokens[r.computed :] for r in batch], [r.computed for r in batch]
-            )
+            logits = self.model.forward(first, [r.tokens[r.computed :] for r in batch], [r.computed for r in batch])
         for slot, request in enumerate(batch, start=first):
             self._remember(slot, request, len(request.tokens))
         self._append(batch, logits)

@@ -126,7 +126,7 @@ class SlotCache(Cache):
         )
 
     def _store(self, storage: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        _, positions, heads, dim = storage.shape
+        heads, dim = storage.shape[-2:]
         # [rows, head, new, dim] -> [rows * new, head * dim]
         new = states.transpose(1, 2).reshape(-1, heads * dim)
         storage.view(-1, heads * dim).index_copy_(0, self._flat, new)

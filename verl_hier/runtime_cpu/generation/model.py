@@ -47,9 +47,7 @@ class SlotModel:
         self._check_equality()
 
     @torch.inference_mode()
-    def forward(
-        self, first: int, tokens: list[list[int]], starts: list[int], all_logits: bool = False
-    ) -> torch.Tensor:
+    def forward(self, first: int, tokens: list[list[int]], starts: list[int], all_logits: bool = False) -> torch.Tensor:
         """Compute the keys and values of new tokens, and logits.
 
         Args:
@@ -85,7 +83,8 @@ class SlotModel:
             use_cache=True,
             **options,
         )
-        return output.logits[0] if all_logits else output.logits[:, -1]
+        logits: torch.Tensor = output.logits
+        return logits[0] if all_logits else logits[:, -1]
 
     def _mask(self, position_ids: torch.Tensor, length: int) -> torch.Tensor:
         """Additive mask [rows, 1, new, length]: a token at position p sees positions 0 .. p of its own slot."""
@@ -97,7 +96,10 @@ class SlotModel:
         config = self.model.config
         name = type(self.model).__name__
         if getattr(config, "is_encoder_decoder", False):
-            raise UnsupportedModelError(f"{name} is an encoder-decoder; the rollout server 'transformers' serves decoders.")
+            raise UnsupportedModelError(
+                f"{name} is an encoder-decoder; the rollout server 'transformers' serves decoders. Choose another "
+                "actor_rollout_ref.model.path."
+            )
         missing = [a for a in _REQUIRED_ARGUMENTS if a not in inspect.signature(self.model.forward).parameters]
         if missing:
             raise UnsupportedModelError(

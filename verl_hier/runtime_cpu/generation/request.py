@@ -102,14 +102,16 @@ def draws(seed: int) -> Iterator[float]:
     return itertools.chain.from_iterable(iter(lambda: generator.random(_DRAW_BLOCK).tolist(), None))
 
 
-def derive_seed(base_seed: int, weights_version: int | None, prompt_ids: Sequence[int]) -> int:
-    """Seed of a request that brings none, in deterministic mode: (rollout seed, weights version, prompt).
+def derive_seed(base_seed: int, weights_version: int | None, prompt_ids: Sequence[int], occurrence: int) -> int:
+    """Seed of a request that brings none, in deterministic mode.
 
-    Neither the request id (a random UUID) nor a counter nor the replica may take part. The price: two requests with
-    the same prompt and no seed are the same request, and get the same answer.
+    It is made of the rollout's seed, the version of the weights, the prompt, and how often this server was asked the
+    same prompt with these weights. The request id (a random UUID) must not take part, nor a count of all requests. So
+    the answers to a group's equal prompts are the same in every run, as a set; which member gets which depends on who
+    asks first, and with several replicas on who is asked. A caller who needs more passes `seed`.
     """
     digest = hashlib.blake2b(digest_size=8)
-    digest.update(f"{base_seed}/{weights_version}/".encode())
+    digest.update(f"{base_seed}/{weights_version}/{occurrence}/".encode())
     digest.update(np.asarray(prompt_ids, dtype=np.int64).tobytes())
     return int.from_bytes(digest.digest(), "little")
 
