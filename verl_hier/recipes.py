@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import HierError, RecipeError
-from verl_hier.specs import nearest
+from verl_hier.specs import KINDS, nearest
 
 PACKAGE = "verl_hier_recipes"
 MAIN = "verl.trainer.main_ppo"
 _UNKNOWN_KEY = re.compile(r"Could not override '([\w.]+)'")
+_PART_OVERRIDE = re.compile(rf"(hier\.(?:{'|'.join(KINDS)}))=\{{")
 _HIER_OVERRIDE = re.compile(r"hier\.[\w.]+=")
 
 
@@ -104,11 +105,20 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
 
 
 def overridden(overrides: Sequence[str]) -> list[str]:
-    """Overrides for Hydra: options below `hier.` may be set whether or not the recipe mentions them.
+    """Overrides for Hydra, with two courtesies for what is below `hier.`.
 
-    Hydra wants `+` for a key that no file has. Our own schema checks every key below `hier`, so `++` loses nothing.
+    An option may be set whether or not the recipe mentions it: Hydra wants `+` for a key that no file has, and as our
+    own schema checks every key there, `++` loses nothing. And `hier.worker={name: …}` replaces the part instead of
+    mixing the old one's options into the new one's.
     """
-    return [f"++{text}" if _HIER_OVERRIDE.match(text) else text for text in overrides]
+    given: list[str] = []
+    for text in overrides:
+        part = _PART_OVERRIDE.match(text)
+        if part:
+            given += [f"~{part[1]}", f"+{text}"]
+        else:
+            given.append(f"++{text}" if _HIER_OVERRIDE.match(text) else text)
+    return given
 
 
 def command(reference: str, overrides: Sequence[str] = ()) -> list[str]:
@@ -155,6 +165,11 @@ def _sentence(error: Exception) -> str:
     """The lines of a Hydra message that a user can act on, as one."""
     lines = [line.strip() for line in str(error).splitlines()]
     kept = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
+    for place, line in enumerate(kept):
+        if line.startswith("Available options"):
+            end = next((i for i, text in enumerate(kept) if text.startswith("Config search path")), len(kept))
+            kept[place:] = [f"{line} {', '.join(kept[place + 1 : end])}"]
+            break
     causes = [str(error.__cause__).splitlines()[0]] if error.__cause__ and str(error.__cause__) else []
     unique = list(dict.fromkeys([*kept[:2], *causes]))
     return " ".join(line if line.endswith((".", "?", "!")) else f"{line}." for line in unique)

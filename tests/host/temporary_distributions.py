@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,3 +47,21 @@ def estimator_source(name: str, extra: str = "") -> str:
             return [EstimatorSpec(name={name!r}, factory=lambda table, options: None, options=Options)]
         """
     return textwrap.dedent(head) + textwrap.dedent(extra)
+
+
+def model_folder(path: Path, hidden: int = 96, layers: int = 2, chat: bool = True) -> Path:
+    """What the recipe check looks at of a model: config.json and tokenizer files, without weights."""
+    path.mkdir(parents=True, exist_ok=True)
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "intermediate_size": 2 * hidden,
+        "vocab_size": 190,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "tokenizer.json").write_text("{}")
+    template = {"chat_template": "{{ messages }}"} if chat else {}
+    (path / "tokenizer_config.json").write_text(json.dumps(template))
+    return path
