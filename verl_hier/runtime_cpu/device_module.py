@@ -60,7 +60,9 @@ def memory_allocated(device: Any = None) -> int:
 
 def max_memory_allocated(device: Any = None) -> int:
     """Highest resident set of this process so far in bytes."""
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * _MAXRSS_UNIT
+    peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * _MAXRSS_UNIT
+    # The kernel updates its high-water mark late.
+    return max(peak, memory_allocated())
 
 
 memory_reserved = memory_allocated

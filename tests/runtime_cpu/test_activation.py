@@ -1,0 +1,160 @@
+"""When the runtime is active, what it registers, and that a GPU machine is left alone."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from verl_hier.runtime_cpu import activation
+
+
+def run_python(code: str, **environment: str) -> str:
+    """Run code in a fresh interpreter; VERL_PLATFORM is unset unless given."""
+    import os
+
+    env = {k: v for k, v in os.environ.items() if k != "VERL_PLATFORM"} | environment
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("choice", "cuda", "hip", "wanted"),
+    [
+        ("cpu", "12.8", None, True),
+        (" CPU ", None, None, True),
+        ("nvidia", None, None, False),
+        ("", None, None, True),
+        ("", "12.8", None, False),
+        ("", None, "6.3", False),
+    ],
+)
+def test_who_wants_it(monkeypatch, choice, cuda, hip, wanted):
+    """A CUDA build without a device may be the head node of a GPU cluster: only VERL_PLATFORM decides there."""
+    monkeypatch.setenv("VERL_PLATFORM", choice)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert activation.is_wanted() is wanted
+
+
+def test_nothing_is_registered_where_it_is_not_wanted():
+    seen = run_python(
+        """
+        import verl
+        from verl.plugin.platform import PlatformRegistry
+        from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+        from verl.workers.rollout.replica import RolloutReplicaRegistry
+        import verl.utils.distributed as distributed
+        from verl_hier.runtime_cpu import is_active
+        print(is_active(), "cpu" in PlatformRegistry.registered_names(),
+              ("transformers", "async") in _ROLLOUT_REGISTRY, "transformers" in RolloutReplicaRegistry._registry,
+              hasattr(distributed.initialize_global_process_group_ray, "__wrapped__"))
+        """,
+        VERL_PLATFORM="nvidia",
+    )
+    assert seen == "False False False False False"
+
+
+def test_importing_verl_stays_light():
+    """Engines, server and weights are imported by the processes that use them."""
+    seen = run_python(
+        """
+        import sys, verl
+        print([m for m in sys.modules if m.startswith("verl_hier.runtime_cpu.")])
+        """,
+        VERL_PLATFORM="cpu",
+    )
+    assert seen == "['verl_hier.runtime_cpu.activation', 'verl_hier.runtime_cpu.platform']"
+
+
+def test_a_plugin_module_may_be_imported_before_verl():
+    """A Ray worker that unpickles our class imports this package first, and verl from inside of it."""
+    seen = run_python(
+        """
+        import verl_hier.runtime_cpu.replica
+        from verl.plugin.platform import get_platform
+        from verl_hier.runtime_cpu import is_active
+        print(get_platform().device_name, is_active())
+        """,
+        VERL_PLATFORM="cpu",
+    )
+    assert seen == "cpu True"
+
+
+def test_a_platform_that_verl_has_chosen_already_is_an_error():
+    from verl.plugin.platform import platform_manager
+
+    class Other:
+        device_name = "cuda"
+
+    class Manager:
+        PlatformRegistry = platform_manager.PlatformRegistry
+        _current_platform = Other()
+
+    with pytest.raises(RuntimeError, match="VERL_PLATFORM=cpu"):
+        activation._register_platform(Manager)
+
+
+def test_engines_replica_adapter_and_transport_are_found_by_verl():
+    from verl.checkpoint_engine import CheckpointEngineRegistry
+    from verl.workers.engine import EngineRegistry
+    from verl.workers.rollout.base import get_rollout_class
+    from verl.workers.rollout.replica import get_rollout_replica_class
+
+    from verl_hier.runtime_cpu import adapter, checkpoint_engine, fsdp, replica
+
+    assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is fsdp.CpuFsdp2EngineWithLMHead
+    assert EngineRegistry.get_engine_cls("value_model", "fsdp2") is fsdp.CpuFsdp2EngineWithValueHead
+    assert get_rollout_class("transformers") is adapter.TransformersServerAdapter
+    assert get_rollout_replica_class("transformers") is replica.TransformersReplica
+    assert CheckpointEngineRegistry.get("gloo") is checkpoint_engine.GlooCheckpointEngine
+    for kind in ("language_model", "value_model"):
+        with pytest.raises(ValueError, match="strategy=fsdp2"):
+            EngineRegistry.get_engine_cls(kind, "fsdp")()
+
+
+def test_the_platform_answers_what_verl_asks():
+    from verl.plugin.platform import get_platform
+    from verl.utils import device
+    from verl.utils.memory_utils import aggressive_empty_cache
+    from verl.utils.profiler.performance import _get_current_mem_info
+
+    platform = get_platform()
+    assert (platform.device_name, platform.communication_backend_name()) == ("cpu", "gloo")
+    assert torch.ones(1).to(device.get_device_id()).device.type == "cpu"
+    assert platform.ray_resource_options(1) == {"num_gpus": 1}
+    aggressive_empty_cache()
+    _get_current_mem_info()
+    module = device.get_torch_device()
+    free, total = module.mem_get_info()
+    assert 0 < free < total and 0 < module.memory_allocated() <= module.max_memory_allocated()
+    state = module.get_rng_state()
+    first = torch.rand(2)
+    module.set_rng_state(state)
+    assert torch.equal(torch.rand(2), first)
+
+
+def test_the_process_group_is_built_with_one_backend():
+    seen = run_python(
+        """
+        import os, socket
+        import torch.distributed
+        import verl
+        from verl.utils.distributed import initialize_global_process_group, initialize_global_process_group_ray
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        initialize_global_process_group_ray(timeout_second=None)
+        initialize_global_process_group_ray(timeout_second=None)
+        print(torch.distributed.get_backend_config())
+        torch.distributed.destroy_process_group()
+        print(initialize_global_process_group(timeout_second=60), torch.distributed.get_backend_config())
+        """,
+        VERL_PLATFORM="cpu",
+    )
+    assert seen.splitlines() == ["cpu:gloo", "(0, 0, 1) cpu:gloo"]
