@@ -14,7 +14,7 @@ CORY = EstimatorSpec(
     source="arXiv 2410.06101; imdb_train/cory.py",
     doc="estimators/cory.md",
     requires=("group", "role", "reward", "trained", "episodes.return"),
-    confidence="A",
+    confidence="B",
 )
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.conformance.group_fixtures import run
-from verl_hier.conformance.registry import estimator, plugin_module
+from verl_hier.conformance.registry import credit_of, estimator, plugin_module
 from verl_hier.conformance.tables import make_table
 from verl_hier.credit.estimate import estimate
 from verl_hier.trajectory.table import TurnTable
@@ -123,7 +122,7 @@ def ragen(case: Case) -> Outputs:
         tokens={"turn": turn, "value": np.asarray(case["values"], np.float64)[rows, columns]},
     )
     options = {"gamma": case["gamma"], "lam": case["lam"], "high_gamma": case["high_level_gamma"]}
-    raw = run("ragen_bilevel", table, whiten=False, **options)
+    raw = credit_of("ragen_bilevel", table, whiten=False, **options)
     padding = -raw.mean() / np.sqrt(raw.var(ddof=1) + 1e-8)
     out = {name: np.zeros(mask.shape) for name in ("advantages_whitened", "returns")}
     out["advantages_whitened"][:] = padding

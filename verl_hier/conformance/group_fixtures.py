@@ -8,20 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from verl_hier.conformance.registry import estimator, plugin_module
+from verl_hier.conformance.registry import credit_of, estimator, plugin_module
 from verl_hier.conformance.tables import make_table
 from verl_hier.credit import group_ids, turn_keys
 from verl_hier.credit.estimate import estimate
-from verl_hier.trajectory.table import TurnTable
 
 Case = Mapping[str, Any]
 Outputs = dict[str, Any]
-
-
-def run(name: str, table: TurnTable, **options: Any) -> NDArray[np.float64]:
-    """Values of the plugin `name` on a table, with options given by name over its defaults."""
-    spec = estimator(name)
-    return np.asarray(estimate(spec, table, spec.options(**options)).values)
 
 
 def on_mask(values: ArrayLike, mask: ArrayLike) -> NDArray[np.float64]:
@@ -33,7 +26,7 @@ def grpo(case: Case) -> Outputs:
     """One row an episode of one turn."""
     table = make_table({"group": case["index"], "reward": case["score"]})
     scale = "sample" if case["norm_by_std"] else "none"
-    return {"adv": on_mask(run("grpo", table, scale=scale, eps=case["epsilon"]), case["response_mask"])}
+    return {"adv": on_mask(credit_of("grpo", table, scale=scale, eps=case["epsilon"]), case["response_mask"])}
 
 
 def mc_grpo(case: Case) -> Outputs:
@@ -58,7 +51,7 @@ def drmas(case: Case) -> Outputs:
         }
     )
     options = {"agent_wise": case["group_by_agent_id"], "eps": case["epsilon"], "norm_by_std": case["norm_by_std"]}
-    return {f"{base}_adv": run("dr_mas", table, baseline=base, **options) for base in ("grpo", "rloo")}
+    return {f"{base}_adv": credit_of("dr_mas", table, baseline=base, **options) for base in ("grpo", "rloo")}
 
 
 def at_grpo(case: Case) -> Outputs:
@@ -75,7 +68,7 @@ def at_grpo(case: Case) -> Outputs:
     return {
         "kept_rows": np.arange(len(table)),
         "group": first_seen(keys),
-        "grpo_adv": run("at_grpo", table),
+        "grpo_adv": credit_of("at_grpo", table),
     }
 
 
@@ -93,7 +86,7 @@ def metaagentx(case: Case) -> Outputs:
     spec = estimator("metaagent_x")
     split = plugin_module("metaagent_x.estimator").by_design(table, spec.options(**options))
     columns = ("group", "level", "plan") if split else ("group", "level")
-    return {"group": first_seen(turn_keys(table, columns)), "grpo_adv": run("metaagent_x", table, **options)}
+    return {"group": first_seen(turn_keys(table, columns)), "grpo_adv": credit_of("metaagent_x", table, **options)}
 
 
 def coda_peco(case: Case) -> Outputs:
@@ -106,7 +99,7 @@ def coda_peco(case: Case) -> Outputs:
             "return": np.asarray(case["score"], np.float64),
         }
     )
-    return {"adv": run("coda_peco", table, eps=case["epsilon"])}
+    return {"adv": credit_of("coda_peco", table, eps=case["epsilon"])}
 
 
 def first_seen(keys: ArrayLike) -> NDArray[np.int64]:

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit.estimate import estimate
 from verl_hier.errors import PluginError
 from verl_hier.specs import EstimatorSpec, PolicyLossSpec, nearest
+from verl_hier.trajectory.table import TurnTable
 
 PACKAGE = "verl_hier_plugins"
 
@@ -65,3 +70,9 @@ def policy_loss(name: str) -> PolicyLossSpec:
     for spec in hook() if hook is not None else ():
         return spec
     raise PluginError(f"there is no policy loss of plugin {name!r}.")
+
+
+def credit_of(name: str, table: TurnTable, **options: Any) -> NDArray[np.float64]:
+    """Values of a built-in estimator on a table, with options given by name over its defaults."""
+    spec = estimator(name)
+    return np.asarray(estimate(spec, table, spec.options(**options)).values, np.float64)

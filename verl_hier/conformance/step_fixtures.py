@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_hier.conformance.group_fixtures import first_seen, on_mask, run
-from verl_hier.conformance.registry import plugin_module
+from verl_hier.conformance.group_fixtures import first_seen, on_mask
+from verl_hier.conformance.registry import credit_of, plugin_module
 from verl_hier.conformance.tables import make_table
 from verl_hier.credit import group_ids, rewards_to_go
 from verl_hier.trajectory.table import TurnTable
@@ -36,7 +36,7 @@ def gigpo(case: Case) -> Outputs:
     table = step_table(case)
     similarity = case["similarity_thresh"] if case["enable_similarity"] else None
     options = {"gamma": case["gamma"], "norm": case["mode"], "eps": case["epsilon"], "similarity": similarity}
-    total = run("gigpo", table, omega=case["step_advantage_w"], **options)
+    total = credit_of("gigpo", table, omega=case["step_advantage_w"], **options)
     anchor = table["anchor"]
     if similarity is not None:
         anchor = plugin_module("gigpo.anchors").similar_anchors(table["group"], anchor, table.anchors, similarity)
@@ -45,7 +45,7 @@ def gigpo(case: Case) -> Outputs:
     return {
         "discounted_returns": rewards_to_go(table, case["gamma"]),
         "step_group": first_seen(group_ids(table["group"], anchor)),
-        "episode_adv": run("gigpo", table, omega=0.0, **options),
+        "episode_adv": credit_of("gigpo", table, omega=0.0, **options),
         "adv_row": total,
         "adv_full": on_mask(total, mask),
     }
@@ -63,7 +63,7 @@ def hgpo(case: Case) -> Outputs:
         "eps": case["epsilon"],
     }
     returns = rewards_to_go(table, case["gamma"])
-    return {"discounted_returns": returns, "adv_row": run("hgpo", table, **options)}
+    return {"discounted_returns": returns, "adv_row": credit_of("hgpo", table, **options)}
 
 
 ADAPTERS: dict[str, Callable[[Case], Outputs]] = {

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.conformance.group_fixtures import on_mask, run
-from verl_hier.conformance.registry import estimator, plugin_module
+from verl_hier.conformance.group_fixtures import on_mask
+from verl_hier.conformance.registry import credit_of, estimator, plugin_module
 from verl_hier.conformance.tables import make_table
 from verl_hier.credit import step_mean
 from verl_hier.credit.estimate import estimate
@@ -25,8 +25,8 @@ def tree_grpo(case: Case) -> Outputs:
     tree = np.unique(case["tree"], return_inverse=True)[1]
     table = make_table({"group": case["prompt"], "reward": case["score"]}, episodes={"tree": tree})
     options = {"eps": case["epsilon"], "singleton": "raw"}
-    parts = {name: run("tree_grpo", table, variant=name, **options) for name in ("inter", "tree", "tree_2norm")}
-    intra = run("tree_grpo", table, variant="tree_inner", **options)
+    parts = {name: credit_of("tree_grpo", table, variant=name, **options) for name in ("inter", "tree", "tree_2norm")}
+    intra = credit_of("tree_grpo", table, variant="tree_inner", **options)
     return {**parts, "intra": intra, "tree_full": on_mask(parts["tree"], case["response_mask"])}
 
 
@@ -41,7 +41,7 @@ def tree_diff(case: Case) -> Outputs:
     score, leaf = np.asarray(case["leaf_score"], np.float64), np.asarray(case["is_leaf"], bool)
     table = without_root(case, score[leaf])
     table.episodes["tree"] = np.zeros(int(leaf.sum()), np.int64)
-    values = run("tree_diff", table, margin=case["margin"], normalise="none")
+    values = credit_of("tree_diff", table, margin=case["margin"], normalise="none")
     return {
         "subtree_leaf_sum": subtree_sum(case["parent"], np.where(leaf, score, 0.0)),
         "final_score": np.append(0.0, values),
@@ -111,7 +111,7 @@ def treepo(case: Case) -> Outputs:
     mask = np.asarray(case["response_mask"])
 
     def leaves(**options: Any) -> NDArray[np.float64]:
-        return run("treepo", table, **options)[last][rows]
+        return credit_of("treepo", table, **options)[last][rows]
 
     out: Outputs = {}
     for average, name in (("group_size", "group_size"), ("plain", "average")):
@@ -120,7 +120,7 @@ def treepo(case: Case) -> Outputs:
     grouped = leaves(whiten=False, count_self=True)
     out["group_wise_reward"] = dict(zip(case["path"], grouped, strict=True))
     for form, label in (("treepo_plain", "plain"), ("treepo_siblings", "siblingnorm")):
-        values = run("spo", table, form=form)
+        values = credit_of("spo", table, form=form)
         paths = [values[table.step_turn[table.step_episode == row]].tolist() for row in rows]
         out[f"segment_adv_{label}"] = dict(zip(case["path"], paths, strict=True))
     width = mask.shape[1]

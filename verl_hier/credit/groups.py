@@ -41,7 +41,7 @@ def number(column: ArrayLike) -> tuple[Ints, int]:
     if values.size == 0:
         return np.zeros(0, np.int64), 0
     if values.dtype.kind == "O":
-        values = values.astype(str)
+        values = np.frompyfunc(str, 1, 1)(values).astype(str)
     if values.dtype.kind in "iub":
         codes = values.astype(np.int64)
         low = int(codes.min())
