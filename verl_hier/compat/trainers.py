@@ -137,7 +137,7 @@ class HierTrainerMixin:
             )
         extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         records = [dict(field)["hier"] for field in list(extra["extra_fields"])]
-        order = sorted(range(len(batch)), key=lambda i: (records[i]["index"], *_session(batch.keys[i])))
+        order = self._row_order(batch.keys, records)
         batch.reorder(order)
         rows = [
             RowIdentity(
@@ -153,6 +153,10 @@ class HierTrainerMixin:
         metrics["hier/rows/trained"] = float(len(rows))
         metrics["hier/rows/padding"] = float(len(padded) - len(rows))
         return padded
+
+    def _row_order(self, keys: list[str], records: list[dict[str, Any]]) -> list[int]:
+        """By task, episode and row: verl's own order is that of arrival, which no seed controls."""
+        return sorted(range(len(keys)), key=lambda i: (records[i]["index"], *_session(keys[i])))
 
     def _raise_faults(self, metrics: dict[str, Any]) -> None:
         """Stop on a fatal error of a rollout worker; count what tasks without rows report."""

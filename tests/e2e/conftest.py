@@ -1,0 +1,175 @@
+"""Runs of the real trainer: verl's own entry point in a process of its own, on models made on the spot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.host.temporary_distributions import write_distribution
+
+from .probe import ENTRY, PLUGIN, TRAINERS
+
+LIMIT_S = 420
+"""A run that takes longer hangs; on two cores each takes about a minute."""
+
+
+@dataclass
+class Run:
+    """A finished run of the trainer."""
+
+    code: int
+    log: str
+    steps: list[dict[str, Any]]
+
+    def metric(self, name: str) -> list[float]:
+        """A metric over the steps."""
+        return [step[name] for step in self.steps if name in step]
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen2 of 60k parameters with a byte-level tokenizer and a chat template, and a toy parquet beside it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    folder = tmp_path_factory.mktemp("byte_model")
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    ids = {word: i for i, word in enumerate(words)}
+    core = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(words),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=ids["<|im_end|>"],
+        pad_token_id=ids["<|endoftext|>"],
+        bos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    rows = [
+        {
+            "data_source": "toy",
+            "prompt": [{"role": "user", "content": f"say {chr(97 + i)}"}],
+            "reward_model": {"style": "rule", "ground_truth": chr(97 + i)},
+            "extra_info": {"index": i},
+        }
+        for i in range(16)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "tasks.parquet")
+    (folder / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
+        "    return sum(map(ord, solution_str)) % 7 / 7\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an installed third-party distribution; put it on PYTHONPATH."""
+    root = write_distribution(
+        tmp_path_factory.mktemp("site"),
+        "hier-probe",
+        {"probe": "probe_world"},
+        {"probe_world.py": PLUGIN, "probe_trainers.py": TRAINERS, "probe_entry.py": ENTRY},
+    )
+    (points,) = root.glob("*.dist-info/entry_points.txt")
+    points.write_text(points.read_text() + "[verl.plugins]\nprobe = probe_entry\n")
+    return root
+
+
+Train = Callable[..., Run]
+
+
+@pytest.fixture
+def environment(probes: Path, tmp_path: Path) -> dict[str, str]:
+    """Environment variables of a run in `tmp_path`."""
+    (tmp_path / "probe").mkdir()
+    path = os.pathsep.join([str(probes), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PROBE_FOLDER": str(tmp_path / "probe")}
+
+
+def command(recipe: str, model: Path, overrides: list[str]) -> list[str]:
+    """verl's own entry point with a recipe of ours and what every test run shares."""
+    shared = [
+        f"actor_rollout_ref.model.path={model}",
+        "trainer.logger=[console,file]",
+        "trainer.save_freq=-1",
+        "trainer.test_freq=-1",
+        "data.shuffle=False",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=64",
+        "data.max_response_length=64",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "+actor_rollout_ref.rollout.engine_kwargs.transformers.deterministic=true",
+    ]
+    by_key = {line.lstrip("+").split("=")[0]: line for line in [*shared, *overrides]}
+    chosen = [line.replace("+actor", "++actor", 1) for line in by_key.values()]
+    return [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", recipe, *chosen]
+
+
+@pytest.fixture
+def train(byte_model: Path, environment: dict[str, str], tmp_path: Path) -> Train:
+    """`train(recipe, overrides, name)` runs to the end; the files of the run stay in `tmp_path / name`."""
+
+    def run(recipe: str, overrides: list[str], name: str = "run", **variables: str) -> Run:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        metrics = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
+        done = subprocess.run(
+            command(recipe, byte_model, [f"trainer.default_local_dir={folder}/checkpoints", *overrides]),
+            cwd=folder,
+            env={**environment, "VERL_FILE_LOGGER_PATH": str(metrics), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        steps = [record["data"] | {"step": record["step"]} for record in map(json.loads, lines)]
+        return Run(done.returncode, done.stdout, steps)
+
+    return run
+
+
+HIMAC_ON_BYTES = [
+    "hier.plugins.probe=true",
+    "hier.environment={name: bytes}",
+    "hier.worker={name: planner_executor, subgoal_turns: 4}",
+    "hier.rollout.template=plain",
+    "hier.rollout.max_tokens_per_turn=6",
+    "hier.rollout.environment_processes=1",
+    "hier.sampler.plans=4",
+    "data.train_batch_size=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+]
+"""The HiMAC recipe on the world of bytes, small."""
