@@ -167,7 +167,7 @@ def _notes(config: Mapping[str, Any], parts: Parts) -> list[str]:
     if tasks % mini:
         notes.append(
             f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini} does not divide data.train_batch_size = {tasks}; the "
-            "number of optimiser steps is rounded down and its mini-batches are larger."
+            f"step is cut into {max(1, tasks // mini)} equal part(s)."
         )
     server = config["actor_rollout_ref"]["rollout"]["name"]
     if server in ENGINES and installed(server) is None:

@@ -90,12 +90,13 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
 
     recipe = find(reference)
     register()
-    given = overridden(overrides)
+    given, home = overridden(overrides), verl_config_folder()
     if not recipe.shipped:
-        given = [f"hydra.searchpath=[file://{recipe.path.parent}]", *given]
+        # A primary config must be in the first folder of the search path; verl's then comes after it.
+        given, home = [f"hydra.searchpath=[file://{home}]", *given], recipe.path.parent
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(verl_config_folder()), version_base=None):
+        with initialize_config_dir(str(home), version_base=None):
             return hydra_compose(recipe.path.stem, overrides=given)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         unknown = _UNKNOWN_KEY.search(str(error))

@@ -198,7 +198,6 @@ def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest
         (("hier.rollout.context_tokens=100000",), "hier.rollout.context_tokens: 100000 tokens do not fit"),
         (("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",), "a micro-batch must hold the longest row"),
         (("actor_rollout_ref.rollout.tensor_model_parallel_size=2",), "tensor_model_parallel_size: 2 processes"),
-        (("actor_rollout_ref.actor.ppo_mini_batch_size=64",), "ppo_mini_batch_size: a mini-batch of 64 tasks"),
         (("data.train_batch_size=0",), "data.train_batch_size: expected a whole number of at least 1, got 0"),
         (("ray_kwargs.ray_init.num_cpus=2",), "ray_kwargs.ray_init.num_cpus: this plan's processes reserve at least"),
         (("ray_kwargs.ray_init.num_gpus=0",), "ray_kwargs.ray_init.num_gpus: "),

@@ -43,11 +43,6 @@ def check_resources(config: Mapping[str, Any], hier: HierConfig, episodes: int) 
     check_mode(config)
     devices = _positive(config, "trainer.nnodes") * _positive(config, "trainer.n_gpus_per_node")
     tasks, mini = _positive(config, "data.train_batch_size"), _positive(config, ACTOR + "ppo_mini_batch_size")
-    if mini > tasks:
-        raise RecipeError(
-            f"{ACTOR}ppo_mini_batch_size: a mini-batch of {mini} tasks is larger than data.train_batch_size = {tasks}; "
-            "lower it."
-        )
     parallel = _sequence_parallel(config)
     _divides(parallel, devices, ACTOR + "ulysses_sequence_parallel_size")
     plan = _plan(config, hier, devices)
