@@ -10,11 +10,12 @@ from typing import Any
 
 from verl_hier_plugins.alfworld.engine import NOTHING_HAPPENS, Game, Node
 from verl_hier_plugins.alfworld.goals import goals_done, goals_of_file
+from verl_hier_plugins.alfworld.grammar import parse_grammar
 from verl_hier_plugins.alfworld.options import AlfworldOptions
-from verl_hier_plugins.alfworld.pddl import game_data
+from verl_hier_plugins.alfworld.pddl import domain_and_grammar, game_data
 from verl_hier_plugins.alfworld.tasks import data_root
 from verl_hier_plugins.alfworld.texts import shorten, with_admissible
-from verl_hier_plugins.alfworld.world import Goal, build_world
+from verl_hier_plugins.alfworld.world import Goal, build_world, names
 
 from verl_hier.environments.base import Environment, Step
 from verl_hier.environments.expert import Expert
@@ -115,6 +116,13 @@ class AlfworldEnvironment(Environment):
                 "hier.environment.source: the expert needs a game whose goals are known (traj_data.json)."
             )
         return AlfworldExpert(self, plan(self._goals, rng, skip_stage), remember)
+
+    def vocabulary(self) -> list[str]:
+        """Names of all entities of generated worlds, and the words of the grammar."""
+        if self._options.source != "generated":
+            return []
+        _, grammar = domain_and_grammar()
+        return [*names(self._options.size[0]), *parse_grammar(grammar).words()]
 
     def _opening(self, game: Game) -> str:
         if self._options.observation == "full":

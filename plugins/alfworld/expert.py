@@ -97,17 +97,21 @@ class AlfworldExpert:
         self._current = -1
         self._searched: set[str] = set()
         self._seen: dict[str, str] = {}
+        self._arrived: Node | None = None
         self.subgoals = tuple(str(step) for step in steps)
 
     def advise(self, subgoal: int) -> str | None:
         """The next command towards a subgoal, None when it is reached."""
-        if subgoal != self._current:
-            self._current = subgoal
-            self._searched.clear()
-            if not self._remember:
-                self._seen.clear()
         view = View(self._environment.node)
-        self._look_around(view)
+        if subgoal != self._current and not self._remember:
+            # A context that starts here shows the last observation only, so what lies around is not known to it.
+            self._searched.clear()
+            self._seen.clear()
+            self._arrived = self._environment.node
+        if self._remember or self._environment.node is not self._arrived:
+            self._arrived = None
+            self._look_around(view)
+        self._current = subgoal
         step = self._steps[subgoal]
         if step.verb == "find":
             return self._find(view, step)
@@ -143,14 +147,17 @@ class AlfworldExpert:
         return self._search(view, done)
 
     def _search(self, view: View, done: set[str]) -> str:
-        open_here = [r for r in sorted(view.here) if view.closed(r) and r not in done]
+        # Where the agent stood when the subgoal began is looked at last: nothing told it whether it is open.
+        here = [] if self._arrived is not None else sorted(view.here)
+        open_here = [r for r in here if view.closed(r) and r not in done]
         if open_here:
             return f"open {view.name(open_here[0])}"
-        left = [r for r in view.receptacles() if r not in self._searched and r not in done]
+        places = [r for r in view.receptacles() if r not in done and r not in view.here]
+        left = [r for r in places if r not in self._searched]
         if not left:
+            # Everything was seen and something must have moved since: look again.
             self._searched.clear()
-            left = [r for r in view.receptacles() if r not in done and r not in view.here]
-        return self._go(view, left[0])
+        return self._go(view, (left or places)[0])
 
     def _drop(self, view: View, item: str) -> str:
         """Put down what is in the way, here if possible."""

@@ -150,6 +150,12 @@ class Grammar:
             self._starts[start] = self._parse(start)
         self.reads = frozenset(predicate for query in self._queries.values() for predicate, _ in query.terms)
 
+    def words(self) -> list[str]:
+        """The literal texts of the rules that speak about ordinary play."""
+        spoken = [text for rules in self._rules.values() for _, symbols in rules for text in _literals(symbols)]
+        # Rules of actions that ALFWorld's domain leaves out say the action's own name (`PutObjectIn…`).
+        return [text for text in spoken if not re.search("[a-z][A-Z]", text)]
+
     def derive(self, start: str, scene: Scene, task: str = "") -> str:
         """The text of `start` (a rule reference or a command template); `task` fills the task sentence."""
         text = "".join(self._texts(self._starts[start], scene))
@@ -222,6 +228,14 @@ class Grammar:
         if kind == "ListSymbol":
             return _List(self._symbol(symbol.symbol))
         raise TypeError(f"the ALFWorld grammar holds a symbol that is not known here: {kind}")
+
+
+def _literals(symbols: tuple[_Symbol, ...]) -> Iterator[str]:
+    for symbol in symbols:
+        if isinstance(symbol, _Literal):
+            yield symbol.text
+        elif isinstance(symbol, _Given | _List):
+            yield from _literals((symbol.inner,))
 
 
 @functools.lru_cache(maxsize=8)

@@ -62,6 +62,9 @@ OBJECTS = (
     "Tomato",
 )
 LAMP = "DeskLamp"
+MOST_OF_A_KIND = 3
+"""Objects of one type in a room at most, as in ALFWorld's own rooms."""
+
 LAMP_STANDS = ("CounterTop", "DiningTable", "Shelf", "SideTable", "Dresser", "CoffeeTable", "Desk")
 
 
@@ -150,9 +153,10 @@ def _draw(rng: random.Random, kinds: list[str], receptacles: int, objects: int) 
     if "look" in kinds:
         stands = [name for name, kind in rooms if kind in LAMP_STANDS]
         placed.append((LAMP, rng.choice(stands)))
-    spare = [o for o in OBJECTS if o not in {g.item for g in goals}]
-    while len(placed) < objects:
-        item = rng.choice(spare)
+    spare = [o for o in OBJECTS if o not in {g.item for g in goals} for _ in range(MOST_OF_A_KIND)]
+    rng.shuffle(spare)
+    while len(placed) < objects and spare:
+        item = spare.pop()
         spot = _spot(rng, item, rooms, holds)
         if spot is not None:
             placed.append((item, spot))
@@ -248,3 +252,12 @@ def _sentence(rng: random.Random, goals: list[Goal]) -> str:
         target = goal.target.lower()
         parts.append(template.format(obj=goal.item.lower(), recep=target, toggle=target, mrecep=""))
     return " then ".join(parts)
+
+
+def names(receptacles: int) -> list[str]:
+    """What commands and texts may call the entities of generated worlds with so many receptacles."""
+    most = 1 + max(0, receptacles - len(APPLIANCES) - len(FURNITURE))
+    found = [f"{kind} 1" for kind in (*APPLIANCES, LAMP)]
+    found += [f"{kind} {i + 1}" for kind in FURNITURE for i in range(most)]
+    found += [f"{kind} {i + 1}" for kind in OBJECTS for i in range(MOST_OF_A_KIND)]
+    return [name.lower() for name in found]

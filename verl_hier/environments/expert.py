@@ -1,8 +1,9 @@
-"""What an environment may offer so that demonstrations can be written from it: an expert with subgoals."""
+"""What an environment may offer for a cold start: an expert with subgoals, and the words of its language."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 
@@ -33,4 +34,13 @@ class OffersExpert(Protocol):
             remember: whether later subgoals may use what earlier ones saw; False suits workers whose context starts
                 afresh at each subgoal.
         """
+        ...
+
+
+@runtime_checkable
+class OffersVocabulary(Protocol):
+    """An environment that can name words which a few walks may not meet (the third apple of a room)."""
+
+    def vocabulary(self) -> Iterable[str]:
+        """Texts that together hold every word of the environment with its options."""
         ...

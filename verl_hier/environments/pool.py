@@ -235,6 +235,11 @@ class EnvironmentPool:
         for process in self._processes:
             await process.alive()
 
+    async def kill_processes(self) -> None:
+        """Kill every process as a crash would, between two calls; episodes go on by replay. For tests."""
+        for process in self._processes:
+            await process.kill()
+
     async def close(self) -> None:
         """End all processes. Handles that are still open must not be used afterwards."""
         for process in self._processes:

@@ -120,6 +120,11 @@ class Process:
         except (TookTooLong, Raised, Refused, Died) as error:
             logger.warning("freeing an environment failed: %s", error)
 
+    async def kill(self) -> None:
+        """End the child at once; the next call starts another one."""
+        async with self._busy:
+            await self._bury()
+
     async def stop(self) -> None:
         """Hang up, wait a moment, kill."""
         self._stopped = True

@@ -1,0 +1,145 @@
+"""The supervised part of the cold start, done by verl's own SFT trainer in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from verl_hier.errors import HierError
+
+logger = logging.getLogger(__name__)
+
+LOG_NAME = "sft.log"
+MODEL_NAME = "model"
+
+
+class ColdStartError(HierError):
+    """verl's SFT trainer failed; the message ends with what it said last."""
+
+
+def run_sft(
+    model_dir: str | Path,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
+    steps: int = 1300,
+    batch_size: int = 24,
+    learning_rate: float = 3e-3,
+    warmup_steps: int = 50,
+    device: str = "cpu",
+    processes: int = 1,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+) -> Path:
+    """Train a model on demonstrations.
+
+    Args:
+        model_dir: folder with the model and its tokenizer.
+        data: files of `write_demonstrations`.
+        out: folder for the result; `out/model` is the trained model and `out/sft.log` what verl said.
+        steps: optimiser steps. A number of steps and not of seconds, so that two machines train the same policy.
+        batch_size: rows a step.
+        learning_rate: highest learning rate of a cosine with warm-up.
+        warmup_steps: steps until it is reached.
+        device: `cpu` or `cuda`.
+        processes: FSDP ranks.
+        seed: seed of the order of the rows.
+        overrides: further Hydra overrides for `verl.trainer.sft_trainer`.
+
+    Returns:
+        `out/model`.
+
+    Raises:
+        ColdStartError: when the trainer fails.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    files = [data] if isinstance(data, str | Path) else list(data)
+    epochs = math.ceil(steps / max(1, _rows(files) // batch_size))
+    settings = [
+        *sft_overrides(Path(model_dir), files, out, batch_size, device),
+        f"trainer.total_training_steps={steps}",
+        f"trainer.total_epochs={epochs}",
+        f"trainer.n_gpus_per_node={processes}",
+        f"optim.lr={learning_rate}",
+        f"optim.lr_warmup_steps={warmup_steps}",
+        f"+data.order_seed={seed}",
+        f"hydra.run.dir={out / 'hydra'}",
+    ]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
+        *("-m", "verl.trainer.sft_trainer", *settings, *overrides),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "WANDB_MODE": "offline"}
+    if device == "cpu":
+        environment["VERL_PLATFORM"] = "cpu"
+    log = out / LOG_NAME
+    with log.open("w") as stream:
+        status = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
+    if status:
+        tail = "\n".join(log.read_text().splitlines()[-12:])
+        raise ColdStartError(f"verl's SFT trainer ended with status {status}; see {log}. It said last:\n{tail}")
+    return _collect(out, steps)
+
+
+def sft_overrides(model_dir: Path, files: Sequence[str | Path], out: Path, batch_size: int, device: str) -> list[str]:
+    """Hydra overrides that make `verl.trainer.sft_trainer` read demonstrations and leave a Hugging Face folder."""
+    settings = [
+        f"model.path={model_dir}",
+        f"data.train_files=[{','.join(map(str, files))}]",
+        "data.custom_cls.path=pkg://verl_hier.coldstart.dataset",
+        "data.custom_cls.name=DemonstrationDataset",
+        f"data.train_batch_size={batch_size}",
+        "data.pad_mode=no_padding",
+        "data.use_dynamic_bsz=true",
+        "data.max_token_len_per_gpu=16384",
+        "data.num_workers=0",
+        "optim.lr_scheduler_type=cosine",
+        "optim.clip_grad=1.0",
+        "checkpoint.save_contents=[hf_model]",
+        "trainer.logger=[console]",
+        "trainer.project_name=verl_hier",
+        "trainer.experiment_name=coldstart",
+        f"trainer.default_local_dir={out / 'checkpoints'}",
+        "trainer.resume_mode=disable",
+        f"trainer.device={device}",
+    ]
+    if device == "cpu":
+        settings += [
+            # FSDP1 and flash attention need an accelerator; see recipes/hier/size/cpu.yaml.
+            "engine.strategy=fsdp2",
+            "engine.use_torch_compile=false",
+            "model.use_remove_padding=false",
+            "model.enable_gradient_checkpointing=false",
+            "+model.override_config.attn_implementation=sdpa",
+        ]
+        settings += [f"+engine.mixed_precision.{kind}_dtype=fp32" for kind in ("param", "reduce", "buffer")]
+    return settings
+
+
+def _rows(files: Sequence[str | Path]) -> int:
+    import pyarrow.parquet as parquet
+
+    return sum(parquet.read_metadata(file).num_rows for file in files)
+
+
+def _collect(out: Path, steps: int) -> Path:
+    """Move the Hugging Face folder of the last checkpoint to `out/model`."""
+    saved = out / "checkpoints" / f"global_step_{steps}" / "huggingface"
+    if not saved.is_dir():
+        raise ColdStartError(f"verl's SFT trainer ended without a model in {saved}; see {out / LOG_NAME}.")
+    target = out / MODEL_NAME
+    if target.exists():
+        shutil.rmtree(target)
+    shutil.move(saved, target)
+    shutil.rmtree(out / "checkpoints")
+    losses = re.findall(r"train/loss:([0-9.]+)", (out / LOG_NAME).read_text())
+    if losses:
+        logger.info("loss %s -> %s", losses[0], losses[-1])
+    return target

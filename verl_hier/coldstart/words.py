@@ -1,0 +1,15 @@
+"""The words of the tiny model's language: entities with their number, plain words, numbers, and four signs."""
+
+from __future__ import annotations
+
+import re
+
+PATTERN = r"[a-z]+ \d+|[a-z]+|\d+|[:;|]"
+"""What one token is. The Python and the Rust regex engine read it alike."""
+
+_COMPILED = re.compile(PATTERN)
+
+
+def split_words(text: str) -> list[str]:
+    """Words of a text, in order; everything else is dropped."""
+    return _COMPILED.findall(text.lower())

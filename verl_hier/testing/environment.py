@@ -1,0 +1,233 @@
+"""Conformance of an environment: what the trainer relies on, checked by playing it. Call it from your own tests.
+
+from verl_hier.testing.environment import check_environment
+check_environment(SPEC, options)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
+from verl_hier.specs import EnvironmentSpec
+
+NONSENSE = "xyzzy no such action"
+Told = tuple[str, float, bool, bool, bool, tuple[str, ...], str | None]
+
+
+def check_environment(
+    spec: EnvironmentSpec,
+    options: Any = None,
+    tasks: int = 3,
+    steps: int = 12,
+    seed: int = 0,
+    split: str = "train",
+    isolated: bool = True,
+) -> None:
+    """Play an environment and fail with a sentence where it breaks its contract.
+
+    Checked: tasks are JSON-able; equal task, seed and actions give equal steps; an action that makes no sense is
+    answered with `valid=False` and changes nothing; equal anchors go with equal possibilities; a fork is equal and
+    independent; the same holds behind the process pool, where a replay after a crash gives the same texts, and a call
+    that takes too long costs its own episode only.
+
+    Args:
+        spec: the registered environment.
+        options: its options, the defaults when None.
+        tasks: how many tasks are played.
+        steps: actions in each.
+        seed: seed of the episodes and of the random actions.
+        split: split whose tasks are played.
+        isolated: also check behind the pool; the factory must then be importable by name.
+
+    Raises:
+        AssertionError: with a sentence about what is wrong.
+    """
+    options = spec.options() if options is None else options
+    for number, task in enumerate(_tasks(spec, options, split, tasks)):
+        player = _Player(spec, options, task, seed, random.Random(f"{seed}-{number}"))
+        actions = player.play(steps)
+        player.check_determinism(actions)
+        player.check_nonsense(actions)
+        player.check_fork(actions)
+        player.close()
+        if isolated:
+            asyncio.run(_check_pool(spec, options, task, seed, actions))
+
+
+def _tasks(spec: EnvironmentSpec, options: Any, split: str, count: int) -> list[Mapping[str, Any]]:
+    import json
+
+    assert spec.tasks is not None, f"the spec {spec.name!r} has no `tasks` function"
+    found = spec.tasks(options, split)
+    assert found, f"{spec.name}: `tasks` gives no task for the split {split!r}"
+    assert found == spec.tasks(options, split), f"{spec.name}: `tasks` gives other tasks when it is called again"
+    for task in found[:count]:
+        assert task == json.loads(json.dumps(task)), f"{spec.name}: the task {task} is not JSON-able"
+        assert "instruction" in task, f"{spec.name}: a task needs an `instruction`, which tells the policy what to do"
+    return list(found[:count])
+
+
+class _Player:
+    """Plays one task in this process."""
+
+    def __init__(
+        self, spec: EnvironmentSpec, options: Any, task: Mapping[str, Any], seed: int, rng: random.Random
+    ) -> None:
+        self._spec, self._options, self._task, self._seed, self._rng = spec, options, task, seed, rng
+        self._made: list[Environment] = []
+
+    def play(self, steps: int) -> list[str]:
+        """Random actions, after which equal anchors must have meant equal possibilities."""
+        world, step = self._start()
+        seen: dict[str, tuple[str, ...]] = {}
+        actions: list[str] = []
+        while len(actions) < steps and not (step.done or step.truncated):
+            if step.anchor is not None:
+                known = seen.setdefault(step.anchor, step.admissible)
+                assert known == step.admissible, (
+                    f"{self._where()}: two states have the anchor {step.anchor!r} but other admissible actions"
+                )
+            action = self._rng.choice(step.admissible) if step.admissible else NONSENSE
+            step = self._step(world, action)
+            if step.valid is False and action != NONSENSE:
+                raise AssertionError(f"{self._where()}: {action!r} was listed as admissible and then called invalid")
+            actions.append(action)
+        return actions
+
+    def check_determinism(self, actions: list[str]) -> None:
+        """Two instances with the same history, and one that is reset again, say the same."""
+        first, second = self._history(actions), self._history(actions)
+        _same(first, second, f"{self._where()}: not deterministic for the same task, seed and actions")
+        world, _ = self._start()
+        for action in actions:
+            world.step(action)
+        again = [_told(world.reset(self._task, self._seed)), *(_told(world.step(action)) for action in actions)]
+        _same(first, again, f"{self._where()}: a second reset does not start from the beginning")
+
+    def check_nonsense(self, actions: list[str]) -> None:
+        """An action that makes no sense is answered and changes nothing."""
+        world, step = self._start()
+        for action in actions[: len(actions) // 2]:
+            step = world.step(action)
+        if step.done or step.truncated:
+            return
+        try:
+            answer = self._step(world, NONSENSE)
+        except Exception as error:
+            raise AssertionError(
+                f"{self._where()}: an action that makes no sense raised {type(error).__name__}: {error}; "
+                "answer it with valid=False"
+            ) from error
+        assert not answer.valid, f"{self._where()}: {NONSENSE!r} was called valid"
+        assert answer.anchor == step.anchor, f"{self._where()}: an invalid action changed the state (anchor)"
+        assert answer.admissible == step.admissible, f"{self._where()}: an invalid action changed what is admissible"
+
+    def check_fork(self, actions: list[str]) -> None:
+        """A fork says what its source would have said, and neither disturbs the other."""
+        half = len(actions) // 2
+        world, step = self._start()
+        for action in actions[:half]:
+            step = world.step(action)
+        copy = world.fork()
+        if copy is None:
+            return
+        self._made.append(copy)
+        assert self._spec.can_fork, f"{self._spec.name}: it forks, but its spec says can_fork=False"
+        if step.admissible:
+            # Lead the source astray first: a fork that shares its state would follow.
+            world.step(step.admissible[-1])
+        expected = self._history(actions)[half + 1 :]
+        got = [_told(copy.step(action)) for action in actions[half:]]
+        _same(expected, got, f"{self._where()}: a fork differs from its source or is not independent of it", half + 1)
+
+    def close(self) -> None:
+        """Every instance must close quietly."""
+        for world in self._made:
+            world.close()
+
+    def _history(self, actions: list[str]) -> list[Told]:
+        world, step = self._start()
+        return [_told(step), *(_told(self._step(world, action)) for action in actions)]
+
+    def _start(self) -> tuple[Environment, Step]:
+        world = self._spec.factory(self._options)
+        assert isinstance(world, Environment), f"{self._spec.name}: the factory gave no Environment but {type(world)}"
+        self._made.append(world)
+        step = world.reset(self._task, self._seed)
+        return world, self._checked(step)
+
+    def _step(self, world: Environment, action: str) -> Step:
+        return self._checked(world.step(action))
+
+    def _checked(self, step: Step) -> Step:
+        assert isinstance(step, Step), f"{self._where()}: answered {type(step).__name__} instead of a Step"
+        assert pickle.loads(pickle.dumps(step)) == step, f"{self._where()}: a Step does not survive pickling"
+        assert isinstance(step.admissible, tuple), f"{self._where()}: `admissible` must be a tuple"
+        return step
+
+    def _where(self) -> str:
+        return f"{self._spec.name}, task {self._task.get('id', self._task['instruction'])!r}"
+
+
+def _told(step: Step) -> Told:
+    return (step.text, step.reward, step.done, step.truncated, step.valid, step.admissible, step.anchor)
+
+
+def _same(expected: list[Told], got: list[Told], sentence: str, offset: int = 0) -> None:
+    for number, (was, now) in enumerate(zip(expected, got, strict=True)):
+        assert was == now, f"{sentence}: step {number + offset} said {was} and then {now}"
+
+
+async def _check_pool(
+    spec: EnvironmentSpec, options: Any, task: Mapping[str, Any], seed: int, actions: list[str]
+) -> None:
+    """Texts behind the pool, after a fork, after a crash; and a clean end."""
+    pool = EnvironmentPool(spec.factory, options, processes=1, time_limit_s=60.0)
+    try:
+        handle, _ = await pool.open(task, seed)
+        half = len(actions) // 2
+        for action in actions[:half]:
+            await handle.step(action)
+        copy = await handle.fork()
+        for action in actions[half:]:
+            await handle.step(action)
+        await pool.kill_processes()
+        for action in actions[half:]:
+            await copy.step(action)
+        _same(
+            [_told(step) for step in handle.steps],
+            [_told(step) for step in copy.steps],
+            f"{spec.name}: a fork that was rebuilt by replay differs from its source",
+        )
+        await handle.replay()
+        await _check_time_limit(pool, task, seed, actions)
+        await copy.close()
+        await handle.close()
+    except EnvironmentFailure as failure:
+        raise AssertionError(f"{spec.name}: behind the process pool: {failure}") from failure
+    finally:
+        await pool.close()
+
+
+async def _check_time_limit(pool: EnvironmentPool, task: Mapping[str, Any], seed: int, actions: list[str]) -> None:
+    """A call that takes too long costs its own episode; another one goes on."""
+    slow, _ = await pool.open(task, seed)
+    other, first = await pool.open(task, seed)
+    limit, pool.time_limit_s = pool.time_limit_s, 0.0
+    try:
+        await slow.step(NONSENSE)
+    except EnvironmentFailure as failure:
+        assert failure.kind == "timeout", f"a call beyond its limit was reported as {failure.kind!r}"
+    else:
+        raise AssertionError("a call beyond its limit was not reported")
+    finally:
+        pool.time_limit_s = limit
+    answer = await other.step(actions[0] if actions else NONSENSE)
+    assert answer.text is not None and other.steps[0] == first
+    await other.close()
