@@ -1,4 +1,4 @@
-"""`tiny`, `demos`: what a small model needs before reinforcement learning can start."""
+"""`tiny`, `demos`, `sft`: what a small model needs before reinforcement learning can start."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TINY = Path("runs/coldstart/tiny")
 DEMONSTRATIONS = Path("runs/coldstart/demonstrations.parquet")
+COLD_START = Path("runs/coldstart")
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 
 
@@ -55,7 +56,10 @@ def demos(
     from transformers import AutoTokenizer
 
     from verl_hier.coldstart import Noise, write_demonstrations
+    from verl_hier.errors import HierError
 
+    if not (model / "config.json").is_file():
+        raise HierError(f"there is no model at {model}; `verl-hier tiny {recipe}` makes one.")
     hier, parts = recipe_parts(recipe, overrides)
     file = write_demonstrations(
         parts.environment.spec,
@@ -70,6 +74,41 @@ def demos(
         limits=limits(hier),
     )
     line(f"demonstrations: {file}")
+
+
+def sft(
+    demonstrations: Annotated[list[Path] | None, typer.Argument(help="Files of `verl-hier demos`.")] = None,
+    model: Annotated[Path, typer.Option(help="Folder of the untrained model.")] = TINY,
+    out: Annotated[Path, typer.Option(help="Folder; the trained model is in `model` below it.")] = COLD_START,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 1300,
+    batch_size: Annotated[int, typer.Option(help="Rows a step.")] = 24,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Seed = 0,
+) -> None:
+    """Train a model on demonstrations with verl's SFT trainer."""
+    from verl_hier.coldstart import run_sft
+    from verl_hier.compat.versions import require_supported
+    from verl_hier.errors import HierError
+
+    require_supported()
+    files = demonstrations or [DEMONSTRATIONS]
+    for file in files:
+        if not file.is_file():
+            raise HierError(f"there are no demonstrations at {file}; `verl-hier demos RECIPE` writes them.")
+    if not (model / "config.json").is_file():
+        raise HierError(f"there is no model at {model}; `verl-hier tiny RECIPE` makes one.")
+    trained = run_sft(
+        model,
+        files,
+        out,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        device=device,
+        seed=seed,
+    )
+    line(f"trained model: {trained}")
 
 
 def recipe_parts(recipe: str, overrides: list[str] | None) -> tuple[HierConfig, Parts]:

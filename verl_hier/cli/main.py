@@ -41,7 +41,7 @@ def _root(
 RUNNING, LOOKING, MAKING = "Running", "Looking", "Making"
 COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (RUNNING, {"check": train.check, "train": train.train, "recipes": train.recipes}),
-    (RUNNING, {"tiny": data.tiny, "demos": data.demos}),
+    (RUNNING, {"tiny": data.tiny, "demos": data.demos, "sft": data.sft}),
     (LOOKING, {"doctor": inspect.doctor, "plugins": inspect.plugins, "conformance": inspect.conformance}),
     (LOOKING, {f"{kind}s": parts.command(kind) for kind in parts.KINDS}),
     (MAKING, {"new": create.new}),

@@ -138,6 +138,12 @@ PACKAGE = (
         "policy losses of plugins join verl's registry without overwriting one of its own",
         takes("verl.trainer.ppo.core_algos:register_policy_loss", "name"),
     ),
+    _seam(
+        "loss_aggregation",
+        "verl.trainer.ppo.core_algos:agg_loss",
+        "policy losses of plugins are summed up as verl's own are",
+        takes("verl.trainer.ppo.core_algos:agg_loss", "loss_mat", "loss_mask", "loss_agg_mode", "global_batch_size"),
+    ),
 )
 
 TRAINER = (
