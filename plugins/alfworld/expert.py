@@ -121,6 +121,20 @@ class AlfworldExpert:
             return self._use(view, step)
         return self._stage(view, step)
 
+    def mistake(self, subgoal: int, rng: random.Random) -> str | None:
+        """The command that would reach the subgoal if only the agent were at the right place with the right thing."""
+        view, step = View(self._environment.node), self._steps[subgoal]
+        item = view.name(rng.choice(sorted(view.items(step.item))))
+        if step.verb == "find":
+            # Mostly the place that was just looked at: seeing what is not there is the commonest mistake.
+            spots = sorted(view.here) or view.receptacles()
+            return f"take {item} from {view.name(rng.choice(spots))}"
+        if step.verb == "put":
+            return f"move {item} to {view.name(rng.choice(view.receptacles(step.target)))}"
+        if step.verb == "use":
+            return f"use {view.name(rng.choice(sorted(view.items(step.target))))}"
+        return f"{step.verb} {item} with {view.name(view.receptacles(step.target)[0])}"
+
     def _look_around(self, view: View) -> None:
         for receptacle in view.here:
             if not view.closed(receptacle):

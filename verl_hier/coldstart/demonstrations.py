@@ -29,7 +29,7 @@ from verl_hier.trajectory.graph import RolloutGraph
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 SUB_DONE = "<sub_done>"
 SEPARATOR = " ; "
 
@@ -39,15 +39,15 @@ class Noise:
     """How far demonstrations are from the expert, so that RL has something to mend.
 
     Attributes:
-        random_action: chance that an action is a random one: half of them admissible now, half of them admissible
-            at some earlier point of the episode, which mostly means that nothing happens.
+        random_action: chance that an action is a random one: one that is admissible now, one that was at some
+            earlier point of the episode, or a beginner's mistake (`Expert.mistake`), a third each.
         random_weight: loss weight of such an action; with 0 the policy learns to go on after it, not to do it.
         skip_stage: chance that a goal is done without a stage that it needs.
         observation_weight: loss weight of tokens that the policy only reads; it helps a model from scratch to learn
             the language.
     """
 
-    random_action: float = 0.08
+    random_action: float = 0.12
     random_weight: float = 0.0
     skip_stage: float = 0.35
     observation_weight: float = 0.1
@@ -165,19 +165,25 @@ class _ExpertPolicy:
         while self._subgoal < len(expert.subgoals):
             action = expert.advise(max(self._subgoal, 0))
             if action is not None:
-                return self._maybe_random(action)
+                return self._maybe_random(expert, action)
             if self._hierarchical:
                 return SUB_DONE
             self._subgoal += 1
         return None
 
-    def _maybe_random(self, action: str) -> str:
+    def _maybe_random(self, expert: Expert, action: str) -> str:
         possible = self._world.last.admissible if self._world.last is not None else ()
         self._known = list(dict.fromkeys((*self._known, *possible)))
-        if self._known and self._rng.random() < self._noise.random_action:
-            self.random[-1] = True
-            return self._rng.choice(possible if possible and self._rng.random() < 0.5 else self._known)
-        return action
+        if self._rng.random() >= self._noise.random_action:
+            return action
+        kind = self._rng.randrange(3)
+        if kind == 0:
+            wrong = expert.mistake(max(self._subgoal, 0), self._rng)
+        else:
+            choices = possible if kind == 1 else self._known
+            wrong = self._rng.choice(choices) if choices else None
+        self.random[-1] = wrong is not None and wrong != action
+        return wrong or action
 
 
 class _One(Sampler):

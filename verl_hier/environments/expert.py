@@ -20,6 +20,13 @@ class Expert(Protocol):
         """The next action towards a subgoal in the environment's present state, None when it is reached."""
         ...
 
+    def mistake(self, subgoal: int, rng: random.Random) -> str | None:
+        """An action that a beginner would try for a subgoal, right or wrong; None if there is none.
+
+        Demonstrations hold some, followed by the expert's way on, so that a policy learns not to repeat its mistakes.
+        """
+        ...
+
 
 @runtime_checkable
 class OffersExpert(Protocol):
