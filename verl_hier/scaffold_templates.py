@@ -47,7 +47,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from verl_hier.credit import episode_advantage, step_mean
+from verl_hier.credit import episode_advantage, step_mean, trained_only
 from verl_hier.hookspecs import hookimpl
 from verl_hier.specs import EstimatorSpec
 from verl_hier.trajectory import TurnTable
@@ -64,7 +64,7 @@ class Options:
 def advantage(table: TurnTable, options: Options) -> NDArray[np.float64]:
     """(T,) one number a turn: here the return of its episode against the other episodes of the task."""
     episodes = episode_advantage(table)
-    return options.weight * step_mean(table, episodes[table.step_episode])
+    return trained_only(table, options.weight * step_mean(table, episodes[table.step_episode]))
 
 
 @hookimpl
@@ -76,7 +76,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             factory=advantage,
             options=Options,
             summary="in a line: who gets the credit",
-            requires=("episodes.return", "episodes.group", "episodes.trained"),
+            requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
         )
     ]
 '''
