@@ -165,6 +165,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).to_parquet(folder / "sft.parquet")
     (folder / "reward.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
-        "    return solution_str.count(ground_truth) / max(1, len(solution_str))\n"
+        # Never the same for a whole group, so that group-relative advantages are not all zero.
+        "    return sum(ord(c) % 7 for c in solution_str + ground_truth) / (7 + 7 * len(solution_str))\n"
     )
     return folder

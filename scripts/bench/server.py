@@ -1,0 +1,101 @@
+"""Tokens per second of the CPU generation engine against transformers' own `generate`, on random weights.
+
+OMP_NUM_THREADS=1 python scripts/bench/server.py --hidden 96 --layers 2 --heads 4 --vocab 190
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("VERL_PLATFORM", "cpu")
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from verl_hier.runtime_cpu.generation.engine import GenerationEngine
+from verl_hier.runtime_cpu.generation.model import SlotModel
+from verl_hier.runtime_cpu.generation.request import Request, SamplingParams, draws
+
+
+def build(args: argparse.Namespace) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=args.vocab,
+        hidden_size=args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.heads,
+        num_key_value_heads=args.kv_heads or args.heads,
+        intermediate_size=2 * args.hidden,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def engine_seconds(model: SlotModel, prompts: list[list[int]], new: int, deterministic: bool = False) -> float:
+    engine = GenerationEngine(
+        model,
+        max_sequences=len(prompts),
+        max_batched_tokens=8192,
+        prefix_capacity=100_000,
+        vocab_limit=model.model.config.vocab_size,
+        on_finish=lambda request: None,
+        deterministic=deterministic,
+    )
+    params = SamplingParams(max_tokens=new, logprobs=0)
+    started = time.perf_counter()
+    for i, prompt in enumerate(prompts):
+        engine.add(Request(str(i), len(prompt), list(prompt), params, frozenset(), draws(i)))
+    while engine.has_work:
+        engine.step()
+    seconds = time.perf_counter() - started
+    engine.drop_caches()
+    return seconds
+
+
+def transformers_seconds(model: torch.nn.Module, prompts: list[list[int]], new: int) -> float:
+    input_ids = torch.tensor(prompts)
+    started = time.perf_counter()
+    model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=new,
+        min_new_tokens=new,
+        pad_token_id=0,
+    )
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("hidden", 96), ("layers", 2), ("heads", 4), ("kv-heads", 0), ("vocab", 190)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--prompt", type=int, default=100)
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--repeats", type=int, default=5, help="the best of so many runs is shown")
+    args = parser.parse_args()
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    model = build(args)
+    slots = SlotModel(model)
+    count = sum(p.numel() for p in model.parameters())
+    print(f"{count / 1e6:.2f}M parameters, {args.prompt} + {args.new} tokens, {torch.get_num_threads()} thread(s)")
+    print("sequences | engine tok/s | deterministic tok/s | transformers tok/s | engine ms/step")
+    for n in args.sequences:
+        prompts = torch.randint(0, args.vocab, (n, args.prompt), generator=torch.Generator().manual_seed(n)).tolist()
+        ours = min(engine_seconds(slots, prompts, args.new) for _ in range(args.repeats))
+        first = min(engine_seconds(slots, prompts, 1) for _ in range(args.repeats))
+        alone = min(engine_seconds(slots, prompts, args.new, deterministic=True) for _ in range(args.repeats))
+        theirs = min(transformers_seconds(model, prompts, args.new) for _ in range(args.repeats))
+        step = (ours - first) / (args.new - 1) * 1e3
+        rates = " | ".join(f"{n * args.new / seconds:,.0f}" for seconds in (ours, alone, theirs))
+        print(f"{n} | {rates} | {step:.2f}")
+
+
+if __name__ == "__main__":
+    main()
