@@ -47,19 +47,22 @@ class HGPOOptions:
 def advantage(table: TurnTable, options: HGPOOptions) -> Floats:
     """(T,) weighted mean of the advantages in the groups of equal last 1, 2 … states; groups of one say nothing."""
     scaled = options.norm == "mean_std_norm"
-    parts, weights = [], []
+    total, weight = np.zeros(len(table)), np.full(len(table), options.eps)
     if options.base_group:
         episode = episode_advantage(table, scale="sample" if scaled else "none", weight_by="turn", eps=options.eps)
-        parts.append(episodes_to_turns(table, episode))
-        weights.append(1.0)
+        _join(total, weight, episodes_to_turns(table, episode), 1.0)
     scale: Scale = "population" if scaled else "none"
     returns = rewards_to_go(table, options.gamma)
     for size, (keys, member) in enumerate(histories(table, options.history), start=1):
-        parts.append(group_advantage(returns, keys, where=member, scale=scale, eps=options.eps, singleton="zero"))
-        weights.append((size + 1.0) ** options.alpha)
-    values, weight = np.stack(parts), np.asarray(weights)[:, None]
-    weight = np.where(np.abs(values) > _NOISE, weight, 0.0)
-    return trained_only(table, (weight * values).sum(0) / (weight.sum(0) + options.eps))
+        values = group_advantage(returns, keys, where=member, scale=scale, eps=options.eps, singleton="zero")
+        _join(total, weight, values, (size + 1.0) ** options.alpha)
+    return trained_only(table, total / weight)
+
+
+def _join(total: Floats, weight: Floats, values: Floats, factor: float) -> None:
+    """Add a level in place; a turn to which it says nothing does not count it."""
+    total += factor * values
+    weight += factor * (np.abs(values) > _NOISE)
 
 
 def histories(table: TurnTable, past: int) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:

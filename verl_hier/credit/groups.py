@@ -22,6 +22,7 @@ Ints = NDArray[np.int64]
 EPS = 1e-6
 _TINY = 1e-9
 _DENSE = 4
+_SMALL = 1024
 
 
 def number(column: ArrayLike) -> tuple[Ints, int]:
@@ -35,25 +36,8 @@ def number(column: ArrayLike) -> tuple[Ints, int]:
     Returns:
         (N,) int64 numbers and K.
     """
-    values = np.asarray(column)
-    if values.ndim != 1:
-        raise CreditError(f"a key column must have one dimension, got shape {values.shape}.")
-    if values.size == 0:
-        return np.zeros(0, np.int64), 0
-    if values.dtype.kind == "O":
-        values = np.frompyfunc(str, 1, 1)(values).astype(str)
-    if values.dtype.kind in "iub":
-        codes = values.astype(np.int64)
-        low = int(codes.min())
-        codes -= low
-        high = int(codes.max())
-        if high <= _DENSE * codes.size + 1024:
-            present = np.zeros(high + 1, np.int64)
-            present[codes] = 1
-            ranks = np.cumsum(present) - 1
-            return ranks[codes], int(ranks[-1]) + 1
-    unique, inverse = np.unique(values, return_inverse=True)
-    return inverse.reshape(-1).astype(np.int64, copy=False), len(unique)
+    codes, width = _codes(column)
+    return _dense(codes, width)
 
 
 def group_ids(*columns: ArrayLike) -> Ints:
@@ -68,13 +52,49 @@ def group_ids(*columns: ArrayLike) -> Ints:
     """
     if not columns:
         raise CreditError("group_ids needs at least one column.")
-    keys = number(columns[0])[0]
+    keys, width = _codes(columns[0])
     for column in columns[1:]:
-        codes, width = number(column)
+        codes, more = _codes(column)
         if codes.size != keys.size:
             raise CreditError(f"key columns have different lengths: {keys.size} and {codes.size}.")
-        keys = number(keys * max(width, 1) + codes)[0]
-    return keys
+        if width * more > _DENSE * keys.size + _SMALL:
+            (keys, width), (codes, more) = _dense(keys, width), _dense(codes, more)
+        keys = keys * more
+        keys += codes
+        width *= more
+    return _dense(keys, width)[0]
+
+
+def _codes(column: ArrayLike) -> tuple[Ints, int]:
+    """(N,) order-preserving integers from 0 of a column, not necessarily dense, and a bound above all of them."""
+    values = np.asarray(column)
+    if values.ndim != 1:
+        raise CreditError(f"a key column must have one dimension, got shape {values.shape}.")
+    if values.size == 0:
+        return np.zeros(0, np.int64), 0
+    if values.dtype.kind == "O":
+        values = np.frompyfunc(str, 1, 1)(values).astype(str)
+    if values.dtype.kind in "iub":
+        codes = values.astype(np.int64, copy=False)
+        low, high = int(codes.min()), int(codes.max())
+        if high - low < 1 << 62:
+            return (codes - low if low else codes), high - low + 1
+    unique, inverse = np.unique(values, return_inverse=True)
+    return inverse.reshape(-1).astype(np.int64, copy=False), len(unique)
+
+
+def _dense(codes: Ints, width: int) -> tuple[Ints, int]:
+    """Codes below `width` without gaps, and how many there are."""
+    if width > _DENSE * codes.size + _SMALL:
+        unique, inverse = np.unique(codes, return_inverse=True)
+        return inverse.reshape(-1).astype(np.int64, copy=False), len(unique)
+    present = np.zeros(width, np.bool_)
+    present[codes] = True
+    if present.all():
+        return codes, width
+    ranks = np.cumsum(present, dtype=np.int64)
+    ranks -= 1
+    return ranks[codes], int(ranks[-1]) + 1
 
 
 def group_sum(values: ArrayLike, keys: Ints, size: int | None = None) -> Floats:
@@ -160,22 +180,28 @@ def group_advantage(
         raise CreditError(f"scores and keys differ in shape: {data.shape} and {keys.shape}.")
     if data.size == 0:
         return np.zeros(0)
+    where = _some(where)
     data = _finite(data, where)
-    votes_of = _effective(keys, weights, where)
+    if weights is None and where is not None:
+        keys = np.where(where, keys, _count(keys))  # a group of their own for the rows that do not count
+        votes_of = None
+    else:
+        votes_of = _effective(keys, weights, where)
     votes = _votes(keys, votes_of)
     middle = _middle(data, keys, votes_of, centre)
-    out = data if middle is None else data - middle[keys]
+    out = np.array(data) if middle is None else data - middle[keys]
     if centre == "leave_one_out":
-        out = out * np.divide(votes, votes - 1, out=np.ones_like(votes), where=votes > 1 + _TINY)[keys]
+        out *= np.divide(votes, votes - 1, out=np.ones_like(votes), where=votes > 1 + _TINY)[keys]
     if scale != "none":
-        spread = _spread(data, keys, votes_of, votes, middle, scale)
+        centred = out if centre == "mean" else None
+        spread = _spread(data, keys, votes_of, votes, middle, scale, centred)
         flat = spread <= _TINY * np.abs(middle if middle is not None else 0.0)
         if scale == "mad" and zero_variance == "std":
             flat = spread < eps
         factor = 1.0 / (spread + eps) if eps > 0 else np.divide(1.0, spread, out=np.zeros_like(spread), where=~flat)
         if zero_variance == "zero":
             factor = np.where(flat, 0.0, factor)
-        out = out * factor[keys]
+        out *= factor[keys]
         if zero_variance == "std" and scale == "mad" and flat.any():
             fallback = group_advantage(data, keys, weights=weights, where=where, eps=eps, singleton=singleton)
             out = np.where(flat[keys], fallback, out)
@@ -196,16 +222,21 @@ def _middle(data: Floats, keys: Ints, weights: Floats | None, centre: Centre) ->
 
 
 def _spread(
-    data: Floats, keys: Ints, weights: Floats | None, votes: Floats, middle: Floats | None, scale: Scale
+    data: Floats,
+    keys: Ints,
+    weights: Floats | None,
+    votes: Floats,
+    middle: Floats | None,
+    scale: Scale,
+    centred: Floats | None,
 ) -> Floats:
-    """(K,) the group's scale before eps; groups with at most one vote get 1."""
+    """(K,) the group's scale before eps; groups with at most one vote get 1. `centred` (N,) saves centring twice."""
     if scale == "mad":
         centre = group_median(data, keys, weights)[0] if middle is None else middle
         spread = group_median(np.abs(data - centre[keys]), keys, weights)[0]
     else:
-        mean = group_mean(data, keys, weights)
-        squares = data - mean[keys]
-        squares *= squares
+        deviation = data - group_mean(data, keys, weights)[keys] if centred is None else centred
+        squares = deviation * deviation
         if weights is not None:
             squares *= weights
         total = group_sum(squares, keys)
@@ -229,6 +260,14 @@ def _effective(keys: Ints, weights: ArrayLike | None, where: ArrayLike | None) -
 def _votes(keys: Ints, weights: ArrayLike | None) -> Floats:
     """(K,) sum of the votes of each group."""
     return np.bincount(keys, weights, _count(keys)).astype(np.float64, copy=False)
+
+
+def _some(where: ArrayLike | None) -> NDArray[np.bool_] | None:
+    """`where` as booleans, None when it leaves nothing out."""
+    if where is None:
+        return None
+    mask = np.asarray(where, np.bool_)
+    return None if mask.all() else mask
 
 
 def _finite(data: Floats, where: ArrayLike | None) -> Floats:

@@ -66,8 +66,12 @@ def step_sum(table: TurnTable, values: ArrayLike) -> Floats:
 
 def step_mean(table: TurnTable, values: ArrayLike, where: ArrayLike | None = None) -> Floats:
     """(T,) mean of step values (S,) over the episodes through each turn; 0 where `where` (S,) leaves none."""
-    count = np.bincount(table.step_turn, where, len(table)).astype(np.float64)
     data = np.asarray(values, np.float64)
+    if len(table.step_turn) == len(table):  # every turn is on one path
+        alone = np.empty(len(table))
+        alone[table.step_turn] = data if where is None else np.where(np.asarray(where, bool), data, 0.0)
+        return alone
+    count = np.bincount(table.step_turn, where, len(table)).astype(np.float64)
     total = step_sum(table, data if where is None else np.where(np.asarray(where, bool), data, 0.0))
     return np.divide(total, count, out=np.zeros_like(total), where=count > 0)
 

@@ -1,8 +1,8 @@
 """Kernels along time: discounted sums and generalised advantages over chains, segments and agents inside a turn.
 
 Everything is one linear recurrence, `y[t] = values[t] + decay[t] * y[t + 1]`, whose decay is 0 where a chain ends. It
-is solved by doubling, so the number of numpy calls grows with the logarithm of the longest chain, and never with the
-number of chains.
+is solved by doubling, in blocks of whole chains that fit the processor's cache: work grows with the logarithm of the
+longest chain, and there is no loop over chains.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from verl_hier.errors import CreditError
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+_BLOCK = 1 << 15
 Ints = NDArray[np.int64]
 
 
@@ -32,13 +33,26 @@ def linear_scan(values: ArrayLike, decay: ArrayLike) -> Floats:
     if result.size == 0:
         return result
     factor[-1] = 0.0
+    ends = np.flatnonzero(factor == 0) + 1
+    cuts = np.unique(
+        ends[np.searchsorted(ends, np.arange(_BLOCK, result.size + _BLOCK, _BLOCK)).clip(max=ends.size - 1)]
+    )
+    start = 0
+    for stop in cuts.tolist():
+        _scan_block(result[start:stop], factor[start:stop])
+        start = stop
+    return result
+
+
+def _scan_block(result: Floats, factor: Floats) -> None:
+    """Solve whole chains in place by doubling; `factor` is used up."""
+    run = np.diff(np.flatnonzero(factor == 0), prepend=-1).max()
     shift = 1
-    while shift < result.size and factor[:-shift].any():
+    while shift < run:
         result[:-shift] += factor[:-shift] * result[shift:]
         factor[:-shift] *= factor[shift:]
         factor[-shift:] = 0.0
         shift *= 2
-    return result
 
 
 def chain_links(*columns: ArrayLike) -> Bools:
