@@ -1,0 +1,52 @@
+"""A small world, its tiny model and its workers, made once for all cold start tests."""
+
+from importlib.util import find_spec
+
+import pytest
+
+collect_ignore_glob = [] if find_spec("alfworld") and find_spec("textworld") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def options():
+    from verl_hier_plugins.alfworld.options import AlfworldOptions
+
+    return AlfworldOptions(observation="short", goals=(1, 2), pool=12, validation=4, max_steps=60)
+
+
+@pytest.fixture(scope="session")
+def workers():
+    """Worker spec and options by name."""
+    from verl_hier_plugins.planner_executor import hier_workers as hierarchical
+    from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
+    from verl_hier_plugins.react import hier_workers as flat
+    from verl_hier_plugins.react.worker import ReactOptions
+
+    prompt = "goal: {subgoal} | {places} | {observation}"
+    return {
+        "planner_executor": (hierarchical()[0], PlannerExecutorOptions(executor_prompt=prompt, subgoal_turns=30)),
+        "react": (flat()[0], ReactOptions()),
+    }
+
+
+@pytest.fixture(scope="session")
+def texts(options, workers):
+    from verl_hier_plugins.alfworld import SPEC
+
+    from verl_hier.coldstart import collect_texts
+
+    return list(collect_texts(SPEC, options, tuple(workers.values()), walks=6))
+
+
+@pytest.fixture(scope="session")
+def model_dir(texts, tmp_path_factory):
+    from verl_hier.coldstart import build_tiny
+
+    return build_tiny(tmp_path_factory.mktemp("tiny"), texts)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_dir)

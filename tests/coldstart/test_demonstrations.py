@@ -1,0 +1,119 @@
+"""Demonstrations: the contexts of the real workers, token for token, with the weights that were asked for."""
+
+import pyarrow.parquet as parquet
+import pytest
+from verl_hier_plugins.alfworld import SPEC
+
+from verl_hier.coldstart import Noise, write_demonstrations
+from verl_hier.environments.base import Environment, Step
+from verl_hier.errors import RecipeError
+from verl_hier.specs import EnvironmentSpec, WorkerSpec
+
+CLEAN = Noise(random_action=0.0, skip_stage=0.0)
+
+
+@pytest.fixture
+def write(options, workers, tokenizer, tmp_path):
+    def write(worker, n=8, noise=CLEAN, seed=0):
+        file = write_demonstrations(SPEC, options, *workers[worker], tokenizer, tmp_path / "d.parquet", n, noise, seed)
+        return parquet.read_table(file).to_pylist()
+
+    return write
+
+
+def turns(row, tokenizer):
+    """The turns of a row: (what was read, what was said)."""
+    act, end = tokenizer.convert_tokens_to_ids("<act>"), tokenizer.eos_token_id
+    found, ids = [], list(row["input_ids"])
+    while ids:
+        cue = ids.index(act)
+        stop = ids.index(end)
+        found.append((tokenizer.decode(ids[:cue]), tokenizer.decode(ids[cue + 1 : stop])))
+        ids = ids[stop + 1 :]
+    return found
+
+
+def test_planner_and_executor_contexts(write, tokenizer):
+    rows = write("planner_executor")
+    plans = [row for row in rows if row["role"] == "planner"]
+    assert len(plans) == 8
+    for number, row in enumerate(rows):
+        spoken = turns(row, tokenizer)
+        if row["role"] == "planner":
+            ((read, plan),) = spoken
+            assert read.startswith("plan : ") and plan.startswith("find ")
+            subgoals = plan.split(" ; ")
+            following = [turns(r, tokenizer) for r in rows[number + 1 : number + 1 + len(subgoals)]]
+            assert [first[0][0].split(" | ")[0] for first in following] == [f"goal : {goal}" for goal in subgoals]
+            # Every subgoal but the last ends by word; the last one ends because the task is won.
+            assert [last[-1][1] == "<sub_done>" for last in following] == [True] * (len(subgoals) - 1) + [False]
+        assert len(row["weights"]) == len(row["input_ids"])
+        assert tokenizer.unk_token_id not in row["input_ids"]
+
+
+def test_react_contexts(write, tokenizer):
+    rows = write("react")
+    assert len(rows) == 8 and {row["role"] for row in rows} == {"agent"}
+    for row in rows:
+        (first, action), *_, (_, last) = turns(row, tokenizer)
+        assert first.startswith("task : ") and action.startswith("go to ") and last.startswith("move ")
+
+
+def test_weights_are_one_on_words_of_the_policy(write, tokenizer):
+    for row in write("planner_executor", noise=Noise(0.0, 0.0, 0.0, 0.25)):
+        assert row["weights"][0] == 0.0, "nothing predicts a first token"
+        said, act, end = False, tokenizer.convert_tokens_to_ids("<act>"), tokenizer.eos_token_id
+        for token, weight in list(zip(row["input_ids"], row["weights"], strict=True))[1:]:
+            assert weight == (1.0 if said else 0.25)
+            said = token == act or (said and token != end)
+
+
+def test_noise_skips_stages_and_does_not_teach_random_actions(write, tokenizer):
+    rows = write("planner_executor", noise=Noise(random_action=0.3, skip_stage=1.0))
+    plans = [tokenizer.decode(row["input_ids"]) for row in rows if row["role"] == "planner"]
+    assert not any(f"; {stage} " in plan for plan in plans for stage in ("clean", "heat", "cool"))
+    act = tokenizer.convert_tokens_to_ids("<act>")
+    silent = sum(
+        row["weights"][i + 1] == 0.0
+        for row in rows
+        for i, token in enumerate(row["input_ids"])
+        if token == act and row["role"] == "executor"
+    )
+    spoken = sum(row["input_ids"].count(act) for row in rows if row["role"] == "executor")
+    assert 0.1 < silent / spoken < 0.45
+
+
+def test_equal_calls_are_written_once_and_others_anew(options, workers, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def write(seed):
+        return write_demonstrations(SPEC, options, *workers["react"], tokenizer, n=3, noise=CLEAN, seed=seed)
+
+    first = write(0)
+    stamp = first.stat().st_mtime_ns
+    assert write(0) == first and first.stat().st_mtime_ns == stamp
+    assert write(1) != first
+    assert first.parent == tmp_path / "verl-hier"
+    assert not list(first.parent.glob("*.tmp"))
+
+
+def test_a_given_file_of_other_options_is_replaced(write, tmp_path):
+    assert len({row["task"] for row in write("react", n=2)}) == 2
+    assert len({row["task"] for row in write("react", n=4)}) == 4
+
+
+def test_what_cannot_be_demonstrated_is_said(options, workers, tokenizer, tmp_path):
+    crowd = WorkerSpec(name="crowd", factory=lambda options: None, roles={"a": 0, "b": 0})
+    with pytest.raises(RecipeError, match="no demonstrations for 'crowd'"):
+        write_demonstrations(SPEC, options, crowd, None, tokenizer, tmp_path / "d.parquet")
+
+    class Mute(Environment):
+        def reset(self, task, seed):
+            return Step(text="hello")
+
+        def step(self, action):
+            return Step(text="bye", done=True)
+
+    mute = EnvironmentSpec(name="mute", factory=lambda o: Mute(), tasks=lambda o, s: [{"instruction": "wait"}])
+    with pytest.raises(RecipeError, match="offers no expert"):
+        write_demonstrations(mute, None, *workers["react"], tokenizer, tmp_path / "d.parquet")
