@@ -230,7 +230,8 @@ def test_new_makes_a_package_whose_test_passes(verl_hier: Run, tmp_path: Path, k
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lint = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", str(root)]
-    assert subprocess.run(lint, capture_output=True).returncode == 0
+    done = subprocess.run(lint, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_new_refuses_bad_names_and_existing_folders(verl_hier: Run, tmp_path: Path) -> None:
