@@ -66,7 +66,7 @@ def check_finite(spec: EstimatorSpec, table: TurnTable) -> None:
     Raises:
         CreditError: naming the column and its first bad entry.
     """
-    for column in dict.fromkeys((*spec.requires, "reward")):
+    for column in dict.fromkeys(("reward", *spec.requires)):
         if column not in table or column == "episodes.success":
             continue
         values = np.asarray(table[column])

@@ -30,19 +30,20 @@ def turn_keys(table: TurnTable, columns: Sequence[str]) -> Ints:
     return group_ids(*(table[name] for name in columns))
 
 
-def turn_votes(table: TurnTable, keys: Ints, weight_by: WeightBy) -> Floats | None:
+def turn_votes(table: TurnTable, keys: Ints, weight_by: WeightBy, where: ArrayLike | None = None) -> Floats | None:
     """(T,) votes of the turns inside their group: who has an equal say.
 
-    `turn`: every turn (None). `episode`: every episode, shared equally by its trained turns in the group. `role`:
-    every role of an episode. `row`: every merged row, by a turn column `row` that the trainer provides.
+    `turn`: every turn (None). `episode`: every episode, shared equally by its turns in the group. `role`: every role
+    of an episode. `row`: every merged row, by a turn column `row` that the trainer provides. Only turns of `where`
+    (T,), the trained ones when omitted, share a vote; the others have none.
     """
     if weight_by == "turn":
         return None
     owners: dict[str, tuple[str, ...]] = {"episode": ("episode",), "role": ("episode", "role"), "row": ("row",)}
     blocks = group_ids(keys, *(table[name] for name in owners[weight_by]))
-    trained = np.asarray(table["trained"], bool)
-    count = np.bincount(blocks, trained)[blocks]
-    return np.divide(1.0, count, out=np.zeros(count.size), where=trained)
+    chosen = np.asarray(table["trained"] if where is None else where, bool)
+    count = np.bincount(blocks, chosen)[blocks]
+    return np.divide(1.0, count, out=np.zeros(count.size), where=chosen)
 
 
 def episode_votes(table: TurnTable, weight_by: WeightBy) -> Floats | None:

@@ -63,7 +63,7 @@ def turn_advantage(
     chosen = np.asarray(table["trained"], bool)
     if where is not None:
         chosen = chosen & np.asarray(where, bool)
-    votes = turn_votes(table, keys, weight_by)
+    votes = turn_votes(table, keys, weight_by, chosen)
     return trained_only(table, group_advantage(scores, keys, weights=votes, where=chosen, **kernel))
 
 

@@ -1,0 +1,79 @@
+"""The runner of fixtures, and the fixtures themselves where they lie beside the checkout."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from verl_hier.conformance import Result, run_file, run_folder
+from verl_hier.conformance.runner import compare
+from verl_hier.errors import HierError
+
+SHARED = Path(os.environ.get("VERL_HIER_CONFORMANCE", Path(__file__).parents[3] / "shared" / "conformance"))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no conformance fixtures beside the checkout")
+def test_every_fixture_passes():
+    results = run_folder(SHARED)
+    assert [str(result) for result in results if not result.ok] == []
+    assert {result.file for result in results if result.status == "skipped"} == {
+        "aepo_rollout.json",
+        "arpo_rollout.json",
+    }
+    assert len({result.file for result in results}) == 21
+
+
+def fixture(path, **changes):
+    case = {
+        "input": {
+            "score": [1.0, 0.0], "index": ["a", "a"], "response_mask": [[1, 1], [1, 0]],
+            "norm_by_std": True, "epsilon": 1e-6,
+        },
+        "output": {"adv": [[0.70710578, 0.70710578], [-0.70710578, 0.0]]},
+    }  # fmt: skip
+    path.write_text(json.dumps({"method": "grpo", "source": "", "cases": [case], **changes}))
+    return path
+
+
+def test_a_case_passes_and_a_wrong_one_says_where(tmp_path):
+    path = fixture(tmp_path / "grpo.json")
+    assert run_file(path) == [Result("grpo.json", "grpo", 0, "passed")]
+    data = json.loads(path.read_text())
+    data["cases"][0]["output"] = {"adv": [[0.7, 0.70710578], [-0.70710578, 0.0]], "more": 1}
+    path.write_text(json.dumps(data))
+    (result,) = run_file(path)
+    assert not result.ok and "1 of 4 differ at [0, 0]: computed 0.707106, expected 0.7" in result.detail
+    assert "more: not computed" in str(result)
+    data["cases"][0]["input"].pop("score")
+    path.write_text(json.dumps(data))
+    assert "KeyError" in run_file(path)[0].detail
+
+
+def test_unknown_methods_and_samplers(tmp_path):
+    (result,) = run_file(fixture(tmp_path / "x.json", method="nobody"))
+    assert not result.ok and "no adapter" in result.detail
+    path = fixture(tmp_path / "arpo_rollout.json", method="arpo_rollout")
+    (result,) = run_file(path)
+    assert result.ok and "no sampler yet" in str(result)
+    (result,) = run_file(path, samplers=lambda method, case: {"adv": [[0.70710578] * 2, [-0.70710578, 0]]})
+    assert result.status == "passed"
+
+
+def test_bad_folders_and_files(tmp_path):
+    with pytest.raises(HierError, match="no fixture files"):
+        run_folder(tmp_path)
+    (tmp_path / "a.json").write_text("[]")
+    with pytest.raises(HierError, match="not a conformance fixture"):
+        run_folder(tmp_path)
+
+
+def test_comparison_of_nested_values():
+    assert compare({"a": [1.0, 2.0]}, {"a": [1.0, 2.00001]}) is None
+    assert "keys differ" in compare({"a": 1}, {"b": 1})
+    assert "[a]" in compare({"a": [1.0]}, {"a": [2.0]})
+    assert compare([["x", 1.0]], [["x", 1.0]]) is None
+    assert "differ" in compare([["x", 1.0]], [["y", 1.0]])
+    assert compare([[1.0], [1.0, 2.0]], [[1.0], [1.0, 2.0]]) is None
+    assert "2 entries" in compare([[1.0], [1.0, 2.0]], [[1.0], [1.0, 2.0], [1.0]])
+    assert "shape" in compare([1.0], [1.0, 2.0])

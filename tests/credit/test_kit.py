@@ -1,0 +1,164 @@
+"""The author kit passes on every built-in and catches what it promises to catch."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from verl_hier.conformance import builtin_estimators
+from verl_hier.credit import Credit, episode_advantage, share
+from verl_hier.specs import EstimatorSpec
+from verl_hier.testing.estimator import check_estimator, make_table, permuted, random_table
+
+SPECS = builtin_estimators()
+VARIANTS = {
+    "grpo": [
+        {"group_by": ("group", "agent"), "weight_by": "episode"},
+        {"weight_by": "role"},
+        {"singleton": "drop"},
+        {"shared": "owner"},
+    ],
+    "gigpo": [{"norm": "mean_std_norm", "weight_by": "episode"}],
+    "hgpo": [{"base_group": True, "norm": "mean_norm", "history": 0}],
+    "himac": [{"micro_group": "group"}, {"micro_group": "plan", "weight_by": "turn", "scale": "none"}],
+    "hiper": [{"bootstrap_truncated": True, "norm_adv": False, "gamma": 0.9, "keep_penalty": -0.3}],
+    "metaagent_x": [{"executor_group": "auto"}, {"executor_group": "design", "weight_by": "episode"}],
+    "dr_mas": [{"agent_wise": False}, {"agent_wise": False, "baseline": "rloo"}],
+    "tree_grpo": [{"variant": "tree_2norm", "shared": "repeat"}, {"singleton": "raw"}],
+    "treerl": [{"centre": "token"}, {"centre": "step", "inherit": False, "state_value": False}],
+    "treepo": [{"average": "plain", "drop_flat": True}],
+    "spo": [{"form": "grpo"}, {"form": "treepo_siblings"}, {"best_of": 0}],
+    "portool": [{"aggregate": "max", "score_weight": 0.5}],
+    "mars": [{"advantage_norm": "mean_std", "separate_players": False}],
+    "mc_grpo": [{"no_deviation": "zero", "drop_pivot": False}],
+    "branchgrpo": [{"prune": 0.2}],
+    "cory": [{"baseline": "critic"}],
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_builtin_passes(name):
+    check_estimator(SPECS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, options) for name, all_ in VARIANTS.items() for options in all_], ids=str
+)
+def test_variants_pass_too(name, options):
+    """Columns beyond `requires` may be read by options that are not the default ones."""
+    spec = SPECS[name]
+    columns = tuple(column for column in random_table(0).columns() if column not in spec.requires)
+    wide = dataclasses.replace(spec, requires=(*spec.requires, *columns))
+    check_estimator(wide, spec.options(**options), timing=False)
+
+
+def good(table, options):
+    return share(table, episode_advantage(table)[table.step_episode], "average")
+
+
+BASE = EstimatorSpec(
+    name="probe",
+    factory=good,
+    requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
+)
+
+
+def probe(factory, **changes):
+    return dataclasses.replace(BASE, factory=factory, **changes)
+
+
+def order(table, options):
+    return good(table, options).values * np.linspace(1, 2, len(table))
+
+
+def greedy(table, options):
+    return np.ones(len(table)) + good(table, options).values
+
+
+def mutating(table, options):
+    table.episodes["return"] *= 2.0
+    return good(table, options)
+
+
+def random(table, options):
+    return good(table, options).values * np.random.default_rng().random()
+
+
+def fragile(table, options):
+    returns = table["episodes.return"] + 0 * table["episodes.group"]
+    with np.errstate(all="ignore"):
+        return share(table, ((returns - returns.mean()) / returns.std())[table.step_episode], "average")
+
+
+def slow(table, options):
+    returns = np.asarray(table["episodes.return"])
+    for _ in range(3):
+        (returns[:, None] > returns[None, :]).sum()
+    return good(table, options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (probe(good, requires=("trained", "episodes.return", "episodes.group")), "does not declare"),
+        (probe(good, requires=(*BASE.requires, "anchor")), "does not read: anchor"),
+        (probe(good, requires=(*BASE.requires, "mystery")), "pass `columns`"),
+        (probe(good, granularity="token"), "credit per turn"),
+        (probe(lambda table, options: 0.0 * good(table, options).values), "no credit at all"),
+        (probe(greedy), "not trained"),
+        (probe(order), "order of the rows"),
+        (probe(mutating), "changes its input: column 'episodes.return'"),
+        (probe(random), "different credit|order of the rows"),
+        (probe(fragile), "degenerate"),
+        (probe(slow), "does not scale linearly"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_broken_estimators_are_caught(spec, sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        check_estimator(spec)
+
+
+def test_low_precision_is_caught():
+    low = probe(lambda t, o: Credit(_float32(good(t, o).values, t)))
+    with pytest.raises(AssertionError, match="precision"):
+        check_estimator(low, timing=False)
+
+
+def _float32(values, table):
+    """Credit that depends on the width of the columns."""
+    return values * (1.01 if table.episodes["return"].dtype == np.float32 else 1.0)
+
+
+@dataclass(frozen=True)
+class Own:
+    column: str = "mine"
+
+
+def test_columns_of_ones_own():
+    def factory(table, options):
+        return np.where(table["trained"], table["mine"] + table["tokens.more"][0] * 0, 0.0)
+
+    spec = EstimatorSpec(name="own", factory=factory, options=Own, requires=("mine", "trained", "tokens.more"))
+    fills = {"mine": lambda rng, n: rng.random(n), "tokens.more": lambda rng, n: np.ones(n)}
+    check_estimator(spec, columns=fills, timing=False)
+
+
+def test_permuted_tables_are_the_same_batch():
+    table = random_table(2, tree=True)
+    other, turns, steps, tokens = permuted(table)
+    assert (other["reward"] == table["reward"][turns]).all()
+    assert (other.step_episode[1:] >= other.step_episode[:-1]).all()
+    assert (turns[other.step_turn] == table.step_turn[steps]).all()
+    assert (np.diff(other["tokens.turn"]) >= 0).all()
+    assert (other["tokens.value"] == table["tokens.value"][tokens]).all()
+    inner = other["parent"] >= 0
+    assert (turns[other["parent"][inner]] == table["parent"][turns[inner]]).all()
+
+
+def test_make_table_derives_what_is_missing():
+    table = make_table({"episode": ["b", "a", "b"], "reward": [1.0, 5.0, 2.0], "role": ["x", "y", "x"]})
+    assert table["episodes.return"].tolist() == [5.0, 3.0] and table["return"].tolist() == [3.0, 5.0, 3.0]
+    assert table["turn"].tolist() == [0, 0, 1] and table["parent"].tolist() == [-1, -1, 0]
+    assert table["done"].tolist() == [False, True, True] and table.code("role", "y") == 1
