@@ -13,7 +13,7 @@ AEPO = EstimatorSpec(
     summary="z-score of the episode times 1 + weight * standardised token entropy",
     source="arXiv 2510.14545 §4; RUC-NLPIR/ARPO AEPO/verl_aepo_entropy",
     doc="estimators/aepo.md",
-    requires=("trained", "episodes.return", "episodes.group", "episodes.trained", "tokens.turn", "tokens.entropy"),
+    requires=("trained", "episodes.return", "episodes.group", "episodes.trained", "tokens.turn", "tokens.logprob"),
     granularity="token",
     confidence="A",
 )

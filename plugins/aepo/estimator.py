@@ -6,6 +6,7 @@ Paper §4; released form: ARPO repository, `AEPO/`. Confidence A; the policy los
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +21,9 @@ class AEPOOptions:
 
     entropy_weight: float = 0.2
     """Weight of the standardised token entropy in the factor of the advantage; 0 is GRPO."""
+    entropy: Literal["auto", "entropy", "surprise"] = "auto"
+    """Source of the token entropy: the token column `entropy`, or the surprise -log p of the sampled token, which has
+    the entropy as its mean; `auto` takes the column where the table has it."""
     eps: float = 1e-6
     """Added to the standard deviation of the returns."""
 
@@ -30,7 +34,15 @@ def advantage(table: TurnTable, options: AEPOOptions) -> Credit:
     turns = episodes_to_turns(table, episode)
     turn = np.asarray(table["tokens.turn"])
     mask = np.asarray(table["trained"], bool)[turn]
-    return Credit(turns[turn] * entropy_factor(table["tokens.entropy"], mask, options.entropy_weight), per="token")
+    factor = entropy_factor(token_entropy(table, options), mask, options.entropy_weight)
+    return Credit(turns[turn] * factor, per="token")
+
+
+def token_entropy(table: TurnTable, options: AEPOOptions) -> NDArray[np.float64]:
+    """(N,) entropy of each action token, or its one-sample estimate."""
+    if options.entropy == "entropy" or (options.entropy == "auto" and "tokens.entropy" in table):
+        return np.asarray(table["tokens.entropy"], np.float64)
+    return -np.asarray(table["tokens.logprob"], np.float64)
 
 
 def entropy_factor(entropy: ArrayLike, mask: ArrayLike, weight: float = 0.2) -> NDArray[np.float64]:

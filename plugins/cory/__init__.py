@@ -27,5 +27,5 @@ def hier_estimators() -> list[EstimatorSpec]:
 @hookimpl
 def hier_table_ready(table: TurnTable, step: int) -> None:
     """Adds the turn column `cory_reward` where the table has what it takes, for any estimator to score by."""
-    if min(table.code("role", role) for role in CORYOptions.roles) >= 0:
+    if all(table.code("role", role) >= 0 for role in CORYOptions.roles):
         table.turns["cory_reward"] = role_rewards(table, CORYOptions())

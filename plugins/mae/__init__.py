@@ -28,5 +28,6 @@ def hier_estimators() -> list[EstimatorSpec]:
 @hookimpl
 def hier_table_ready(table: TurnTable, step: int) -> None:
     """Adds the turn column `mae_reward` where the table has what it takes, for any estimator to score by."""
-    if {"judge", "format"} <= set(table.turns) and table.code("role", MAEOptions.proposer) >= 0:
+    roles = (MAEOptions.proposer, MAEOptions.solver, MAEOptions.judge)
+    if {"judge", "format"} <= set(table.turns) and all(table.code("role", role) >= 0 for role in roles):
         table.turns["mae_reward"] = role_rewards(table, MAEOptions())

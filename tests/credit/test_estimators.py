@@ -250,3 +250,13 @@ def test_results_are_checked():
 def test_unknown_estimator():
     with pytest.raises(PluginError, match="did you mean 'grpo'"):
         estimator("grppo")
+
+
+def test_aepo_takes_the_surprise_where_there_is_no_entropy():
+    table = random_table(6)
+    with_column, surprise = credit_of("aepo", table), credit_of("aepo", table, entropy="surprise")
+    assert not np.allclose(with_column, surprise)
+    del table.tokens["entropy"]
+    assert np.array_equal(credit_of("aepo", table), surprise)
+    with pytest.raises(CreditError, match=r"no column 'tokens\.entropy'"):
+        credit_of("aepo", table, entropy="entropy")

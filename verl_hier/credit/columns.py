@@ -17,7 +17,7 @@ class Column:
     """
 
     meaning: str
-    provider: Literal["environment", "worker", "sampler", "trainer", "critic"]
+    provider: Literal["environment", "worker", "sampler", "critic"]
     line: str
 
 
@@ -33,33 +33,23 @@ COLUMNS: dict[str, Column] = {
     "role": Column("role of the turn", "worker", _WORKER),
     "agent": Column("agent of the turn", "worker", _WORKER),
     "value": Column("critic at the first action token", "critic", _CRITIC),
-    "value_high": Column("high-level value head", "critic", _CRITIC),
-    "value_term": Column("termination value head", "critic", _CRITIC),
-    "q1": Column("first utterance-level Q head", "critic", _CRITIC),
-    "q2": Column("second utterance-level Q head", "critic", _CRITIC),
-    "v1": Column("first utterance-level V head", "critic", _CRITIC),
-    "v2": Column("second utterance-level V head", "critic", _CRITIC),
     "tokens.value": Column("critic at every action token", "critic", _CRITIC),
-    "tokens.entropy": Column("policy entropy of every action token", "trainer", "hier.trainer.entropy: true"),
     "tokens.switch": Column("mask of the switch tokens", "worker", _WORKER),
     "tokens.subgoal": Column("mask of the subgoal tokens", "worker", _WORKER),
     "tokens.action": Column("mask of the action tokens", "worker", _WORKER),
-    "switch": Column("whether the turn chose a new subgoal", "worker", _WORKER),
-    "progress": Column("predicted contribution of the turn to the final reward", "critic", _CRITIC),
-    "answer_logprob": Column(
-        "mean log-prob of the true answer after the turn", "trainer", "hier.trainer.answer_logprob: true"
-    ),
-    "tag": Column("kind of the step: planning, explore, reflection, monitor", "worker", _WORKER),
+    "q1": Column("first utterance-level Q head", "worker", _WORKER),
+    "q2": Column("second utterance-level Q head", "worker", _WORKER),
+    "v1": Column("first utterance-level V head", "worker", _WORKER),
+    "v2": Column("second utterance-level V head", "worker", _WORKER),
+    "progress": Column("predicted contribution of the turn to the return", "worker", _WORKER),
+    "info_gain": Column("gain in the probability of the true answer", "worker", _WORKER),
+    "tag": Column("number of the kind of step, -1 without one", "worker", _WORKER),
     "tag_reward": Column("rule reward of the tagged step", "environment", _ENVIRONMENT),
     "step_score": Column("rule score of the step itself", "environment", _ENVIRONMENT),
     "budget": Column("token budget that the prompt announced", "worker", _WORKER),
     "judge": Column("judge score of the turn in [0, 1]", "worker", _WORKER),
     "format": Column("whether the turn's tags parse, 0 or 1", "worker", _WORKER),
-    "log_ratio": Column(
-        "summed log-ratio of the updated policy to the sampling one", "trainer", "hier.trainer.log_ratio: true"
-    ),
-    "skill_used": Column("whether a stored skill was used", "worker", _WORKER),
-    "row": Column("merged row of the turn", "trainer", "hier.trainer.name"),
+    "skill_used": Column("whether the turn used a stored skill", "worker", _WORKER),
 }
 
 
@@ -72,7 +62,7 @@ def missing_column(estimator: str, column: str) -> str:
             f"in its `provides`; choose one that does in `hier.worker.name`, `hier.sampler.name` or "
             f"`hier.environment.name`."
         )
-    if known.provider in ("critic", "trainer"):
+    if known.provider == "critic":
         cure = f"set `{known.line}`"
     else:
         cure = f"choose a {known.provider} that lists it in `provides` with `{known.line}`"

@@ -69,7 +69,9 @@ def needs_of(spec: EstimatorSpec) -> str:
     """Needs in a few words: columns beyond those that every table has, groups, a critic, a tree."""
     from verl_hier.trajectory.table import EPISODE_COLUMNS, TURN_COLUMNS
 
-    standard = {*TURN_COLUMNS, *(f"episodes.{name}" for name in EPISODE_COLUMNS), "tokens.turn"} - {"anchor"}
+    standard = {*TURN_COLUMNS, *(f"episodes.{name}" for name in EPISODE_COLUMNS), "tokens.turn", "tokens.logprob"} - {
+        "anchor"
+    }
     needs = [column for column in spec.requires if column not in standard]
     flags = (("groups", spec.needs_groups), ("critic", spec.needs_critic), ("tree", spec.needs_tree))
     needs += [word for word, needed in flags if needed]
