@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -45,7 +47,19 @@ def test_help_imports_nothing_heavy() -> None:
 def test_every_command_has_a_help_line(verl_hier: Run) -> None:
     code, out, _ = verl_hier("--help")
     assert code == 0
-    for command in ("check", "train", "recipes", "tiny", "demos", "sft", "doctor", "plugins", "new", "conformance"):
+    for command in (
+        "check",
+        "train",
+        "recipes",
+        "tiny",
+        "demos",
+        "sft",
+        "doctor",
+        "plugins",
+        "new",
+        "conformance",
+        "credit",
+    ):
         assert f"  {command} " in out
     assert "..." not in out.partition("Commands:")[2], "a help line is cut"
 
@@ -132,6 +146,52 @@ def test_conformance_says_what_differs(verl_hier: Run, tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text('{"method": "nonsense", "cases": []}')
     code, out, _ = verl_hier("conformance", tmp_path)
     assert code == 1 and "odd.json" in out
+
+
+def test_credit_of_stored_graphs(verl_hier: Run, tmp_path: Path) -> None:
+    stored, out = tmp_path / "graphs.jsonl", tmp_path / "credit.jsonl"
+    asyncio.run(store_graphs(stored))
+    code, printed, err = verl_hier("credit", stored, "--estimator", "grpo", "--set", "scale=none", "--out", out)
+    assert code == 0 and "turns: " in printed, err
+    credits = [json.loads(text)["credit"] for text in out.read_text().splitlines()]
+    assert credits and abs(sum(credits)) < 1e-9
+    code, printed, err = verl_hier("credit", stored, "--compare", "grpo,rloo,gigpo", "--set", "gigpo.omega=0")
+    assert code == 0 and [line.split()[0] for line in printed.splitlines()[2:]] == ["grpo", "rloo", "gigpo"], err
+
+
+def test_credit_says_what_is_missing(verl_hier: Run, tmp_path: Path) -> None:
+    assert "either --estimator NAME" in verl_hier("credit", tmp_path)[2]
+    assert "--out FILE.jsonl" in verl_hier("credit", tmp_path, "--estimator", "grpo")[2]
+    assert "NAME.omega" in verl_hier("credit", tmp_path, "--compare", "grpo,gigpo", "--set", "omega=0")[2]
+    assert "did you mean 'gigpo'?" in verl_hier("credit", tmp_path, "--compare", "grpo,gigpoo")[2]
+
+
+async def store_graphs(path: Path) -> None:
+    """One task with four episodes of three turns, half of them won."""
+    from verl_hier.environments.base import Environment, Step
+    from verl_hier.plugins import DEFAULT_ENABLED, PluginHost
+    from verl_hier.testing.rollout import roll_out_scripted
+    from verl_hier.trajectory import write_graphs
+
+    class Three(Environment):
+        def reset(self, task: object, seed: int) -> Step:
+            self._left = 3
+            return Step(text="start", anchor="s3")
+
+        def step(self, action: str) -> Step:
+            self._left -= 1
+            done = self._left == 0
+            return Step(text="on", done=done, reward=float(done and action == "go"), anchor=f"s{self._left}")
+
+    host = PluginHost.load(DEFAULT_ENABLED)
+    worker, sampler = host.spec("worker", "react"), host.spec("sampler", "independent")
+    graph, _ = await roll_out_scripted(
+        environment=Three,
+        worker=lambda: worker.factory(worker.options()),
+        sampler=sampler.factory(sampler.options()),
+        answer=lambda prompt, sampling: "go" if (sampling.seed or 0) % 2 else "stay",
+    )
+    write_graphs(path, [graph])
 
 
 # ---- how a run ends ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_hier import __version__
-from verl_hier.cli import create, data, inspect, parts, train
+from verl_hier.cli import create, data, inspect, parts, recredit, train
 from verl_hier.errors import HierError
 
 app = typer.Typer(
@@ -42,7 +42,15 @@ RUNNING, LOOKING, MAKING = "Running", "Looking", "Making"
 COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (RUNNING, {"check": train.check, "train": train.train, "recipes": train.recipes}),
     (RUNNING, {"tiny": data.tiny, "demos": data.demos, "sft": data.sft}),
-    (LOOKING, {"doctor": inspect.doctor, "plugins": inspect.plugins, "conformance": inspect.conformance}),
+    (
+        LOOKING,
+        {
+            "doctor": inspect.doctor,
+            "plugins": inspect.plugins,
+            "conformance": inspect.conformance,
+            "credit": recredit.credit,
+        },
+    ),
     (LOOKING, {f"{kind}s": parts.command(kind) for kind in parts.KINDS}),
     (MAKING, {"new": create.new}),
 )

@@ -1,0 +1,74 @@
+"""`credit`: stored rollout graphs under another estimator, or several side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from verl_hier.cli.inspect import Enable, RecipeOption, enabled
+from verl_hier.cli.output import line, table
+from verl_hier.errors import RecipeError
+
+if TYPE_CHECKING:
+    from verl_hier.plugins import PluginHost
+
+
+def credit(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Graph file, or a folder of them (hier.store).")],
+    estimator: Annotated[str | None, typer.Option(help="Credit every turn by this estimator.")] = None,
+    compare: Annotated[str | None, typer.Option(help="Two or more estimators: a,b,c.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the credit goes, .jsonl or .parquet.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="option=value, or with --compare NAME.option=value.")
+    ] = None,
+    recipe: RecipeOption = None,
+    enable: Enable = None,
+) -> None:
+    """Credit stored rollouts again, or compare estimators."""
+    from verl_hier.plugins import PluginHost
+
+    if (estimator is None) == (compare is None):
+        raise RecipeError("give either --estimator NAME with --out FILE, or --compare a,b,c.")
+    host = PluginHost.load(enabled(recipe, enable))
+    if compare is not None:
+        _compare(host, source, compare, settings or [])
+    elif out is None:
+        raise RecipeError("--estimator writes the credit of every turn; say where with --out FILE.jsonl or .parquet.")
+    else:
+        _credit(host, source, str(estimator), out, settings or [])
+
+
+def _credit(host: PluginHost, source: Path, name: str, out: Path, pairs: list[str]) -> None:
+    from verl_hier import offline
+
+    spec: Any = host.spec("estimator", name)
+    turns = offline.credit(spec, source, out, offline.parse_settings(pairs), prepare=_prepare(host))
+    line(f"{turns} turns: {out}")
+
+
+def _compare(host: PluginHost, source: Path, names: str, pairs: list[str]) -> None:
+    from verl_hier import offline
+
+    specs: list[Any] = [host.spec("estimator", name.strip()) for name in names.split(",") if name.strip()]
+    found = offline.compare(specs, source, by_estimator(offline.parse_settings(pairs)), prepare=_prepare(host))
+    line(f"{found.turns} trained turns; rank correlation and sign flips against {found.names[0]}")
+    rows = [(row["name"], *(f"{row[key]:.3f}" for key in ("nonzero", "rank", "flips"))) for row in found.rows()]
+    table(rows, head=("estimator", "with credit", "rank", "flips"))
+
+
+def by_estimator(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """`{"gigpo.omega": 0}` as `{"gigpo": {"omega": 0}}`."""
+    sorted_out: dict[str, dict[str, Any]] = {}
+    for key, value in settings.items():
+        name, dot, option = key.partition(".")
+        if not dot:
+            raise RecipeError(f"--set {key}=…: with --compare say whose option it is, NAME.{key}=….")
+        sorted_out.setdefault(name, {})[option] = value
+    return sorted_out
+
+
+def _prepare(host: PluginHost) -> Any:
+    """Shape the table as a run would: by the plugins' `hier_table_ready`."""
+    return lambda turns, step: host.hook.hier_table_ready(table=turns, step=step)
