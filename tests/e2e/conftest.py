@@ -15,7 +15,7 @@ import pytest
 
 from tests.host.temporary_distributions import write_distribution
 
-from .probe import ENTRY, PLUGIN, TRAINERS
+from .probe import ENTRY, PLUGIN, RECIPES, TRAINERS
 
 LIMIT_S = 420
 """A run that takes longer hangs; on two cores each takes about a minute."""
@@ -99,7 +99,7 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("site"),
         "hier-probe",
         {"probe": "probe_world"},
-        {"probe_world.py": PLUGIN, "probe_trainers.py": TRAINERS, "probe_entry.py": ENTRY},
+        {"probe_world.py": PLUGIN, "probe_trainers.py": TRAINERS, "probe_entry.py": ENTRY, **RECIPES},
     )
     (points,) = root.glob("*.dist-info/entry_points.txt")
     points.write_text(points.read_text() + "[verl.plugins]\nprobe = probe_entry\n")
@@ -117,28 +117,14 @@ def environment(probes: Path, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PROBE_FOLDER": str(tmp_path / "probe")}
 
 
-def command(recipe: str, model: Path, overrides: list[str]) -> list[str]:
-    """verl's own entry point with a recipe of ours and what every test run shares."""
-    shared = [
-        f"actor_rollout_ref.model.path={model}",
-        "trainer.logger=[console,file]",
-        "trainer.save_freq=-1",
-        "trainer.test_freq=-1",
-        "data.shuffle=False",
-        "data.train_batch_size=4",
-        "data.max_prompt_length=64",
-        "data.max_response_length=64",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "+actor_rollout_ref.rollout.engine_kwargs.transformers.deterministic=true",
-    ]
-    by_key = {line.lstrip("+").split("=")[0]: line for line in [*shared, *overrides]}
-    chosen = [line.replace("+actor", "++actor", 1) for line in by_key.values()]
-    return [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", recipe, *chosen]
+def command(recipe: str, model: Path, recipes: Path, overrides: list[str]) -> list[str]:
+    """verl's own entry point with a recipe, shipped or of the folder `recipes`."""
+    main = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-dir={recipes}", "--config-name", recipe]
+    return [*main, f"actor_rollout_ref.model.path={model}", *overrides]
 
 
 @pytest.fixture
-def train(byte_model: Path, environment: dict[str, str], tmp_path: Path) -> Train:
+def train(byte_model: Path, probes: Path, environment: dict[str, str], tmp_path: Path) -> Train:
     """`train(recipe, overrides, name)` runs to the end; the files of the run stay in `tmp_path / name`."""
 
     def run(recipe: str, overrides: list[str], name: str = "run", **variables: str) -> Run:
@@ -146,7 +132,7 @@ def train(byte_model: Path, environment: dict[str, str], tmp_path: Path) -> Trai
         folder.mkdir(exist_ok=True)
         metrics = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
         done = subprocess.run(
-            command(recipe, byte_model, [f"trainer.default_local_dir={folder}/checkpoints", *overrides]),
+            command(recipe, byte_model, probes, [f"trainer.default_local_dir={folder}/checkpoints", *overrides]),
             cwd=folder,
             env={**environment, "VERL_FILE_LOGGER_PATH": str(metrics), **variables},
             stdout=subprocess.PIPE,
@@ -160,16 +146,3 @@ def train(byte_model: Path, environment: dict[str, str], tmp_path: Path) -> Trai
 
     return run
 
-
-HIMAC_ON_BYTES = [
-    "hier.plugins.probe=true",
-    "hier.environment={name: bytes}",
-    "hier.worker={name: planner_executor, subgoal_turns: 4}",
-    "hier.rollout.template=plain",
-    "hier.rollout.max_tokens_per_turn=6",
-    "hier.rollout.environment_processes=1",
-    "hier.sampler.plans=4",
-    "data.train_batch_size=2",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
-]
-"""The HiMAC recipe on the world of bytes, small."""

@@ -160,3 +160,26 @@ def register(module):
 
 when_imported("verl.trainer.ppo.v1", register)
 '''
+
+RECIPE = '''
+defaults: [ppo_trainer, hier/base, hier/method/{method}, hier/size/cpu, _self_]
+hier:
+  plugins: {{probe: true}}
+  environment: {{name: bytes}}
+  rollout: {{template: plain, max_tokens_per_turn: 6, environment_processes: 1}}
+actor_rollout_ref:
+  rollout:
+    n: 4
+    engine_kwargs: {{transformers: {{deterministic: true}}}}
+  actor: {{ppo_mini_batch_size: 1, use_kl_loss: false, optim: {{lr: 1e-3}}}}
+data: {{train_batch_size: 2, max_prompt_length: 64, max_response_length: 64, shuffle: false}}
+trainer: {{experiment_name: {method}_bytes, save_freq: -1, test_freq: -1, logger: [console, file]}}
+'''
+
+RECIPES = {
+    "himac_bytes.yaml": RECIPE.format(method="himac").replace(
+        "  rollout: {template", "  worker: {subgoal_turns: 4}\n  sampler: {plans: 4}\n  rollout: {template", 1
+    ),
+    "grpo_bytes.yaml": RECIPE.format(method="grpo"),
+}
+"""Recipes of a user's own, found by `--config-dir`."""

@@ -9,20 +9,15 @@ import time
 import psutil
 import pytest
 
-from .conftest import HIMAC_ON_BYTES, LIMIT_S, command
+from .conftest import LIMIT_S, command
 
 pytestmark = pytest.mark.e2e
 
-FLAT = [*HIMAC_ON_BYTES, "hier.worker={name: react}", "hier.sampler={name: independent}", "hier.schedule={name: joint}"]
-GRPO = [line for line in FLAT if "plans" not in line]
-
-
 def test_a_world_that_raises_hangs_or_dies_costs_its_own_episodes(train):
     run = train(
-        "grpo_alfworld_cpu",
+        "grpo_bytes",
         [
-            *GRPO,
-            "hier.environment={name: bytes, faults: true}",
+            "+hier.environment.faults=true",
             "hier.rollout.time_limit_s=2",
             "hier.rollout.max_failed_share=1.0",
             "actor_rollout_ref.rollout.n=16",
@@ -40,18 +35,17 @@ def test_a_world_that_raises_hangs_or_dies_costs_its_own_episodes(train):
     assert len(kinds) >= 2, kinds
 
 
-def test_a_lost_server_stops_the_run_with_a_sentence_and_it_can_be_resumed(train, byte_model, environment, tmp_path):
+def test_a_lost_server_stops_the_run_and_it_can_be_resumed(train, byte_model, probes, environment, tmp_path):
     folder = tmp_path / "killed"
     folder.mkdir()
     overrides = [
-        *GRPO,
         f"trainer.default_local_dir={folder}/checkpoints",
         "trainer.save_freq=1",
         "trainer.total_training_steps=500",
     ]
     log = (folder / "log").open("w+")
     process = subprocess.Popen(
-        command("grpo_alfworld_cpu", byte_model, overrides), cwd=folder, env=environment, stdout=log, stderr=log
+        command("grpo_bytes", byte_model, probes, overrides), cwd=folder, env=environment, stdout=log, stderr=log
     )
     deadline = time.time() + LIMIT_S
     while not list(folder.glob("checkpoints/latest_checkpointed_iteration.txt")):
@@ -70,7 +64,7 @@ def test_a_lost_server_stops_the_run_with_a_sentence_and_it_can_be_resumed(train
     text = (folder / "log").read_text()
     assert re.search(r"rollout server is gone .*trainer\.resume_mode", text), text[-3000:]
     done = int((folder / "checkpoints/latest_checkpointed_iteration.txt").read_text())
-    again = train("grpo_alfworld_cpu", [*overrides, f"trainer.total_training_steps={done + 1}"], "killed")
+    again = train("grpo_bytes", [*overrides, f"trainer.total_training_steps={done + 1}"], "killed")
     assert again.code == 0, again.log[-3000:]
     assert [step["step"] for step in again.steps] == [done + 1]
 
@@ -78,7 +72,7 @@ def test_a_lost_server_stops_the_run_with_a_sentence_and_it_can_be_resumed(train
 def test_a_full_disk_costs_the_file_not_the_run(train, tmp_path):
     (tmp_path / "graphs").write_text("a file where a folder is wanted")
     run = train(
-        "grpo_alfworld_cpu", [*GRPO, f"hier.store.path={tmp_path}/graphs", "trainer.total_training_steps=1"]
+        "grpo_bytes", [f"hier.store.path={tmp_path}/graphs", "trainer.total_training_steps=1"]
     )
     assert run.code == 0, run.log[-3000:]
     assert run.metric("hier/store/failed") == [1.0]

@@ -12,8 +12,6 @@ import torch
 from verl_hier.training.schedule import Phase
 from verl_hier.trajectory import graph_rows, read_graphs
 
-from .conftest import HIMAC_ON_BYTES
-
 pytestmark = pytest.mark.e2e
 
 
@@ -49,9 +47,8 @@ def learned_roles(folder: Path, graphs) -> tuple[dict[str, int], dict[str, int]]
 def test_both_phases_train_their_own_tokens(train, tmp_path):
     """Four steps, A B A B; gradients are those of the real loss, taken at the log-probs."""
     run = train(
-        "himac_alfworld_cpu",
+        "himac_bytes",
         [
-            *HIMAC_ON_BYTES,
             "trainer.total_training_steps=4",
             f"hier.store.path={tmp_path}/graphs",
             "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
@@ -91,12 +88,12 @@ def test_both_phases_train_their_own_tokens(train, tmp_path):
 
 def test_resume_equals_an_uninterrupted_run(train, tmp_path):
     """Two steps, a stop, two more: the schedule, the metrics and the weights of four steps in one go."""
-    common = [*HIMAC_ON_BYTES, "trainer.save_freq=2"]
-    whole = train("himac_alfworld_cpu", [*common, "trainer.total_training_steps=4"], "whole")
-    first = train("himac_alfworld_cpu", [*common, "trainer.total_training_steps=2"], "parts")
+    common = ["trainer.save_freq=2"]
+    whole = train("himac_bytes", [*common, "trainer.total_training_steps=4"], "whole")
+    first = train("himac_bytes", [*common, "trainer.total_training_steps=2"], "parts")
     state = json.loads((tmp_path / "parts/checkpoints/global_step_2/hier.json").read_text())
     assert state["schedule"]["name"] == "alternating"
-    second = train("himac_alfworld_cpu", [*common, "trainer.total_training_steps=4"], "parts")
+    second = train("himac_bytes", [*common, "trainer.total_training_steps=4"], "parts")
     for run in (whole, first, second):
         assert run.code == 0, run.log[-3000:]
     assert [s["step"] for s in second.steps] == [3, 4]
@@ -115,7 +112,7 @@ def test_resume_equals_an_uninterrupted_run(train, tmp_path):
 
 def test_two_ranks(train):
     """Two FSDP ranks with a rollout replica each; optimiser steps stay those of the recipe."""
-    run = train("himac_alfworld_cpu", [*HIMAC_ON_BYTES, "trainer.n_gpus_per_node=2", "trainer.total_training_steps=2"])
+    run = train("himac_bytes", ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=2"])
     assert run.code == 0, run.log[-3000:]
     assert len(run.steps) == 2
     assert all(padding < 2 * 2 for padding in run.metric("hier/rows/padding"))

@@ -1,5 +1,8 @@
 """Policy losses of plugins in verl's own registry."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from verl_hier.errors import PluginError
 from verl_hier.specs import PolicyLossSpec
 
@@ -20,3 +23,22 @@ def register(loss: PolicyLossSpec, plugin: str) -> None:
             f"rename it or disable the plugin with `hier.plugins.{plugin}: false`."
         )
     register_policy_loss(loss.name)(loss.function)
+
+
+def worker_with_losses(base: type, enabled: Mapping[str, bool]) -> type:
+    """`base`, a worker class of verl, which registers the losses of the enabled plugins before it builds its model.
+
+    The registry is a dictionary of the process and the workers do not see the recipe's `hier` block, so the class
+    carries what is enabled (verl/workers/engine_workers.py, `ActorRolloutRefWorker`).
+    """
+    plugins = dict(enabled)
+
+    class WorkerWithLosses(base):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            from verl_hier.plugins import PluginHost, register_policy_losses
+
+            register_policy_losses(PluginHost.load(plugins))
+            super().__init__(*args, **kwargs)
+
+    WorkerWithLosses.__name__ = base.__name__
+    return WorkerWithLosses

@@ -7,17 +7,21 @@ import math
 import os
 from typing import Any
 
+import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_to_nested
 
 from verl_hier.compat import entry
+from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.queue import FAULTS
 from verl_hier.config import HierConfig
 from verl_hier.errors import PluginError, RecipeError, RolloutError
@@ -58,8 +62,8 @@ class _MiniBatches:
 class HierTrainerMixin:
     """What our trainers do differently; everything else is verl's.
 
-    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_next_train_batch`,
-    `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`, `_update_critic`,
+    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
+    `_next_train_batch`, `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`, `_update_critic`,
     `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`.
     """
 
@@ -93,6 +97,16 @@ class HierTrainerMixin:
         phase = json.dumps(self.schedule.phase(self.global_steps).to_dict())  # type: ignore[attr-defined]
         tu.assign_non_tensor_data(batch, "hier_phase", phase)
         return batch
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()  # type: ignore[misc]
+        mode = self.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")  # type: ignore[attr-defined]
+        if mode not in self.host.policy_losses():
+            return
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:  # type: ignore[attr-defined]
+                worker = worker_with_losses(ActorRolloutRefWorker, self.hier.plugins)
+                self.role_worker_mapping[role] = ray.remote(worker)  # type: ignore[attr-defined]
 
     # ---- optimiser steps do not depend on the number of rows ----------------------------------------------------------
 

@@ -1,0 +1,32 @@
+"""`quickstart`: watch a planner and an executor learn, in one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_hier.cli.output import line, table
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Folder of everything it makes.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of weights, demonstrations, tasks and rollout.")] = 0,
+    steps: Annotated[int, typer.Option(help="Reinforcement learning steps.")] = 24,
+    sft_steps: Annotated[int, typer.Option(help="Supervised steps of the cold start.")] = 1300,
+    demonstrations: Annotated[int, typer.Option(help="Expert episodes of the cold start.")] = 480,
+) -> None:
+    """Cold-start a small model and train it with HiMAC on two-goal households, on this machine's CPU."""
+    from verl_hier.quickstart import Quickstart, run
+
+    summary = run(Quickstart(out, seed, steps, sft_steps, demonstrations), line)
+    guards = summary.pop("guards")
+    rows = [(name.replace("_", " "), _shown(value)) for name, value in (summary | guards).items()]
+    table(rows, head=("what", "value"))
+    line(f"summary: {out / 'summary.json'}   learning curve: {out / 'learning_curve.png'}")
+    line(f"rollout graphs: {out / 'graphs'}   try: verl-hier credit --compare himac,grpo {out / 'graphs'}")
+
+
+def _shown(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) and value < 1 else str(value)

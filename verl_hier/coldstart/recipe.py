@@ -1,0 +1,105 @@
+"""The whole cold start of recipes on one world: model, demonstrations in each recipe's format, supervised training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from verl_hier.coldstart.demonstrations import write_demonstrations
+from verl_hier.coldstart.sft import run_sft
+from verl_hier.coldstart.tiny import build_tiny
+from verl_hier.coldstart.vocabulary import collect_texts
+from verl_hier.config import HierConfig
+from verl_hier.plugins import Parts, resolve
+from verl_hier.recipes import compose
+from verl_hier.rollout.rollout import Limits
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """What a policy is before reinforcement learning.
+
+    Attributes:
+        recipes: recipes whose workers must be able to speak; one model learns the formats of all of them.
+        overrides: variants of the tasks, each a list of Hydra overrides; demonstrations are divided between them.
+        demonstrations: episodes in all, the same tasks for each recipe.
+        steps: optimiser steps of the supervised training.
+        seed: seed of weights, demonstrations and the order of rows.
+    """
+
+    recipes: tuple[str, ...]
+    overrides: tuple[tuple[str, ...], ...] = ((),)
+    demonstrations: int = 480
+    steps: int = 1300
+    seed: int = 0
+
+
+def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = logger.info) -> Path:
+    """The folder of the trained model; what an equal call made before in `folder` is used again.
+
+    Args:
+        plan: what to make.
+        folder: gets `tiny/`, `demonstrations_*.parquet`, `sft/` and the plan.
+        report: told what happens, one sentence each.
+    """
+    from transformers import AutoTokenizer
+
+    key = hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()
+    model, marker = folder / "sft" / "model", folder / "plan.sha256"
+    if model.is_dir() and marker.is_file() and marker.read_text() == key:
+        report(f"the cold start is there already: {model}")
+        return model
+    variants = [parts_of(recipe, overrides) for recipe in plan.recipes for overrides in plan.overrides]
+    report("building a model of 200k parameters and its vocabulary")
+    texts = [text for _, parts in variants for text in _texts(parts, plan.seed)]
+    tiny = build_tiny(folder / "tiny", texts, seed=plan.seed)
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny))
+    report(f"writing {plan.demonstrations} demonstrations by the world's expert")
+    files = [
+        write_demonstrations(
+            parts.environment.spec,
+            parts.environment.options,
+            parts.worker.spec,
+            parts.worker.options,
+            tokenizer,
+            path=folder / f"demonstrations_{number}.parquet",
+            n=plan.demonstrations // len(plan.overrides),
+            seed=plan.seed,
+            limits=limits_of(hier),
+        )
+        for number, (hier, parts) in enumerate(variants)
+    ]
+    report(f"{plan.steps} supervised steps by verl's own SFT trainer (log: {folder / 'sft' / 'sft.log'})")
+    run_sft(tiny, _paths(files), folder / "sft", steps=plan.steps, seed=plan.seed)
+    marker.write_text(key)
+    return model
+
+
+def parts_of(recipe: str, overrides: Sequence[str] = ()) -> tuple[HierConfig, Parts]:
+    """The hier block of a recipe and its five parts, built."""
+    from omegaconf import OmegaConf
+
+    config = compose(recipe, overrides)
+    hier = HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
+    return hier, resolve(hier)
+
+
+def limits_of(hier: HierConfig) -> Limits:
+    """Limits of an episode as the recipe has them."""
+    rollout = hier.rollout
+    return Limits(rollout.max_turns, rollout.max_tokens_per_turn, rollout.context_tokens or Limits().context_tokens)
+
+
+def _texts(parts: Parts, seed: int) -> list[str]:
+    workers = ((parts.worker.spec, parts.worker.options),)
+    return list(collect_texts(parts.environment.spec, parts.environment.options, workers, seed=seed))
+
+
+def _paths(files: Sequence[Path]) -> list[str | Path]:
+    return [file.resolve() for file in files]
