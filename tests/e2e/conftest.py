@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.host.temporary_distributions import write_distribution
+from verl_hier.testing.models import write_byte_model, write_toy_task
 
 from .probe import ENTRY, PLUGIN, RECIPES, TRAINERS
 
@@ -36,59 +37,9 @@ class Run:
 
 @pytest.fixture(scope="session")
 def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen2 of 60k parameters with a byte-level tokenizer and a chat template, and a toy parquet beside it."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    folder = tmp_path_factory.mktemp("byte_model")
-    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    ids = {word: i for i, word in enumerate(words)}
-    core = Tokenizer(models.BPE(vocab=ids, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(words),
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=ids["<|im_end|>"],
-        pad_token_id=ids["<|endoftext|>"],
-        bos_token_id=None,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    rows = [
-        {
-            "data_source": "toy",
-            "prompt": [{"role": "user", "content": f"say {chr(97 + i)}"}],
-            "reward_model": {"style": "rule", "ground_truth": chr(97 + i)},
-            "extra_info": {"index": i},
-        }
-        for i in range(16)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "tasks.parquet")
-    (folder / "reward.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
-        "    return sum(map(ord, solution_str)) % 7 / 7\n"
-    )
+    """A random Qwen2 of 60k parameters with a byte-level tokenizer and a chat template, and a toy task beside it."""
+    folder = write_byte_model(tmp_path_factory.mktemp("byte_model"))
+    write_toy_task(folder)
     return folder
 
 
