@@ -26,7 +26,7 @@ class RolloutOptions:
             `data.max_prompt_length + data.max_response_length` allow.
         environment_processes: processes that host environments, for each rollout worker.
         time_limit_s: wall seconds one environment call may take before its process is killed.
-        max_failed_share: the run stops when more than this share of a task's episodes is lost to faults in every task.
+        max_failed_share: the run stops when more than this share of a step's episodes is lost to faults.
         concurrent_tasks: tasks in flight at once in one rollout worker.
     """
 
@@ -120,7 +120,7 @@ class HierConfig:
         block = config.get("hier")
         if not isinstance(block, Mapping):
             raise RecipeError(
-                "the recipe has no `hier:` block; start its defaults list with `- hier/base` or use verl's own trainer mode."
+                "the recipe has no `hier:` block; put `hier/base` into its defaults list or use verl's own trainers."
             )
         parsed = build_dataclass(cls, block, "hier", "the hier block")
         for kind in KINDS:

@@ -191,9 +191,7 @@ def build_dataclass(cls: type, values: Mapping[str, Any], where: str, owner: str
     missing = [
         f.name
         for f in fields.values()
-        if f.name not in checked
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
+        if f.name not in checked and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise RecipeError(f"{where}: {owner} needs {', '.join(missing)}; add `{where}.{missing[0]}: …`.")

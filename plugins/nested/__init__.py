@@ -10,7 +10,7 @@ from verl_hier.specs import SamplerSpec
 def _episodes(options: NestedOptions, n: int) -> int:
     if n < 2:
         raise RecipeError(
-            f"actor_rollout_ref.rollout.n: the nested sampler compares executions of one plan and needs n >= 2, got {n}."
+            f"actor_rollout_ref.rollout.n: the nested sampler compares executions of one plan, so n >= 2; got {n}."
         )
     return n
 

@@ -12,6 +12,7 @@ training. Writes a JSON file with every curve, and a Markdown table and a PNG fr
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -93,7 +94,7 @@ def read_curve(metrics: Path) -> list[dict[str, Any]]:
 def at_budget(curve: list[dict[str, Any]], budget: float) -> float:
     """Success at the budget, linearly between the two measurements around it."""
     before, after = curve[0], curve[-1]
-    for left, right in zip(curve, curve[1:], strict=False):
+    for left, right in itertools.pairwise(curve):
         if left["tokens"] <= budget <= right["tokens"]:
             before, after = left, right
     share = (budget - before["tokens"]) / max(after["tokens"] - before["tokens"], 1)
@@ -192,7 +193,8 @@ def measure(options: argparse.Namespace) -> None:
                 curve = train(method, goals, seed, model, options.tokens, folder)
                 results["runs"].append({"method": method, "goals": goals, "seed": seed, "curve": curve})
                 (options.out / "learning.json").write_text(json.dumps(results, indent=1) + "\n")
-                print(f"seed {seed}, {goals} goal(s), {method}: {curve[0]['success']:.2f} -> {curve[-1]['success']:.2f}")
+                first, last = curve[0]["success"], curve[-1]["success"]
+                print(f"seed {seed}, {goals} goal(s), {method}: {first:.2f} -> {last:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ def test_a_world_that_raises_hangs_or_dies_costs_its_own_episodes(train):
     )
     assert run.code == 0, run.log[-3000:]
     for step in run.steps:
-        faults = [step.get(f"hier/counts/failed_{kind}", 0) for kind in ("raised", "timeout", "killed", "replay_mismatch")]
+        kinds = ("raised", "timeout", "killed", "replay_mismatch")
+        faults = [step.get(f"hier/counts/failed_{kind}", 0) for kind in kinds]
         assert sum(faults) == step["hier/episodes/failed"]
         assert faults[-1] == 0
         assert step["hier/episodes/count"] == 2 * 16

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
+from ray.exceptions import RayActorError, RayError
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
@@ -22,6 +23,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_hier.compat import entry
 from verl_hier.compat.losses import worker_with_losses
+from verl_hier.compat.policy import CURE
 from verl_hier.compat.queue import FAULTS
 from verl_hier.config import HierConfig
 from verl_hier.errors import PluginError, RecipeError, RolloutError
@@ -30,7 +32,16 @@ from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.schedule import Phase, Schedule
 from verl_hier.training.step import Step, train_step
 
+if TYPE_CHECKING:
+    from verl.trainer.ppo.v1 import PPOTrainer as _Base
+else:
+    _Base = object
+
 STATE_FILE = "hier.json"
+NOTHING_TO_TRAIN = (
+    "no row of this step can be trained: every episode was lost, or nothing belongs to the levels that learn; "
+    "see hier/episodes/failed in the last metrics, and hier.schedule."
+)
 
 
 class _MiniBatches:
@@ -59,7 +70,7 @@ class _MiniBatches:
         return self._group.train_mini_batch(self._sized(batch))
 
 
-class HierTrainerMixin:
+class HierTrainerMixin(_Base):
     """What our trainers do differently; everything else is verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
@@ -85,57 +96,69 @@ class HierTrainerMixin:
                 "algorithm.use_kl_in_reward: our estimators credit turns, not tokens with a KL penalty; "
                 "use actor_rollout_ref.actor.use_kl_loss, or `hier.estimator.name: verl`."
             )
-        super().__init__(config)  # type: ignore[call-arg]
+        super().__init__(config)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop; what ends it from below is said in a sentence that can be acted on."""
+        try:
+            super().fit(agent_loop_manager)
+        except (RayError, RuntimeError) as error:
+            self._raise_faults({})
+            if isinstance(error, RayActorError):
+                raise RolloutError(f"the rollout server is gone ({type(error).__name__}); {CURE}.") from error
+            # ReplayBuffer.sample of verl 0.9.1 refuses a batch of which nothing is left in these words.
+            if "no materializable trajectories" in str(error):
+                raise RolloutError(NOTHING_TO_TRAIN) from error
+            raise
 
     def _build_replay_buffer(self) -> Any:
-        buffer = super()._build_replay_buffer()  # type: ignore[misc]
+        buffer = super()._build_replay_buffer()
         buffer.poll_interval = self.hier.poll_interval_s
         return buffer
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
-        batch = super()._next_train_batch(num_prompts)  # type: ignore[misc]
-        phase = json.dumps(self.schedule.phase(self.global_steps).to_dict())  # type: ignore[attr-defined]
+        batch = super()._next_train_batch(num_prompts)
+        phase = json.dumps(self.schedule.phase(self.global_steps).to_dict())
         tu.assign_non_tensor_data(batch, "hier_phase", phase)
         return batch
 
     def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()  # type: ignore[misc]
-        mode = self.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")  # type: ignore[attr-defined]
+        super()._init_resource_pool_mgr()
+        mode = self.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
         if mode not in self.host.policy_losses():
             return
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
-            if role in self.role_worker_mapping:  # type: ignore[attr-defined]
+            if role in self.role_worker_mapping:
                 worker = worker_with_losses(ActorRolloutRefWorker, self.hier.plugins)
-                self.role_worker_mapping[role] = ray.remote(worker)  # type: ignore[attr-defined]
+                self.role_worker_mapping[role] = ray.remote(worker)
 
     # ---- optimiser steps do not depend on the number of rows ----------------------------------------------------------
 
     def _mini_batches(self, mini_batch_size: int) -> int:
         """Optimiser steps of a batch: prompts of the batch over prompts of a mini-batch."""
-        prompts = self.config.data.train_batch_size // self.parameter_sync_step  # type: ignore[attr-defined]
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
         return max(1, prompts // mini_batch_size)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        config = self.config  # type: ignore[attr-defined]
+        config = self.config
         steps = self._mini_batches(config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        if self.use_critic:  # type: ignore[attr-defined]
+        if self.use_critic:
             steps = math.lcm(steps, self._mini_batches(config.critic.ppo_mini_batch_size))
         return dp_size * steps
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        number = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)  # type: ignore[attr-defined]
-        group = self.actor_rollout_wg
-        self.actor_rollout_wg: Any = _MiniBatches(group, number)
+        config, group = self.config.actor_rollout_ref.actor, self.actor_rollout_wg
+        self.actor_rollout_wg = _MiniBatches(group, self._mini_batches(config.ppo_mini_batch_size))
         try:
-            return super()._update_actor(batch, metrics)  # type: ignore[misc]
+            return super()._update_actor(batch, metrics)
         finally:
             self.actor_rollout_wg = group
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        group = self.critic_wg
-        self.critic_wg: Any = _MiniBatches(group, self._mini_batches(self.config.critic.ppo_mini_batch_size))  # type: ignore[attr-defined]
+        config, group = self.config.critic, self.critic_wg
+        self.critic_wg = _MiniBatches(group, self._mini_batches(config.ppo_mini_batch_size))
         try:
-            return super()._update_critic(batch, metrics)  # type: ignore[misc]
+            return super()._update_critic(batch, metrics)
         finally:
             self.critic_wg = group
 
@@ -145,10 +168,7 @@ class HierTrainerMixin:
         """Read the identity of the rows, put them into an order that does not depend on timing, then balance."""
         self._raise_faults(metrics)
         if not len(batch):
-            raise RolloutError(
-                "no row of this step can be trained: every episode was lost or nothing belongs to the levels that learn; "
-                "see hier/episodes/failed in the last metrics and hier.schedule."
-            )
+            raise RolloutError(NOTHING_TO_TRAIN)
         extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
         records = [dict(field)["hier"] for field in list(extra["extra_fields"])]
         order = self._row_order(batch.keys, records)
@@ -163,7 +183,8 @@ class HierTrainerMixin:
             for place, i in enumerate(order)
         ]
         self._step = Step(rows, batch.keys)
-        padded = super()._balance_batch(batch, metrics, *args, **kwargs)  # type: ignore[misc]
+        self._step.check_losses(self.hier.rollout.max_failed_share)
+        padded = super()._balance_batch(batch, metrics, *args, **kwargs)
         metrics["hier/rows/trained"] = float(len(rows))
         metrics["hier/rows/padding"] = float(len(padded) - len(rows))
         return padded
@@ -186,7 +207,7 @@ class HierTrainerMixin:
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         assert self._step is not None
         if self.parts.estimator.spec.native:
-            batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+            batch = super()._compute_advantage(batch, metrics)
             metrics.update(self._step.describe())
             return batch
         fields = ["response_mask", "old_log_probs", "rollout_log_probs", "values"]
@@ -202,7 +223,7 @@ class HierTrainerMixin:
             host=self.host,
             estimator=self.parts.estimator,
             guards=self.hier.guards,
-            number=self.global_steps,  # type: ignore[attr-defined]
+            number=self.global_steps,
             metrics=metrics,
         )
         for name, rows in result.items():
@@ -220,7 +241,7 @@ class HierTrainerMixin:
 
     def _rollout_correction(self, data: TensorDict, metrics: dict[str, Any]) -> DataProto | None:
         """verl's own correction of rollout/training mismatch, as its `_compute_advantage` applies it."""
-        config = self.config.algorithm.get("rollout_correction", None)  # type: ignore[attr-defined]
+        config = self.config.algorithm.get("rollout_correction", None)
         if config is None or config.get("bypass_mode", False) or "rollout_log_probs" not in data:
             return None
         padded = data.select("response_mask", "old_log_probs", "rollout_log_probs").to_padded_tensor()
@@ -231,14 +252,14 @@ class HierTrainerMixin:
     def _store(self) -> bool:
         """Write the step's graphs where the recipe wants them; True when that failed."""
         store = self.hier.store
-        step = self.global_steps  # type: ignore[attr-defined]
+        step = self.global_steps
         if self._step is None or store.path is None or step % store.every:
             return False
         return not self._step.store(os.path.join(store.path, f"step_{step:06d}.parquet"))
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        super()._compute_metrics(batch, metrics, *args, **kwargs)  # type: ignore[misc]
-        step = self.global_steps  # type: ignore[attr-defined]
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        step = self.global_steps
         metrics["hier/schedule/phase"] = float(ord(self.schedule.phase(step).name[0]))
         self.schedule.observe(step, metrics)
         self.host.hook.hier_step_end(step=step, metrics=metrics)
@@ -247,25 +268,27 @@ class HierTrainerMixin:
 
     def _save_checkpoint(self) -> None:
         """Our state goes first: verl's tracker file, which makes a checkpoint count, is written last."""
-        config = self.config.trainer  # type: ignore[attr-defined]
-        folder = os.path.join(config.default_local_dir, f"global_step_{self.global_steps}")  # type: ignore[attr-defined]
+        config = self.config.trainer
+        folder = os.path.join(config.default_local_dir, f"global_step_{self.global_steps}")
         os.makedirs(folder, exist_ok=True)
         state = {"schedule": {"name": self.parts.schedule.spec.name, "state": self.schedule.state_dict()}}
         with open(os.path.join(folder, STATE_FILE), "w", encoding="utf-8") as file:
             json.dump(state, file)
-        super()._save_checkpoint()  # type: ignore[misc]
+        super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()  # type: ignore[misc]
-        config = self.config.trainer  # type: ignore[attr-defined]
-        step = self.global_steps  # type: ignore[attr-defined]
+        super()._load_checkpoint()
+        config = self.config.trainer
+        step = self.global_steps
         if not step:
             return
         folder = config.resume_from_path if config.resume_mode == "resume_path" else None
         folder = folder or os.path.join(config.default_local_dir, f"global_step_{step}")
         path = os.path.join(folder, STATE_FILE)
         if not os.path.exists(path):
-            raise RecipeError(f"{folder} has no {STATE_FILE}: it was not written by a hier trainer; start from its weights.")
+            raise RecipeError(
+                f"{folder} has no {STATE_FILE}: no hier trainer wrote it; start from its weights instead."
+            )
         with open(path, encoding="utf-8") as file:
             saved = json.load(file)["schedule"]
         if saved["name"] != self.parts.schedule.spec.name:

@@ -128,6 +128,9 @@ class Process:
     async def stop(self) -> None:
         """Hang up, wait a moment, kill."""
         self._stopped = True
+        if self._busy.locked() and self._child is not None:
+            # Somebody waits for an answer that nobody needs any more.
+            self._child.kill()
         async with self._busy:
             child = self._child
             self._hang_up()

@@ -44,7 +44,9 @@ class Turn:
         """False when the turn was cut by its token limit."""
         return self._node.stop_reason not in ("length", "aborted")
 
-    def mark(self, *, valid: bool | None = None, masks: Mapping[str, list[list[int]]] | None = None, **extra: Any) -> None:
+    def mark(
+        self, *, valid: bool | None = None, masks: Mapping[str, list[list[int]]] | None = None, **extra: Any
+    ) -> None:
         """Note the validity, token masks ([start, stop) spans over the action) or extra columns of the turn."""
         if valid is not None:
             self._node.valid = valid

@@ -22,8 +22,8 @@ class WordTokenizer:
 
     def __init__(self) -> None:
         self._ids = {"<pad>": 0, "<end>": 1, "<act>": 2}
-        self.pad_token_id = 0
-        self.eos_token_id = 1
+        self.pad_token_id: int | None = 0
+        self.eos_token_id: int | None = 1
 
     def get_vocab(self) -> dict[str, int]:
         """Word to id."""
@@ -56,7 +56,7 @@ class ScriptedPolicy:
         """See `rollout.Policy.generate`; log-probs are -1 each."""
         self.prompts.append(list(prompt))
         text = self._answer(self._tokenizer.decode(prompt), sampling)
-        tokens = [*self._tokenizer.encode(text), self._tokenizer.eos_token_id][: sampling.max_tokens]
+        tokens = [*self._tokenizer.encode(text), 1][: sampling.max_tokens]
         return Generation(tokens, [-1.0] * len(tokens), "completed")
 
 
@@ -128,8 +128,9 @@ async def roll_out_scripted(
     """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
     tokenizer = WordTokenizer()
     policy = ScriptedPolicy(tokenizer, answer)
+    task = task or {"instruction": "do it"}
     rollout = Rollout(
-        Request(task=task or {"instruction": "do it"}, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels),
+        Request(task=task, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels),
         policy=policy,
         renderer=PlainRenderer(tokenizer),
         pool=InlinePool(environment),  # type: ignore[arg-type]

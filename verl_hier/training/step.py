@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from verl_hier.config import GuardOptions
 from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
-from verl_hier.errors import GraphError
+from verl_hier.errors import GraphError, RolloutError
 from verl_hier.plugins import Part, PluginHost
 from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
 from verl_hier.training.ledger import Ledger, RowIdentity
@@ -42,6 +42,20 @@ class Step:
     def describe(self) -> dict[str, float]:
         """Metrics of the rollout and its groups."""
         return rollout_metrics(self.ledger.graphs.values()) | group_metrics(self.ledger.table)
+
+    def check_losses(self, share: float) -> None:
+        """Stop a run whose world is broken, instead of training on the few episodes that got through.
+
+        Raises:
+            RolloutError: when more than `share` of the step's episodes were lost to faults; it quotes one of them.
+        """
+        episodes = [episode for graph in self.ledger.graphs.values() for episode in graph.episodes]
+        lost = [episode for episode in episodes if episode.status == "failed"]
+        if episodes and len(lost) / len(episodes) > share:
+            raise RolloutError(
+                f"{len(lost)} of {len(episodes)} episodes were lost to faults, more than hier.rollout.max_failed_share "
+                f"({share:.0%}) allows. One of them: {lost[0].error}"
+            )
 
     def store(self, path: str) -> bool:
         """Write the graphs; a disk that refuses costs the file, not the run."""

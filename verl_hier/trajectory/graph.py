@@ -179,7 +179,7 @@ class RolloutGraph:
             raise GraphError("this is not a rollout graph: it has no integer `version`.")
         if version > SCHEMA_VERSION:
             raise GraphError(
-                f"the graph has schema version {version}, this verl-hier reads up to {SCHEMA_VERSION}; upgrade verl-hier."
+                f"the graph has schema version {version}, this verl-hier reads up to {SCHEMA_VERSION}; upgrade it."
             )
         try:
             fields = dict(data)

@@ -1,4 +1,4 @@
-"""Rollout graphs on disk: one JSON object a line (`.jsonl`, `.jsonl.gz`), or Parquet with the same object in a column."""
+"""Rollout graphs on disk: one JSON object a line (`.jsonl`, `.jsonl.gz`), or Parquet with it in a column."""
 
 from __future__ import annotations
 
