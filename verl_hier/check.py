@@ -166,8 +166,8 @@ def _notes(config: Mapping[str, Any], parts: Parts) -> list[str]:
     tasks, mini = config["data"]["train_batch_size"], config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
     if tasks % mini:
         notes.append(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini} does not divide data.train_batch_size = {tasks}; the "
-            f"step is cut into {max(1, tasks // mini)} equal part(s)."
+            f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini} does not divide data.train_batch_size = {tasks}; "
+            f"the step is cut into {max(1, tasks // mini)} equal part(s)."
         )
     server = config["actor_rollout_ref"]["rollout"]["name"]
     if server in ENGINES and installed(server) is None:

@@ -223,7 +223,7 @@ class PluginHost:
             for spec in specs:
                 if not isinstance(spec, expected):
                     raise self._refuse(name, f"{hook} returned {spec!r} instead of {expected.__name__}")
-                if not spec.name:
+                if not getattr(spec, "name", ""):
                     raise self._refuse(name, f"{hook} returned a spec without a name")
                 yield name, spec
 

@@ -79,9 +79,8 @@ def test_window_makes_a_row_a_turn(run):
 
 
 def test_planner_executor_rows_roles_and_plans(run):
-    graph, _ = run(
-        roll_out_scripted(environment=Corridor, worker=planner(subgoal_turns=2), sampler=independent(), answer=plans, n=6)
-    )
+    worker = planner(subgoal_turns=2)
+    graph, _ = run(roll_out_scripted(environment=Corridor, worker=worker, sampler=independent(), answer=plans, n=6))
     for episode in graph.complete():
         path = [graph.nodes[i] for i in graph.path(episode.id)]
         assert [n.level for n in path] == [0] + [1] * (len(path) - 1)
@@ -96,9 +95,7 @@ def test_sub_done_ends_a_subgoal_without_touching_the_world(run):
     def answer(prompt, sampling):
         return "one ; two" if prompt.startswith("plan") else "<sub_done>"
 
-    graph, _ = run(
-        roll_out_scripted(environment=Corridor, worker=planner(), sampler=independent(), answer=answer, n=1)
-    )
+    graph, _ = run(roll_out_scripted(environment=Corridor, worker=planner(), sampler=independent(), answer=answer, n=1))
     assert [n.segment for n in graph.nodes] == [0, 0, 1]
     assert graph.counts.get("environment_calls", 0) == 0
     assert graph.episodes[0].status == "truncated"

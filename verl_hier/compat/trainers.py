@@ -74,11 +74,13 @@ class HierTrainerMixin(_Base):
     """What our trainers do differently; everything else is verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
-    `_next_train_batch`, `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`, `_update_critic`,
-    `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`.
+    `_next_train_batch`, `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`,
+    `_update_critic`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `fit`.
     """
 
     base_mode: str
+    actor_rollout_wg: Any
+    critic_wg: Any
 
     def __init__(self, config: DictConfig) -> None:
         if entry.FAILURE is not None:
@@ -132,7 +134,7 @@ class HierTrainerMixin(_Base):
                 worker = worker_with_losses(ActorRolloutRefWorker, self.hier.plugins)
                 self.role_worker_mapping[role] = ray.remote(worker)
 
-    # ---- optimiser steps do not depend on the number of rows ----------------------------------------------------------
+    # ---- optimiser steps do not depend on the number of rows ---------------------------------------------------------
 
     def _mini_batches(self, mini_batch_size: int) -> int:
         """Optimiser steps of a batch: prompts of the batch over prompts of a mini-batch."""
@@ -162,7 +164,7 @@ class HierTrainerMixin(_Base):
         finally:
             self.critic_wg = group
 
-    # ---- from rows to credit -------------------------------------------------------------------------------------------
+    # ---- from rows to credit -----------------------------------------------------------------------------------------
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Read the identity of the rows, put them into an order that does not depend on timing, then balance."""
@@ -264,7 +266,7 @@ class HierTrainerMixin(_Base):
         self.schedule.observe(step, metrics)
         self.host.hook.hier_step_end(step=step, metrics=metrics)
 
-    # ---- checkpoints ---------------------------------------------------------------------------------------------------
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self) -> None:
         """Our state goes first: verl's tracker file, which makes a checkpoint count, is written last."""

@@ -106,9 +106,7 @@ def group_sum(values: ArrayLike, keys: Ints, size: int | None = None) -> Floats:
 def group_mean(values: ArrayLike, keys: Ints, weights: ArrayLike | None = None) -> Floats:
     """Weighted mean of `values` (N,) per key: (K,) float64, 0 for a group without weight."""
     data = np.asarray(values, np.float64)
-    votes = _votes(keys, weights)
-    total = group_sum(data if weights is None else data * np.asarray(weights, np.float64), keys)
-    return np.divide(total, votes, out=np.zeros_like(total), where=votes > 0)
+    return _mean(data, keys, None if weights is None else np.asarray(weights, np.float64), _votes(keys, weights))
 
 
 def group_median(values: ArrayLike, keys: Ints, weights: ArrayLike | None = None) -> tuple[Floats, Ints]:
@@ -182,43 +180,55 @@ def group_advantage(
         return np.zeros(0)
     where = _some(where)
     data = _finite(data, where)
+    ignored: int | None = None
     if weights is None and where is not None:
-        keys = np.where(where, keys, _count(keys))  # a group of their own for the rows that do not count
-        votes_of = None
-    else:
-        votes_of = _effective(keys, weights, where)
+        ignored = _count(keys)
+        keys = np.where(where, keys, ignored)  # a group of their own for the rows that do not count
+    votes_of = _effective(keys, weights, None if ignored is not None else where)
     votes = _votes(keys, votes_of)
-    middle = _middle(data, keys, votes_of, centre)
+    middle = _middle(data, keys, votes_of, votes, centre)
     out = np.array(data) if middle is None else data - middle[keys]
-    if centre == "leave_one_out":
-        out *= np.divide(votes, votes - 1, out=np.ones_like(votes), where=votes > 1 + _TINY)[keys]
+    factor = np.ones_like(votes)
+    flat = np.zeros(votes.shape, np.bool_)
     if scale != "none":
-        centred = out if centre == "mean" else None
-        spread = _spread(data, keys, votes_of, votes, middle, scale, centred)
+        spread = _spread(data, keys, votes_of, votes, middle, scale, out if centre == "mean" else None)
         flat = spread <= _TINY * np.abs(middle if middle is not None else 0.0)
         if scale == "mad" and zero_variance == "std":
             flat = spread < eps
-        factor = 1.0 / (spread + eps) if eps > 0 else np.divide(1.0, spread, out=np.zeros_like(spread), where=~flat)
-        if zero_variance == "zero":
-            factor = np.where(flat, 0.0, factor)
-        out *= factor[keys]
-        if zero_variance == "std" and scale == "mad" and flat.any():
-            fallback = group_advantage(data, keys, weights=weights, where=where, eps=eps, singleton=singleton)
-            out = np.where(flat[keys], fallback, out)
+        np.divide(1.0, spread + eps, out=factor, where=(spread + eps) > 0)
+        if zero_variance != "divide":
+            factor[flat] = 0.0
+    if centre == "leave_one_out":
+        np.divide(factor * votes, votes - 1, out=factor, where=votes > 1 + _TINY)
     alone = votes <= 1 + _TINY
-    if alone.any():
-        kept = data / (1.0 + eps) if scale != "none" else data
-        out = np.where(alone[keys], kept if singleton == "raw" else 0.0, out)
-    return out if where is None else np.where(np.asarray(where, bool), out, 0.0)
+    factor[alone] = 0.0
+    if ignored is not None:
+        factor[ignored:] = 0.0
+        alone[ignored:] = False
+    out *= factor[keys]
+    out += 0.0  # no negative zeros
+    if zero_variance == "std" and scale == "mad" and flat.any():
+        fallback = group_advantage(data, keys, weights=weights, where=where, eps=eps, singleton=singleton)
+        out = np.where(flat[keys], fallback, out)
+    if singleton == "raw" and alone.any():
+        rows = np.flatnonzero(alone[keys])
+        out[rows] = data[rows] / (1.0 + eps) if scale != "none" else data[rows]
+    return out if where is None or ignored is not None else np.where(where, out, 0.0)
 
 
-def _middle(data: Floats, keys: Ints, weights: Floats | None, centre: Centre) -> Floats | None:
+def _middle(data: Floats, keys: Ints, weights: Floats | None, votes: Floats, centre: Centre) -> Floats | None:
     """(K,) what is subtracted; None for nothing."""
     if centre == "none":
         return None
     if centre == "median":
         return group_median(data, keys, weights)[0]
-    return group_mean(data, keys, weights)
+    return _mean(data, keys, weights, votes)
+
+
+def _mean(data: Floats, keys: Ints, weights: Floats | None, votes: Floats) -> Floats:
+    """(K,) weighted mean, given the votes; 0 without votes."""
+    total = group_sum(data if weights is None else data * weights, keys, votes.size)
+    return np.divide(total, votes, out=np.zeros_like(total), where=votes > 0)
 
 
 def _spread(
@@ -235,11 +245,11 @@ def _spread(
         centre = group_median(data, keys, weights)[0] if middle is None else middle
         spread = group_median(np.abs(data - centre[keys]), keys, weights)[0]
     else:
-        deviation = data - group_mean(data, keys, weights)[keys] if centred is None else centred
+        deviation = data - _mean(data, keys, weights, votes)[keys] if centred is None else centred
         squares = deviation * deviation
         if weights is not None:
             squares *= weights
-        total = group_sum(squares, keys)
+        total = group_sum(squares, keys, votes.size)
         votes_less = votes - 1 if scale == "sample" else votes
         spread = np.sqrt(np.divide(total, votes_less, out=np.ones_like(total), where=votes_less > _TINY))
     return np.where(votes <= 1 + _TINY, 1.0, spread)
