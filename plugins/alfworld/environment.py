@@ -21,7 +21,7 @@ from verl_hier.environments.base import Environment, Step
 from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
 
-KEPT_GAMES = 256
+KEPT_GAMES = 1024
 KEPT_STATES = 100_000
 
 

@@ -57,7 +57,8 @@ class Counter(Environment):
         if action == "slow":
             time.sleep(0.3)
         if action not in ("add", "slow"):
-            return Step(text="what?", valid=False, anchor=str(self.total), info={"pid": os.getpid()})
+            info = {"pid": os.getpid()}
+            return Step(text="what?", valid=False, anchor=str(self.total), admissible=("add",), info=info)
         self.total += 1
         return self._step("now")
 

@@ -159,6 +159,20 @@ def test_a_cancelled_call_is_forgotten():
     run(scenario)
 
 
+def test_closing_does_not_wait_for_a_hanging_call():
+    async def scenario(pool):
+        handle = await grown(pool, 0)
+        call = asyncio.create_task(handle.step("hang"))
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        await pool.close()
+        assert time.monotonic() - started < 5
+        with pytest.raises(EnvironmentFailure):
+            await call
+
+    run(scenario, time_limit_s=1000.0)
+
+
 def test_episodes_go_to_the_process_with_fewest():
     async def scenario(pool):
         handles = [await grown(pool, 0) for _ in range(6)]

@@ -1,0 +1,119 @@
+"""The conformance kit finds what it is for: each broken world is refused in a sentence, a sound one passes."""
+
+import random
+
+import pytest
+from faulty_world import Counter, Options, build
+
+from verl_hier.environments.base import Environment, Step
+from verl_hier.specs import EnvironmentSpec
+from verl_hier.testing.environment import check_environment
+
+TASKS = [{"instruction": "count", "start": 0}, {"instruction": "count on", "start": 3}]
+
+
+def spec(factory=build, tasks=lambda options, split: [dict(task) for task in TASKS], can_fork=True):
+    return EnvironmentSpec(name="counter", factory=factory, options=Options, tasks=tasks, can_fork=can_fork)
+
+
+@pytest.mark.parametrize("can_fork", [True, False])
+def test_a_sound_world_passes(can_fork):
+    check_environment(spec(), Options(can_fork=can_fork), tasks=1)
+
+
+class Raises(Counter):
+    def step(self, action):
+        if action != "add":
+            raise KeyError(action)
+        return super().step(action)
+
+
+class Moves(Counter):
+    def step(self, action):
+        if action != "add":
+            self.total += 1
+        return super().step(action)
+
+
+class Shares(Counter):
+    def fork(self):
+        copy = Counter(self.options)
+        copy.__dict__ = self.__dict__
+        return copy
+
+
+class Remembers(Counter):
+    def reset(self, task, seed):
+        before = getattr(self, "total", 0)
+        first = super().reset(task, seed)
+        self.total += before
+        return first
+
+
+class Vague(Counter):
+    def step(self, action):
+        answer = super().step(action)
+        admissible = ("add",) if self.total % 2 else ("add", "slow")
+        return Step(text=answer.text, valid=answer.valid, anchor="somewhere", admissible=admissible)
+
+
+class Picky(Counter):
+    def step(self, action):
+        return Step(text="no", valid=False, anchor=str(self.total), admissible=("add",))
+
+
+class Listing(Counter):
+    def reset(self, task, seed):
+        first = super().reset(task, seed)
+        return Step(text=first.text, admissible=["add"])
+
+
+@pytest.mark.parametrize(
+    ("world", "sentence"),
+    [
+        (Raises, "answer it with valid=False"),
+        (Moves, "changed the state"),
+        (Shares, "not independent"),
+        (Remembers, "does not start from the beginning"),
+        (Vague, "other admissible actions"),
+        (Picky, "listed as admissible and then called invalid"),
+        (Listing, "must be a tuple"),
+    ],
+)
+def test_broken_worlds_are_refused(world, sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        check_environment(spec(factory=world), tasks=1, isolated=False)
+
+
+def test_chance_is_refused():
+    with pytest.raises(AssertionError, match="not deterministic"):
+        check_environment(spec(), Options(deterministic=False), tasks=1, isolated=False)
+
+
+def test_a_fork_that_the_spec_denies():
+    with pytest.raises(AssertionError, match="can_fork=False"):
+        check_environment(spec(can_fork=False), tasks=1, isolated=False)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "sentence"),
+    [
+        (lambda options, split: [], "gives no task"),
+        (lambda options, split: [{"instruction": "x", "start": (1,)}], "not JSON-able"),
+        (lambda options, split: [{"start": 1}], "needs an `instruction`"),
+        (lambda options, split: [{"instruction": "x", "start": random.random()}], "gives other tasks"),
+        (None, "has no `tasks` function"),
+    ],
+)
+def test_broken_tasks_are_refused(tasks, sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        check_environment(spec(tasks=tasks), tasks=1, isolated=False)
+
+
+def test_what_is_no_environment():
+    class Thing:
+        pass
+
+    with pytest.raises(AssertionError, match="gave no Environment"):
+        check_environment(spec(factory=lambda options: Thing()), tasks=1, isolated=False)
+    assert issubclass(Counter, Environment)
