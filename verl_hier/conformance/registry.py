@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from verl_hier.trajectory.table import TurnTable
 PACKAGE = "verl_hier_plugins"
 
 
-def plugin_folders() -> Iterator[str]:
-    """Names of the built-in plugin folders with an `estimator` module; nothing is imported."""
+def plugin_folders(module_file: str = "estimator.py") -> Iterator[str]:
+    """Names of the built-in plugin folders that hold a file, an estimator by default; nothing is imported."""
     package = importlib.import_module(PACKAGE)
     for module in pkgutil.iter_modules(package.__path__):
-        if module.ispkg and any((Path(root) / module.name / "estimator.py").is_file() for root in package.__path__):
+        if module.ispkg and any((Path(root) / module.name / module_file).is_file() for root in package.__path__):
             yield module.name
 
 
@@ -58,6 +58,19 @@ def estimator(name: str) -> EstimatorSpec:
     if name not in known:
         raise PluginError(f"there is no estimator {name!r}{nearest(name, known)}. Known: {', '.join(known)}.")
     return known[name]
+
+
+def sampler_replay(fixture: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
+    """The function that replays a scripted sampler fixture, or None while no plugin brings one.
+
+    A sampler's folder brings it as `replay.py` with `REPLAYS = {fixture name: function(input) -> outputs}`.
+    """
+    for folder in plugin_folders("replay.py"):
+        replays: Mapping[str, Any] = plugin_module(f"{folder}.replay").REPLAYS
+        if fixture in replays:
+            found: Callable[[Mapping[str, Any]], Mapping[str, Any]] = replays[fixture]
+            return found
+    return None
 
 
 def policy_loss(name: str) -> PolicyLossSpec:

@@ -10,11 +10,13 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from verl_hier.conformance.registry import sampler_replay
 from verl_hier.errors import HierError
 
 RTOL = 2e-4
@@ -61,8 +63,8 @@ def run_folder(path: str | Path, samplers: SamplerCheck | None = None) -> list[R
 
     Args:
         path: the folder.
-        samplers: replays a case of a sampler fixture, `samplers(method, input) -> output`; without one these files
-            are skipped and say so.
+        samplers: replays a case of a sampler fixture, `samplers(name, input) -> output`; without it the sampler's own
+            replay (see `registry.sampler_replay`), and without that the file is skipped and says so.
 
     Raises:
         HierError: when the folder has no fixture, or a file is not one.
@@ -86,16 +88,15 @@ def run_file(path: str | Path, samplers: SamplerCheck | None = None) -> list[Res
         method, cases = str(data["method"]), list(data["cases"])
     except (ValueError, KeyError, TypeError) as error:
         raise HierError(f"{file} is not a conformance fixture: {error}.") from error
+    run: Adapter | None
     if method in SAMPLERS or file.stem in SAMPLERS:
-        if samplers is None:
+        run = partial(samplers, file.stem) if samplers is not None else sampler_replay(file.stem)
+        if run is None:
             return [Result(file.name, method, -1, "skipped", "no sampler yet")]
-        replay = samplers
-        run: Adapter = lambda case: replay(file.stem, case)  # noqa: E731
     else:
-        adapter = find_adapter(method)
-        if adapter is None:
+        run = find_adapter(method)
+        if run is None:
             return [Result(file.name, method, -1, "failed", f"no adapter knows the method {method!r}")]
-        run = adapter
     return [_run_case(file.name, method, number, case, run) for number, case in enumerate(cases)]
 
 
