@@ -8,7 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from verl_hier.credit import Credit, drop_weights, episode_advantage, share, turn_advantage
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import (
+    Credit,
+    drop_weights,
+    episode_advantage,
+    episode_votes,
+    group_ids,
+    share,
+    singletons,
+    step_mean,
+    turn_advantage,
+)
 from verl_hier.credit.groups import Centre, Scale, Singleton, ZeroVariance
 from verl_hier.credit.paths import Shared, WeightBy
 from verl_hier.trajectory.table import TurnTable
@@ -43,14 +56,21 @@ def advantage(table: TurnTable, options: GRPOOptions) -> Credit:
     kernel: dict[str, Any] = {
         name: getattr(options, name) for name in ("centre", "scale", "eps", "singleton", "zero_variance")
     }
-    by_episode = options.score == "return" and set(options.group_by) <= {"group", "tree"}
-    if by_episode:
-        values = episode_advantage(table, group_by=options.group_by, weight_by=options.weight_by, **kernel)
-        credit = share(table, values[table.step_episode], options.shared)
-    else:
+    if options.score != "return" or not set(options.group_by) <= {"group", "tree"}:
         scores = table[options.score]
-        credit = Credit(turn_advantage(table, scores, options.group_by, weight_by=options.weight_by, **kernel))
-    if options.singleton == "drop" and "tree" not in options.group_by:
-        kept = drop_weights(table, options.group_by, options.weight_by)
+        values = turn_advantage(table, scores, options.group_by, weight_by=options.weight_by, **kernel)
+        kept = drop_weights(table, options.group_by, options.weight_by) if options.singleton == "drop" else None
+        return Credit(values, weight=kept)
+    values = episode_advantage(table, group_by=options.group_by, weight_by=options.weight_by, **kernel)
+    credit = share(table, values[table.step_episode], options.shared)
+    if options.singleton == "drop":
+        kept = step_mean(table, compared(table, options)[table.step_episode])
         credit.weight = kept if credit.weight is None else credit.weight * kept
     return credit
+
+
+def compared(table: TurnTable, options: GRPOOptions) -> NDArray[np.float64]:
+    """(E,) 1 for episodes whose group has another vote, else 0."""
+    keys = group_ids(*(table[f"episodes.{name}"] for name in options.group_by))
+    votes, trained = episode_votes(table, options.weight_by), np.asarray(table["episodes.trained"], bool)
+    return (~singletons(keys, votes, trained)).astype(np.float64)

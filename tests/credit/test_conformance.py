@@ -17,10 +17,8 @@ SHARED = Path(os.environ.get("VERL_HIER_CONFORMANCE", Path(__file__).parents[3] 
 def test_every_fixture_passes():
     results = run_folder(SHARED)
     assert [str(result) for result in results if not result.ok] == []
-    assert {result.file for result in results if result.status == "skipped"} == {
-        "aepo_rollout.json",
-        "arpo_rollout.json",
-    }
+    samplers = {"aepo_rollout.json", "arpo_rollout.json"}
+    assert {result.file for result in results if result.status == "skipped"} <= samplers
     assert len({result.file for result in results}) == 21
 
 

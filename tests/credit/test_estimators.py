@@ -72,6 +72,10 @@ def test_a_dropped_singleton_leaves_the_loss():
     spec = estimator("grpo")
     credit = estimate(spec, table, spec.options(singleton="drop"))
     assert credit.weight.tolist() == [1, 1, 0] and credit.values[2] == 0
+    credit = estimate(spec, table, spec.options(singleton="drop", group_by=("group", "tree")))
+    assert credit.weight.tolist() == [0, 0, 0]
+    credit = estimate(spec, table, spec.options(singleton="drop", group_by=("group", "turn")))
+    assert credit.weight.tolist() == [1, 1, 0]
 
 
 def test_evaluation_has_no_say():
