@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 def group_metrics(table: TurnTable) -> dict[str, float]:
     """How many groups have one episode, and how many have equal returns throughout (no gradient)."""
-    groups = np.asarray(table["episodes.group"], dtype=np.int64)
-    if not len(groups):
+    if not len(table):
         return {}
+    groups = np.asarray(table["episodes.group"], dtype=np.int64)
     returns = np.asarray(table["episodes.return"], dtype=np.float64)
     count = np.bincount(groups)
     low = np.full(len(count), np.inf)

@@ -145,7 +145,8 @@ class Ledger:
             by: the unit: `row`, `turn`, `episode` or `role`; `token` leaves all tokens alike.
             rule: with `first_owner`, a shared turn counts once for each episode through it.
 
-        The weights of all trained tokens sum to the number of trained tokens before `credit.weight` is applied.
+        Before `credit.weight` is applied the weights sum to the number of trained tokens, but for `token` with
+        `first_owner`, where each is the number of its episodes.
         """
         if by == "token" and credit.weight is None and rule != "first_owner":
             return None

@@ -20,6 +20,7 @@ class TableBuilder:
         self._step_episode: list[int] = []
         self._step_turn: list[int] = []
         self._tokens: dict[str, list[Array]] = {}
+        self._token_count = 0
         self._anchors: dict[str, int] = {}
         self._names: dict[str, dict[str, int]] = {"agent": {}, "role": {}}
         self._groups = 0
@@ -115,15 +116,15 @@ class TableBuilder:
             for start, stop in spans:
                 mask[start:stop] = True
             columns[name] = mask
-        done = sum(len(part) for part in self._tokens.get("turn", []))
         for name, column in columns.items():
             parts = self._tokens.setdefault(name, [])
-            if not parts and done:
-                parts.append(np.zeros(done, dtype=column.dtype))
+            if not parts and self._token_count:
+                parts.append(np.zeros(self._token_count, dtype=column.dtype))
             parts.append(column)
         for name, parts in self._tokens.items():
             if name not in columns:
                 parts.append(np.zeros(n, dtype=parts[0].dtype))
+        self._token_count += n
 
     def build(self) -> TurnTable:
         """The table of everything added so far."""

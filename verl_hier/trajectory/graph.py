@@ -174,7 +174,7 @@ class RolloutGraph:
         Raises:
             GraphError: when it was written by a newer schema version, or a field is missing or unknown.
         """
-        version = data.get("version")
+        version = data.get("version") if isinstance(data, dict) else None
         if not isinstance(version, int):
             raise GraphError("this is not a rollout graph: it has no integer `version`.")
         if version > SCHEMA_VERSION:

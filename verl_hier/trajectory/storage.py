@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 
 from verl_hier.errors import GraphError
 from verl_hier.trajectory.graph import SCHEMA_VERSION, RolloutGraph
+
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 
 
 def json_schema() -> dict[str, Any]:
@@ -25,17 +29,23 @@ def write_graphs(path: str | os.PathLike[str], graphs: Iterable[RolloutGraph]) -
     """Write graphs to `path` by its suffix and return how many. The file appears whole or not at all.
 
     Raises:
-        GraphError: for an unknown suffix, or when the disk refuses; the message names the file.
+        GraphError: for an unknown suffix, a value that JSON cannot hold, or when the disk refuses; the message names
+            the file.
     """
     target = Path(path)
     temporary = target.with_name(target.name + ".part")
+    if not target.name.endswith(SUFFIXES):
+        raise GraphError(f"{target} has no known suffix: use .parquet, .jsonl or .jsonl.gz.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         count = _write(target, temporary, list(graphs))
         os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise GraphError(f"cannot write rollout graphs to {target}: {error.strerror or error}.") from error
+    except TypeError as error:  # a plugin left something in `extra` or `decision`
+        raise GraphError(f"cannot write rollout graphs to {target}: {error}.") from error
     return count
 
 
@@ -54,12 +64,10 @@ def _write(target: Path, temporary: Path, graphs: list[RolloutGraph]) -> int:
             }
         )
         pq.write_table(table, temporary, compression="zstd")
-    elif target.name.endswith((".jsonl", ".jsonl.gz")):
+    else:
         opener = gzip.open if target.suffix == ".gz" else open
         with opener(temporary, "wt", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)
-    else:
-        raise GraphError(f"{target} has no known suffix: use .parquet, .jsonl or .jsonl.gz.")
     return len(lines)
 
 
@@ -71,7 +79,7 @@ def read_graphs(path: str | os.PathLike[str]) -> Iterator[RolloutGraph]:
     """
     source = Path(path)
     if source.is_dir():
-        files = sorted(p for p in source.iterdir() if p.name.endswith((".parquet", ".jsonl", ".jsonl.gz")))
+        files = sorted(p for p in source.iterdir() if p.name.endswith(SUFFIXES))
         if not files:
             raise GraphError(f"{source} holds no rollout graphs (.parquet, .jsonl or .jsonl.gz).")
         for file in files:
@@ -86,7 +94,10 @@ def read_graphs(path: str | os.PathLike[str]) -> Iterator[RolloutGraph]:
             data = json.loads(line)
         except json.JSONDecodeError as error:
             raise GraphError(f"{source}, record {number} is not JSON: {error.msg}.") from error
-        yield RolloutGraph.from_dict(data)
+        try:
+            yield RolloutGraph.from_dict(data)
+        except GraphError as error:
+            raise GraphError(f"{source}, record {number}: {error}") from error
     if empty:
         raise GraphError(f"{source} is empty: it holds no rollout graph.")
 
@@ -101,5 +112,8 @@ def _lines(source: Path) -> Iterator[str]:
             raise GraphError(f"{source} is not a Parquet file of rollout graphs: {error}.") from error
         return
     opener = gzip.open if source.suffix == ".gz" else open
-    with opener(source, "rt", encoding="utf-8") as file:
-        yield from (line for line in file if line.strip())
+    try:
+        with opener(source, "rt", encoding="utf-8") as file:
+            yield from (line for line in file if line.strip())
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise GraphError(f"cannot read rollout graphs from {source}: {error}.") from error
