@@ -16,6 +16,7 @@ from verl_hier.checks.memory import check_memory, lower_bound
 from verl_hier.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.checks.needs import check_needs, needs_critic
 from verl_hier.checks.resources import Sizes, check_resources
+from verl_hier.checks.tasks import check_source, check_tasks
 from verl_hier.compat.versions import installed, require_supported
 from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError
@@ -74,7 +75,8 @@ def check_recipe(config: Any, *, offline: bool = True) -> Report:
 
     Args:
         config: a composed recipe, an OmegaConf `DictConfig` or a plain mapping.
-        offline: only ask whether the recipe is sound; False also asks whether this machine can run it.
+        offline: only ask whether the recipe is sound; False also asks whether this machine can run it and its tasks
+            can be made.
 
     Raises:
         RecipeError: when the recipe has to change.
@@ -87,6 +89,7 @@ def check_recipe(config: Any, *, offline: bool = True) -> Report:
     host = PluginHost.load(hier.plugins)
     parts = resolve(hier, host)
     episodes = check_needs(plain, hier, parts, host)
+    check_source(plain, parts.environment)
     sizes = check_resources(plain, hier, episodes)
     model = model_facts(plain["actor_rollout_ref"]["model"], "actor_rollout_ref.model")
     _check_template(hier, model)
@@ -94,6 +97,7 @@ def check_recipe(config: Any, *, offline: bool = True) -> Report:
     memory = _memory(plain, sizes, model)
     if not offline:
         check_machine(plain)
+        check_tasks(plain, parts.environment)
     notes += _validate(config)
     return Report(
         parts=parts,

@@ -123,7 +123,7 @@ def test_an_unknown_part(verl_hier: Run) -> None:
 def test_doctor_is_content_here(verl_hier: Run) -> None:
     code, out, err = verl_hier("doctor")
     assert code == 0, err
-    assert "trainer._update_actor" in out and "tested: <0.10,>=0.9.1" in out and "everything in order" in out
+    assert "trainer._update_actor" in out and "tested: >=0.9.1,<0.10" in out and "everything in order" in out
     assert "broken" not in out
 
 

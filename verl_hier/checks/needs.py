@@ -30,6 +30,7 @@ def check_needs(config: Mapping[str, Any], hier: HierConfig, parts: Parts, host:
     check_columns(parts, host, critic=needs_critic(config))
     check_levels(parts)
     check_critic(config, parts)
+    check_kl(config, parts)
     check_sampler(config, parts, host)
     return check_episodes(config, parts)
 
@@ -87,6 +88,16 @@ def check_critic(config: Mapping[str, Any], parts: Parts) -> None:
             f"critic.enable: estimator {parts.estimator.spec.name!r} needs verl's critic, and this recipe has none; "
             f"add "
             "`critic.enable: true` and set `critic.model.path`."
+        )
+
+
+def check_kl(config: Mapping[str, Any], parts: Parts) -> None:
+    """Refuse a KL penalty in the reward, which estimators on turns do not see."""
+    if config["algorithm"].get("use_kl_in_reward") and not parts.estimator.spec.native:
+        raise RecipeError(
+            f"algorithm.use_kl_in_reward: estimator {parts.estimator.spec.name!r} credits turns and sees no KL "
+            f"penalty on "
+            "tokens; use actor_rollout_ref.actor.use_kl_loss, or hier.estimator.name: verl."
         )
 
 

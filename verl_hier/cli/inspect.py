@@ -63,11 +63,11 @@ def doctor(recipe: RecipeOption = None, enable: Enable = None) -> None:
 
 def _versions() -> list[str]:
     from verl_hier import __version__
-    from verl_hier.compat.versions import SHOWN, TESTED, installed, verl_problem
+    from verl_hier.compat.versions import RANGE, SHOWN, installed, verl_problem
 
     heading("versions")
     rows = [("python", sys.version.split()[0], ""), ("verl-hier", __version__, "")]
-    rows += [(name, installed(name) or "missing", f"tested: {TESTED}" if name == "verl" else "") for name in SHOWN]
+    rows += [(name, installed(name) or "missing", f"tested: {RANGE}" if name == "verl" else "") for name in SHOWN]
     table(rows)
     problem = verl_problem()
     return [problem] if problem else []
@@ -85,6 +85,12 @@ def _seams() -> list[str]:
         if problem:
             broken.append(f"seam {seam.name}: {problem}")
     table(rows)
+    import verl  # noqa: F401  loads our entry point, whose failure verl would swallow
+
+    from verl_hier.compat import entry
+
+    if entry.FAILURE is not None:
+        broken.append(f"verl-hier could not register itself with verl: {entry.FAILURE}")
     return broken
 
 

@@ -17,7 +17,7 @@ def quickstart(
     sft_steps: Annotated[int, typer.Option(help="Supervised steps of the cold start.")] = 1300,
     demonstrations: Annotated[int, typer.Option(help="Expert episodes of the cold start.")] = 480,
 ) -> None:
-    """Cold-start a small model and train it with HiMAC on two-goal households, on this machine's CPU."""
+    """Train HiMAC from nothing, on this machine's CPU."""
     from verl_hier.quickstart import Quickstart, run
 
     summary = run(Quickstart(out, seed, steps, sft_steps, demonstrations), line)

@@ -10,7 +10,8 @@ from verl_hier.errors import HierError
 
 # The same range as in pyproject.toml. Every seam of compat/seams.py was verified on 0.9.1; verl renames things between
 # minor versions (0.9.0 alone: TaskRunner became TaskRunnerV1, create_rl_sampler went away), so 0.10 is refused.
-TESTED = SpecifierSet(">=0.9.1,<0.10")
+RANGE = ">=0.9.1,<0.10"
+TESTED = SpecifierSet(RANGE)
 
 SHOWN = ("verl", "torch", "transformers", "ray", "TransferQueue", "tensordict", "hydra-core", "pluggy", "numpy")
 
@@ -27,11 +28,11 @@ def verl_problem() -> str:
     """What is wrong with the installed verl, as a sentence; empty when it is in the tested range."""
     version = installed("verl")
     if version is None:
-        return f"verl is not installed; `pip install 'verl{TESTED}'` brings a version that verl-hier was tested with."
+        return f"verl is not installed; `pip install 'verl{RANGE}'` brings a version that verl-hier was tested with."
     if not TESTED.contains(version, prereleases=True):
         return (
-            f"verl {version} is outside the range that verl-hier was tested with ({TESTED}); "
-            f"`pip install 'verl{TESTED}'`, or upgrade verl-hier."
+            f"verl {version} is outside the range that verl-hier was tested with ({RANGE}); "
+            f"`pip install 'verl{RANGE}'`, or upgrade verl-hier."
         )
     return ""
 
