@@ -187,6 +187,10 @@ class PluginHost:
             self._manager.register(plugin, name=candidate.name)
         except Exception as error:  # PluginValidationError, or ValueError when one module is registered twice
             raise load_failure(candidate, error) from error
+        for caller in self._manager.get_hookcallers(plugin) or []:
+            own = [i for i in caller.get_hookimpls() if i.plugin is plugin]
+            if any(i.wrapper or i.hookwrapper for i in own):
+                raise self._refuse(candidate.name, f"it wraps {caller.name}; our hooks are called in turn, not around")
 
     def _check_pending(self) -> None:
         try:

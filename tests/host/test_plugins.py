@@ -196,6 +196,18 @@ def test_a_registration_that_returns_nonsense(install: Install, answer: str, com
     assert complaint in sentence and "'odd'" in sentence and "odd-dist 1.0" in sentence
 
 
+def test_wrappers_are_not_part_of_the_surface(install: Install) -> None:
+    source = """
+        from verl_hier.hookspecs import hookimpl
+
+        @hookimpl(wrapper=True)
+        def hier_metrics(step):
+            return (yield)
+        """
+    install("wrap-dist", {"wrap": "wrap_plugin"}, {"wrap_plugin.py": source})
+    assert "it wraps hier_metrics" in refusal(wrap=True)
+
+
 def test_a_module_that_registers_nothing(install: Install) -> None:
     install("void-dist", {"void": "void_plugin"}, {"void_plugin.py": "def hier_estimators(): return []"})
     assert "registers nothing" in refusal(void=True)
