@@ -173,31 +173,19 @@ def group_advantage(
     Raises:
         CreditError: for a NaN or infinite score that counts, or arrays of different lengths.
     """
-    data = np.asarray(scores, np.float64)
-    if data.shape != keys.shape:
-        raise CreditError(f"scores and keys differ in shape: {data.shape} and {keys.shape}.")
-    if data.size == 0:
-        return np.zeros(0)
     where = _some(where)
-    data = _finite(data, where)
-    ignored: int | None = None
-    if weights is None and where is not None:
-        ignored = _count(keys)
-        keys = np.where(where, keys, ignored)  # a group of their own for the rows that do not count
-    votes_of = _effective(keys, weights, None if ignored is not None else where)
+    data = _finite(np.asarray(scores, np.float64), keys, where)
+    if data.size == 0:
+        return data
+    given = keys
+    keys, votes_of, ignored = _electorate(keys, weights, where)
     votes = _votes(keys, votes_of)
     middle = _middle(data, keys, votes_of, votes, centre)
     out = np.array(data) if middle is None else data - middle[keys]
-    factor = np.ones_like(votes)
-    flat = np.zeros(votes.shape, np.bool_)
+    factor, flat = np.ones_like(votes), np.zeros(votes.shape, np.bool_)
     if scale != "none":
         spread = _spread(data, keys, votes_of, votes, middle, scale, out if centre == "mean" else None)
-        flat = spread <= _TINY * np.abs(middle if middle is not None else 0.0)
-        if scale == "mad" and zero_variance == "std":
-            flat = spread < eps
-        np.divide(1.0, spread + eps, out=factor, where=(spread + eps) > 0)
-        if zero_variance != "divide":
-            factor[flat] = 0.0
+        factor, flat = _inverse(spread, middle, eps, zero_variance, scale)
     if centre == "leave_one_out":
         np.divide(factor * votes, votes - 1, out=factor, where=votes > 1 + _TINY)
     alone = votes <= 1 + _TINY
@@ -208,12 +196,35 @@ def group_advantage(
     out *= factor[keys]
     out += 0.0  # no negative zeros
     if zero_variance == "std" and scale == "mad" and flat.any():
-        fallback = group_advantage(data, keys, weights=weights, where=where, eps=eps, singleton=singleton)
+        fallback = group_advantage(data, given, weights=weights, where=where, eps=eps, singleton=singleton)
         out = np.where(flat[keys], fallback, out)
     if singleton == "raw" and alone.any():
         rows = np.flatnonzero(alone[keys])
         out[rows] = data[rows] / (1.0 + eps) if scale != "none" else data[rows]
     return out if where is None or ignored is not None else np.where(where, out, 0.0)
+
+
+def _electorate(
+    keys: Ints, weights: ArrayLike | None, where: NDArray[np.bool_] | None
+) -> tuple[Ints, Floats | None, int | None]:
+    """Keys, votes, and the number of the extra group that holds the rows which do not count; None without one."""
+    if weights is None and where is not None:
+        extra = _count(keys)
+        return np.where(where, keys, extra), None, extra
+    return keys, _effective(keys, weights, where), None
+
+
+def _inverse(
+    spread: Floats, middle: Floats | None, eps: float, zero_variance: ZeroVariance, scale: Scale
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """(K,) what a centred score is multiplied by, and which groups have no spread."""
+    flat = spread <= _TINY * np.abs(middle if middle is not None else 0.0)
+    if scale == "mad" and zero_variance == "std":
+        flat = spread < eps
+    factor = np.divide(1.0, spread + eps, out=np.ones_like(spread), where=(spread + eps) > 0)
+    if zero_variance != "divide":
+        factor[flat] = 0.0
+    return factor, flat
 
 
 def _middle(data: Floats, keys: Ints, weights: Floats | None, votes: Floats, centre: Centre) -> Floats | None:
@@ -280,8 +291,10 @@ def _some(where: ArrayLike | None) -> NDArray[np.bool_] | None:
     return None if mask.all() else mask
 
 
-def _finite(data: Floats, where: ArrayLike | None) -> Floats:
-    """`data`, with ignored rows that are not finite set to 0; refuses the others."""
+def _finite(data: Floats, keys: Ints, where: ArrayLike | None) -> Floats:
+    """`data`, with ignored rows that are not finite set to 0; refuses the others, and another shape than the keys."""
+    if data.shape != keys.shape:
+        raise CreditError(f"scores and keys differ in shape: {data.shape} and {keys.shape}.")
     bad = ~np.isfinite(data)
     if not bad.any():
         return data
