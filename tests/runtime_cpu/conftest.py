@@ -14,9 +14,15 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from verl_hier.runtime_cpu.generation.engine import GenerationEngine
@@ -42,6 +48,12 @@ def build_model(kind: str = "qwen2", vocabulary: int = VOCABULARY, seed: int = 0
         model = Qwen2ForCausalLM(Qwen2Config(**shape, num_key_value_heads=2, tie_word_embeddings=True))
     elif kind == "llama":
         model = LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=4, tie_word_embeddings=False))
+    elif kind == "qwen3":  # a head size of its own, normalised queries and keys
+        model = Qwen3ForCausalLM(Qwen3Config(**shape, num_key_value_heads=2, head_dim=16))
+    elif kind == "mixtral":  # experts
+        model = MixtralForCausalLM(MixtralConfig(**shape, num_key_value_heads=2, num_local_experts=2))
+    elif kind == "opt":  # learned positions with an offset
+        model = OPTForCausalLM(OPTConfig(**shape, ffn_dim=48, word_embed_proj_dim=32))
     else:
         model = GPT2LMHeadModel(
             GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)

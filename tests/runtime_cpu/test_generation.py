@@ -6,7 +6,7 @@ import torch
 from tests.runtime_cpu.conftest import VOCABULARY, build_model, plain_log_probs, random_prompts
 from verl_hier.runtime_cpu.generation.model import SlotModel, UnsupportedModelError
 
-KINDS = ["qwen2", "llama", "gpt2"]
+KINDS = ["qwen2", "llama", "gpt2", "qwen3", "mixtral", "opt"]
 
 
 def transformers_greedy(model: torch.nn.Module, prompt: list[int], tokens: int) -> list[int]:
@@ -42,7 +42,8 @@ def test_log_probs_are_those_of_a_plain_forward_pass(harness, kind, temperature)
     for request in h.run().values():
         expected = plain_log_probs(h.model, request.tokens, temperature)[request.prompt_length - 1 :]
         chosen = expected.gather(1, torch.tensor(request.output).unsqueeze(1)).squeeze(1)
-        torch.testing.assert_close(torch.tensor(request.log_probs), chosen, atol=1e-5, rtol=0)
+        # The relative part is for experts: their sums round differently with the batch.
+        torch.testing.assert_close(torch.tensor(request.log_probs), chosen, atol=1e-5, rtol=1e-5)
 
 
 def test_requests_join_and_leave_between_steps(harness):
