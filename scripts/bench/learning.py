@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from verl_hier.quickstart import success_of
 from verl_hier.recipes import command
 
 METHODS = {"himac": "himac_alfworld_cpu", "gigpo": "gigpo_alfworld_cpu", "grpo": "grpo_alfworld_cpu"}
-GOALS = (1, 2)
 TEST_EVERY = 4
 VALIDATION = 128
 
@@ -73,7 +73,7 @@ def train(method: str, goals: int, seed: int, model: Path, budget: int, folder: 
                 process.terminate()
                 process.wait()
                 return curve
-    sys.exit(f"{method}, {goals} goal(s), seed {seed}: the run ended early; see {folder / 'train.log'}")
+    raise RuntimeError(f"{method}, {goals} goal(s), seed {seed}: the run ended early; see {folder / 'train.log'}")
 
 
 def read_curve(metrics: Path) -> list[dict[str, Any]]:
@@ -156,10 +156,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of table, plot and curves")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"), help="folder of models and logs")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--goals", type=int, nargs="+", default=list(GOALS), help="goals a task")
+    parser.add_argument("--goals", type=int, nargs="+", default=[2, 1], help="goals a task")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--tokens", type=int, default=100_000, help="generated tokens of each run")
     parser.add_argument("--sft-steps", type=int, default=2000)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--report", action="store_true", help="only table and plot, from an earlier run's file")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -169,32 +170,40 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """All runs, one after the other; the file of results grows with each."""
+    """All cold starts, then all runs, `--jobs` at a time; the file of results grows with each."""
     results: dict[str, Any] = {
         "command": " ".join(sys.argv),
         "verl": version("verl"),
         "torch": version("torch"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {options.jobs} run(s) at a time",
         "budget": options.tokens,
         "goals": options.goals,
         "runs": [],
     }
-    for seed in range(options.seeds):
-        start = ColdStart(
+    work: Path = options.work.resolve()
+
+    def start(seed: int) -> Path:
+        plan = ColdStart(
             ("himac_alfworld_cpu", "grpo_alfworld_cpu"),
-            tuple((f"hier.environment.goals={goals}",) for goals in GOALS),
+            tuple((f"hier.environment.goals={goals}",) for goals in (1, 2)),
             steps=options.sft_steps,
             seed=seed,
         )
-        model = cold_start(start, options.work / f"seed_{seed}", print)
-        for goals in options.goals:
-            for method in options.methods:
-                folder = options.work.resolve() / f"seed_{seed}" / f"{method}_{goals}"
-                curve = train(method, goals, seed, model, options.tokens, folder)
-                results["runs"].append({"method": method, "goals": goals, "seed": seed, "curve": curve})
-                (options.out / "learning.json").write_text(json.dumps(results, indent=1) + "\n")
-                first, last = curve[0]["success"], curve[-1]["success"]
-                print(f"seed {seed}, {goals} goal(s), {method}: {first:.2f} -> {last:.2f}", flush=True)
+        return cold_start(plan, work / f"seed_{seed}", lambda text: print(f"seed {seed}: {text}", flush=True))
+
+    def learn(job: tuple[int, str, int]) -> None:
+        goals, method, seed = job
+        curve = train(method, goals, seed, models[seed], options.tokens, work / f"seed_{seed}" / f"{method}_{goals}")
+        results["runs"].append({"method": method, "goals": goals, "seed": seed, "curve": curve})
+        (options.out / "learning.json").write_text(json.dumps(results, indent=1) + "\n")
+        first, last = curve[0]["success"], curve[-1]["success"]
+        print(f"seed {seed}, {goals} goal(s), {method}: {first:.2f} -> {last:.2f}", flush=True)
+
+    seeds = range(options.seeds)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        models = list(pool.map(start, seeds))
+        jobs = itertools.product(options.goals, options.methods, seeds)
+        list(pool.map(learn, jobs))
 
 
 if __name__ == "__main__":
