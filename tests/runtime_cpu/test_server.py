@@ -180,6 +180,19 @@ def test_abort_one(serve):
     serve(body)
 
 
+def test_a_request_nobody_waits_for_leaves_its_slot(serve):
+    async def body(server):
+        task = asyncio.create_task(ask(server, "x", max_tokens=400, ignore_eos=True))
+        while not server.engine.running:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not server.engine.has_work and not server._futures
+
+    serve(body)
+
+
 def test_sleep_frees_memory_and_waking_continues(serve):
     async def body(server):
         task = asyncio.create_task(ask(server, "x", max_tokens=30, ignore_eos=True, seed=5))

@@ -109,7 +109,12 @@ class TransformersServer:
         self.engine.add(self._make_request(key, prompt, params))
         self._futures[key] = future
         self._ensure_running()
-        return self._to_output(await future)
+        try:
+            return self._to_output(await future)
+        except asyncio.CancelledError:
+            # Nobody waits any more: free the slot.
+            self.engine.abort({key})
+            raise
 
     def _parse(self, prompt: list[int], raw: Mapping[str, Any]) -> SamplingParams:
         room = self.max_model_len - len(prompt)
