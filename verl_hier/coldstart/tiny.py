@@ -34,6 +34,8 @@ class TinyShape:
         intermediate: width of the feed-forward part.
         head_dim: width of a head; None divides `hidden` by `heads`. vLLM on a CPU needs 32, 64, …
         positions: longest context.
+        spread: standard deviation of the random weights. The usual 0.02 is made for wide models; at a width of 96 it
+            halved what 450 steps of supervised training reach (0.13 against 0.07 nats a word of the policy).
     """
 
     hidden: int = 96
@@ -42,6 +44,7 @@ class TinyShape:
     intermediate: int = 192
     head_dim: int | None = None
     positions: int = 1024
+    spread: float = 0.08
 
 
 def build_tiny(
@@ -76,6 +79,7 @@ def build_tiny(
         head_dim=shape.head_dim or shape.hidden // shape.heads,
         max_position_embeddings=shape.positions,
         tie_word_embeddings=True,
+        initializer_range=shape.spread,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
