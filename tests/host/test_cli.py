@@ -140,6 +140,20 @@ def test_doctor_fails_for_a_broken_seam_and_a_blocked_plugin(
     assert "2 problem(s)" in err and "seam gone: verl:gone does not exist any more" in err and "boom-dist" in err
 
 
+def test_a_failed_registration_with_verl_is_not_swallowed(
+    verl_hier: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from verl_hier.compat import entry, seams
+
+    monkeypatch.setattr(entry, "FAILURE", RuntimeError("verl has already settled on a platform"))
+    monkeypatch.setattr(seams, "SEAMS", ())
+    code, _, err = verl_hier("doctor")
+    assert code == 1 and "could not register itself with verl: verl has already settled" in err
+    model = model_folder(tmp_path / "model")
+    code, _, err = verl_hier("check", "quickstart", f"actor_rollout_ref.model.path={model}")
+    assert code == 2 and "could not register itself with verl" in err
+
+
 def test_conformance_says_what_differs(verl_hier: Run, tmp_path: Path) -> None:
     code, _, err = verl_hier("conformance", tmp_path)
     assert code == 2 and "no fixture files" in err

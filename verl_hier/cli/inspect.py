@@ -75,6 +75,8 @@ def _versions() -> list[str]:
 
 def _seams() -> list[str]:
     from verl_hier.compat.seams import SEAMS, verify
+    from verl_hier.compat.validation import require_registration
+    from verl_hier.errors import PluginError
 
     heading(f"seams to verl ({len(SEAMS)})")
     broken: list[str] = []
@@ -85,12 +87,10 @@ def _seams() -> list[str]:
         if problem:
             broken.append(f"seam {seam.name}: {problem}")
     table(rows)
-    import verl  # noqa: F401  loads our entry point, whose failure verl would swallow
-
-    from verl_hier.compat import entry
-
-    if entry.FAILURE is not None:
-        broken.append(f"verl-hier could not register itself with verl: {entry.FAILURE}")
+    try:
+        require_registration()
+    except PluginError as error:
+        broken.append(str(error))
     return broken
 
 

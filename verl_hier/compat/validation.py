@@ -41,7 +41,7 @@ def validate(config: Any) -> list[str]:
     """
     from omegaconf import OmegaConf, open_dict
 
-    _require_registration()
+    require_registration()
     config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
     with open_dict(config):
         # Building an HFModelConfig loads the tokenizer, from the network if need be; its fields are checked below.
@@ -59,16 +59,18 @@ def validate(config: Any) -> list[str]:
     return notes
 
 
-def _require_registration() -> None:
-    """verl swallows what its plugins raise at import; ours keeps it for us."""
+def require_registration() -> None:
+    """Import verl and refuse to go on when our entry point failed: verl swallows that, our entry point keeps it.
+
+    Raises:
+        PluginError: with what it raised.
+    """
     import verl  # noqa: F401
 
     from verl_hier.compat import entry
 
     if entry.FAILURE is not None:
-        raise PluginError(
-            f"verl-hier could not register itself with verl: {_words(entry.FAILURE)}; see `verl-hier doctor`."
-        ) from entry.FAILURE
+        raise PluginError(f"verl-hier could not register itself with verl: {_words(entry.FAILURE)}.") from entry.FAILURE
 
 
 def _run_validate_config(config: Any, notes: list[str]) -> None:
