@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,8 +82,12 @@ def _seams() -> list[str]:
     heading(f"seams to verl ({len(SEAMS)})")
     broken: list[str] = []
     rows = []
+    with warnings.catch_warnings():
+        # verl warns of every optional engine that is not installed.
+        warnings.simplefilter("ignore")
+        problems = {seam.name: verify(seam) for seam in SEAMS}
     for seam in SEAMS:
-        problem = verify(seam)
+        problem = problems[seam.name]
         rows.append(("broken" if problem else "ok", seam.name, problem or seam.why))
         if problem:
             broken.append(f"seam {seam.name}: {problem}")
