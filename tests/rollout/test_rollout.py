@@ -167,6 +167,19 @@ def test_nested_tries_plans_greedily_and_executes_the_best(run):
     assert (table["episodes.trained"]).sum() == 3
 
 
+def test_a_penalty_is_charged_once_however_often_its_turn_is_shared(run):
+    graph, _ = run(
+        roll_out_scripted(
+            environment=Corridor,
+            worker=planner(plan_penalty=0.1),
+            sampler=Nested(NestedOptions(plans=2)),
+            answer=lambda prompt, sampling: ";",
+            n=3,
+        )
+    )
+    assert [e.ret for e in graph.episodes] == [-0.1] * 5
+
+
 @pytest.mark.parametrize("levels, expected", [({0}, [False] * 4), ({1}, [False] * 4 + [True] * 3)])
 def test_nested_makes_only_what_the_phase_trains(run, levels, expected):
     graph, _ = run(

@@ -161,6 +161,7 @@ def conformance(
     for result in results:
         line(str(result))
     failed = sum(not result.ok for result in results)
-    line(f"{len(results) - failed} of {len(results)} without a difference")
+    skipped = sum(result.status == "skipped" for result in results)
+    line(f"{len(results) - failed - skipped} passed, {failed} failed, {skipped} skipped")
     if failed:
         raise typer.Exit(1)

@@ -57,8 +57,7 @@ def command(kind: Kind) -> Callable[..., None]:
 
         host = PluginHost.load(enabled(recipe, enable))
         if name is None:
-            rows = [(spec.name, spec.summary, host.provenance(kind, spec.name).plugin) for spec in _sorted(host, kind)]
-            table(rows, head=(kind, "in a line", "plugin"))
+            _list(host, kind)
         else:
             explain(host, host.spec(kind, name))
 
@@ -66,8 +65,26 @@ def command(kind: Kind) -> Callable[..., None]:
     return show
 
 
+def _list(host: PluginHost, kind: Kind) -> None:
+    """One line a part; estimators also say what they need and how sure they are."""
+    from verl_hier.credit.describe import needs_of
+    from verl_hier.specs import EstimatorSpec
+
+    specs = _sorted(host, kind)
+    if kind == "estimator":
+        rows = [
+            (spec.name, needs_of(spec), spec.confidence, spec.source, f"docs/{spec.doc}", spec.summary)
+            for spec in specs
+            if isinstance(spec, EstimatorSpec)
+        ]
+        table(rows, head=(kind, "needs", "confidence", "source", "page", "in a line"))
+        return
+    plain = [(spec.name, spec.summary, host.provenance(kind, spec.name).plugin) for spec in specs]
+    table(plain, head=(kind, "in a line", "plugin"))
+
+
 def explain(host: PluginHost, spec: Spec) -> None:
-    """Print everything that a spec says about its part."""
+    """Print everything that a spec says about its part, and for an estimator its page: formula and example."""
     line(f"{spec.name}: {spec.summary}")
     origin = host.provenance(spec.kind, spec.name)
     facts = [(label, _fact(getattr(spec, name, None))) for name, label in _FACTS]
@@ -78,6 +95,17 @@ def explain(host: PluginHost, spec: Spec) -> None:
         table(options, head=("option", "type", "default", "what it does"))
     else:
         line("none")
+    if spec.kind == "estimator":
+        _page(spec)
+
+
+def _page(spec: Spec) -> None:
+    from verl_hier.credit.describe import page_of
+
+    page = page_of(spec)
+    if page is not None:
+        heading(f"docs/{spec.doc}")
+        line(page.read_text(encoding="utf-8"))
 
 
 def describe_options(options: type) -> Iterator[tuple[str, str, str, str]]:

@@ -311,7 +311,7 @@ class Episode:
         self.record.leaf = node.id
         context.commit(prompt, node.action, node.id)
         self._events.append(event)
-        return Turn(node)
+        return Turn(node, live=False)
 
     async def _catch_up(self) -> Handle:
         """A world in the state that the replayed part of the script left it in."""

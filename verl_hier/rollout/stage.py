@@ -21,8 +21,14 @@ class EpisodeOver(Exception):
 class Turn:
     """A turn that was just spoken: what the worker may read of it and say about it."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, live: bool = True) -> None:
+        """
+        Args:
+            node: the turn's entry in the rollout graph.
+            live: False while an episode is replayed up to its fork; the turn then has its rewards already.
+        """
         self._node = node
+        self._live = live
 
     @property
     def id(self) -> int:
@@ -56,7 +62,8 @@ class Turn:
 
     def reward(self, amount: float) -> None:
         """Add a reward that the worker gives the turn, for instance a format penalty."""
-        self._node.reward += amount
+        if self._live:
+            self._node.reward += amount
 
 
 class Stage:
