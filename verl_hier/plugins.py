@@ -332,14 +332,6 @@ def resolve(config: HierConfig, host: PluginHost | None = None) -> Parts:
     return Parts(**parts)
 
 
-def register_policy_losses(host: PluginHost) -> None:
-    """Make the plugins' policy losses known to verl in this process. Idempotent; imports verl."""
-    from verl_hier.compat.losses import register
-
-    for name, loss in host.policy_losses().items():
-        register(loss, host.provenance("policy_loss", name).plugin)
-
-
 def _status(candidate: Candidate, enabled: bool, broken: str = "") -> PluginStatus:
     provides: dict[str, tuple[str, ...]] = {}
     hooks: tuple[str, ...] = ()

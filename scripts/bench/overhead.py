@@ -79,8 +79,8 @@ def run(side: str, folder: Path, arguments: list[str]) -> list[dict[str, float]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one pair of runs instead of three")
-    parser.add_argument("--steps", type=int, default=13, help="steps of a run; the first is not counted")
+    parser.add_argument("--quick", action="store_true", help="two pairs of runs instead of six")
+    parser.add_argument("--steps", type=int, default=9, help="steps of a run; the first is not counted")
     parser.add_argument("--prompts", type=int, default=16, help="prompts a step")
     options = parser.parse_args()
     times: dict[str, list[dict[str, float]]] = {"sync": [], "hier_sync": []}
@@ -88,7 +88,7 @@ def main() -> int:
         folder = write_byte_model(Path(name), hidden=192, layers=4)
         (folder / "poll.py").write_text(POLL)
         arguments = overrides(folder, options.steps, options.prompts)
-        for pair in range(1 if options.quick else 3):
+        for pair in range(2 if options.quick else 6):
             for side in ("sync", "hier_sync") if pair % 2 == 0 else ("hier_sync", "sync"):
                 times[side] += run(side, folder, arguments)
                 print(f"pair {pair + 1}, {side}: {len(times[side])} steps measured", flush=True)

@@ -272,7 +272,7 @@ def test_policy_losses_reach_verl_once_and_never_overwrite_it(install: Install) 
     pytest.importorskip("verl")
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 
-    from verl_hier.plugins import register_policy_losses
+    from verl_hier.compat.losses import register_policy_losses
 
     source = """
         from verl_hier.hookspecs import hookimpl

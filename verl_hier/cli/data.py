@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from verl_hier.cli.output import line
 from verl_hier.cli.train import Overrides, Reference
-
-if TYPE_CHECKING:
-    from verl_hier.config import HierConfig
-    from verl_hier.plugins import Parts
 
 TINY = Path("runs/coldstart/tiny")
 DEMONSTRATIONS = Path("runs/coldstart/demonstrations.parquet")
@@ -30,8 +26,9 @@ def tiny(
 ) -> None:
     """Build a small model and tokenizer for a recipe's world."""
     from verl_hier.coldstart import TinyShape, build_tiny, collect_texts
+    from verl_hier.coldstart.recipe import parts_of
 
-    _, parts = recipe_parts(recipe, overrides)
+    _, parts = parts_of(recipe, overrides or ())
     texts = collect_texts(
         parts.environment.spec,
         parts.environment.options,
@@ -56,11 +53,12 @@ def demos(
     from transformers import AutoTokenizer
 
     from verl_hier.coldstart import Noise, write_demonstrations
+    from verl_hier.coldstart.recipe import limits_of, parts_of
     from verl_hier.errors import HierError
 
     if not (model / "config.json").is_file():
         raise HierError(f"there is no model at {model}; `verl-hier tiny {recipe}` makes one.")
-    hier, parts = recipe_parts(recipe, overrides)
+    hier, parts = parts_of(recipe, overrides or ())
     file = write_demonstrations(
         parts.environment.spec,
         parts.environment.options,
@@ -71,7 +69,7 @@ def demos(
         n=n,
         noise=Noise(random_action=random_action, skip_stage=skip_stage),
         seed=seed,
-        limits=limits(hier),
+        limits=limits_of(hier),
     )
     line(f"demonstrations: {file}")
 
@@ -109,25 +107,3 @@ def sft(
         seed=seed,
     )
     line(f"trained model: {trained}")
-
-
-def recipe_parts(recipe: str, overrides: list[str] | None) -> tuple[HierConfig, Parts]:
-    """The hier block of a recipe and its five parts, built."""
-    from omegaconf import OmegaConf
-
-    from verl_hier.config import HierConfig
-    from verl_hier.plugins import resolve
-    from verl_hier.recipes import compose
-
-    config = compose(recipe, overrides or ())
-    block: Any = OmegaConf.to_container(config.hier, resolve=True)
-    hier = HierConfig.of({"hier": block})
-    return hier, resolve(hier)
-
-
-def limits(hier: HierConfig) -> Any:
-    """Limits of an episode as the recipe has them."""
-    from verl_hier.rollout.rollout import Limits
-
-    rollout = hier.rollout
-    return Limits(rollout.max_turns, rollout.max_tokens_per_turn, rollout.context_tokens or Limits().context_tokens)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_hier.errors import PluginError
+from verl_hier.plugins import PluginHost
 from verl_hier.specs import PolicyLossSpec
 
 
@@ -25,6 +26,12 @@ def register(loss: PolicyLossSpec, plugin: str) -> None:
     register_policy_loss(loss.name)(loss.function)
 
 
+def register_policy_losses(host: PluginHost) -> None:
+    """Make the plugins' policy losses known to verl in this process. Idempotent."""
+    for name, loss in host.policy_losses().items():
+        register(loss, host.provenance("policy_loss", name).plugin)
+
+
 def worker_with_losses(base: type, enabled: Mapping[str, bool]) -> type:
     """`base`, a worker class of verl, which registers the losses of the enabled plugins before it builds its model.
 
@@ -35,8 +42,6 @@ def worker_with_losses(base: type, enabled: Mapping[str, bool]) -> type:
 
     class WorkerWithLosses(base):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            from verl_hier.plugins import PluginHost, register_policy_losses
-
             register_policy_losses(PluginHost.load(plugins))
             super().__init__(*args, **kwargs)
 

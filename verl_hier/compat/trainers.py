@@ -21,12 +21,11 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_to_nested
 
-from verl_hier.compat import entry
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policy import CURE
 from verl_hier.compat.queue import FAULTS
 from verl_hier.config import HierConfig
-from verl_hier.errors import PluginError, RecipeError, RolloutError
+from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.plugins import PluginHost, resolve
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.schedule import Phase, Schedule
@@ -83,8 +82,6 @@ class HierTrainerMixin(_Base):
     critic_wg: Any
 
     def __init__(self, config: DictConfig) -> None:
-        if entry.FAILURE is not None:
-            raise PluginError(f"verl-hier could not register itself with verl: {entry.FAILURE}") from entry.FAILURE
         # verl compares the mode with the names of its own three trainers in several places.
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
