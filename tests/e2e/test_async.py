@@ -9,7 +9,8 @@ pytestmark = pytest.mark.e2e
 MODES = {
     "hier_colocate_async": [],
     "hier_separate_async": [
-        "trainer.v1.separate_async.parameter_sync_step=1",
+        # verl wants prompts of a step = parameter syncs x prompts of a mini-batch.
+        "trainer.v1.separate_async.parameter_sync_step=2",
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.n_gpus_per_node=1",
         "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
