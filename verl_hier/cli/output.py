@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import typer
 
-WIDE = 200
+WIDE = 400
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
