@@ -36,7 +36,7 @@ class Quickstart:
     """
 
     out: Path = Path("runs/quickstart")
-    seed: int = 0
+    seed: int = 2
     steps: int = 32
     sft_steps: int = 1300
     demonstrations: int = 480
