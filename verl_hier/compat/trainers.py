@@ -28,7 +28,7 @@ from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.plugins import PluginHost, resolve
 from verl_hier.training.ledger import RowIdentity
-from verl_hier.training.schedule import Phase, Schedule
+from verl_hier.training.schedule import Schedule
 from verl_hier.training.step import Step, train_step
 
 if TYPE_CHECKING:
@@ -331,4 +331,4 @@ def register() -> None:
         register_trainer(name)(trainer)
 
 
-__all__ = ["TRAINERS", "HierTrainerMixin", "Phase", "register"]
+__all__ = ["TRAINERS", "HierTrainerMixin", "register"]
