@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from verl_hier.errors import RecipeError
+from verl_hier.rollout.budget import BudgetOptions
+from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.specs import KINDS, Kind, build_dataclass
 from verl_hier.trajectory.rows import SharedPrefix
 
@@ -28,6 +30,8 @@ class RolloutOptions:
         time_limit_s: wall seconds one environment call may take before its process is killed.
         max_failed_share: the run stops when more than this share of a step's episodes is lost to faults.
         concurrent_tasks: tasks in flight at once in one rollout worker.
+        budget: what one task may cost in a training step; evaluation has no limits.
+        entropy: where samplers that branch by entropy take it from.
     """
 
     template: Literal["chat", "plain"] = "chat"
@@ -38,6 +42,8 @@ class RolloutOptions:
     time_limit_s: float = 30.0
     max_failed_share: float = 0.5
     concurrent_tasks: int = 64
+    budget: BudgetOptions = field(default_factory=BudgetOptions)
+    entropy: EntropyOptions = field(default_factory=EntropyOptions)
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_tokens_per_turn", "environment_processes", "concurrent_tasks"):

@@ -16,7 +16,7 @@ class Independent(Sampler):
     async def sample(self, rollout: Rollout) -> None:
         """See `Sampler.sample`."""
         episodes = [rollout.start() for _ in range(rollout.n)]
-        await rollout.gather(episode.run() for episode in episodes)
+        await rollout.run(episodes)
 
 
 def _episodes(options: NoOptions, n: int) -> int:

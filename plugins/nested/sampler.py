@@ -42,21 +42,18 @@ class Nested(Sampler):
         executions_learn = rollout.levels is None or any(level > 0 for level in rollout.levels)
         plans = options.plans if plans_learn else options.plans_when_frozen or options.plans
         trials = [rollout.start(trained=False, plan=number) for number in range(plans)]
-        await rollout.gather(trial.step() for trial in trials)
+        await rollout.advance(trials)
         if not executions_learn:
             rollout.expected = 0
         if plans_learn or plans > 1:
-            await rollout.gather(self._try(trial) for trial in trials)
+            for trial in trials:
+                trial.greedy, trial.trained = options.greedy_trial, False
+            await rollout.run(trials)
         if executions_learn:
             chosen = self._choose(rollout, trials)
             if chosen is not None:
                 executions = [await chosen.fork(after=1, plan=chosen.id) for _ in range(rollout.n)]
-                await rollout.gather(execution.run() for execution in executions)
-
-    async def _try(self, trial: Episode) -> Episode:
-        trial.greedy = self._options.greedy_trial
-        trial.trained = False
-        return await trial.run()
+                await rollout.run(executions)
 
     def _choose(self, rollout: Rollout, trials: list[Episode]) -> Episode | None:
         """z*: the trial to execute; None when every plan was lost to faults."""

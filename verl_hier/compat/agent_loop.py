@@ -113,6 +113,9 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             make_worker=partial(self._parts.worker.spec.factory, self._parts.worker.options),
             limits=self._limits,
             seed=self._hier.seed,
+            budget=None if validate else self._hier.rollout.budget,
+            entropy=self._hier.rollout.entropy,
+            vocabulary=len(self.tokenizer),
             on_lost=partial(self._lost, request),
         )
         sampler = self._host.spec("sampler", "independent") if validate else self._parts.sampler.spec

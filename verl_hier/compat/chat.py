@@ -27,3 +27,7 @@ class ChatRenderer:
         """See `Renderer.decode`."""
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text.strip()
+
+    def ends(self, tokens: list[int]) -> bool:
+        """See `Renderer.ends`; the end of a turn is a special token in every chat template."""
+        return bool(tokens) and tokens[-1] in self._tokenizer.all_special_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_hier.rollout.interfaces import Renderer
+from verl_hier.trajectory.graph import Node
 
 
 class Context:
@@ -12,14 +13,14 @@ class Context:
 
     Attributes:
         role, agent, level: whose context it is; `agent` is the role's name unless several agents hold the role.
-        node: the turn that spoke last in it, -1 before the first.
+        node: the turn that spoke last in it, None before the first; the last piece of a turn of several.
     """
 
     def __init__(self, renderer: Renderer, role: str, level: int, agent: str | None = None) -> None:
         self.role = role
         self.agent = agent or role
         self.level = level
-        self.node = -1
+        self.node: Node | None = None
         self._renderer = renderer
         self._tokens: list[int] = []
         self._history: list[dict[str, Any]] = []
@@ -40,7 +41,7 @@ class Context:
         continues = kept > 0 and tokens[:kept] == self._tokens
         return tokens, kept if continues else 0
 
-    def commit(self, prompt: list[int], action: list[int], node: int) -> str:
+    def commit(self, prompt: list[int], action: list[int], node: Node) -> str:
         """Record that `node` spoke `action` after `prompt`; returns the decoded text."""
         text = self._renderer.decode(action)
         self._tokens = prompt + action

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from verl_hier.environments.base import Step
 from verl_hier.environments.pool import EnvironmentFailure, Handle
 from verl_hier.errors import HierError, RolloutError
+from verl_hier.rollout.budget import Grant
 from verl_hier.rollout.context import Context
-from verl_hier.rollout.interfaces import Worker
+from verl_hier.rollout.interfaces import Generation, Worker
 from verl_hier.rollout.seeds import generator
 from verl_hier.rollout.stage import EpisodeOver, Stage, Turn
 from verl_hier.trajectory.graph import EpisodeRecord, Node
@@ -25,19 +26,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """One answer that a worker got: a node number for a turn, a step for a reset (`action` None) or an action."""
+    """One answer that a worker got: a node for a turn or a piece of one, a step for a reset (no action) or an action."""
 
-    node: int = -1
+    node: Node | None = None
     action: str | None = None
     step: Step | None = None
 
 
+@dataclass(frozen=True)
+class _Fresh:
+    """What a worker says about the turn it wants, apart from the tokens of its context."""
+
+    context: Context
+    before: Node | None
+    observation: list[int]
+    segment: int
+    plan: Node | None
+
+
 class Episode:
-    """See the module. Made by `Rollout.start` and `Episode.fork`, never directly.
+    """See the module. Made by `Rollout.start` and `Episode.fork`. A turn that is sampled in pieces is several nodes.
 
     Attributes:
         greedy: sample the coming turns at temperature 0.
         trained: whether the coming turns are trained.
+        latest: what the world answered last; None before the reset, and in a fork before its first step.
     """
 
     def __init__(
@@ -48,12 +61,15 @@ class Episode:
         self.greedy = record.greedy
         self.trained = True
         self._worker = worker
-        self._lineage = lineage
-        self._script = script or []
+        self.lineage = lineage
+        self.events: list[Event] = []
+        self.script = script or []
         self._position = 0
-        self._events: list[Event] = []
+        self._forced: tuple[list[int], list[float]] = ([], [])
+        self._piece: int | None = None
+        self._calls_left: int | None = None
         self._handle: Handle | None = None
-        self._step: Step | None = None
+        self.latest: Step | None = None
         self._at_gate = asyncio.Event()
         self._permits = asyncio.Semaphore(0)
         self._task: asyncio.Task[None] | None = None
@@ -86,45 +102,99 @@ class Episode:
         """Its turns so far, as node numbers."""
         return self.rollout.graph.path(self.id)
 
-    async def step(self) -> Node | None:
+    @property
+    def boundaries(self) -> list[int]:
+        """Numbers of shared nodes (`fork(after=…)`) between two turns: 0, and the end of each of its turns so far."""
+        nodes = [self.rollout.graph.nodes[i] for i in self.path]
+        return [0, *(place for place, node in enumerate(nodes, start=1) if not node.partial)]
+
+    async def step(self, tokens: int | None = None) -> Node | None:
         """Let it make one turn, the world's answer included; None when it was over already.
+
+        Args:
+            tokens: sample at most so many tokens. When the turn wants more, the node is `partial` and the next step
+                goes on with the same turn; the world answers when the turn is done.
 
         Raises:
             RolloutError: when the policy server is gone or the worker itself is broken.
         """
-        await self._reach_gate()
-        if self.over:
-            return None
-        self._at_gate.clear()
-        self._permits.release()
-        await self._reach_gate()
-        leaf = self.record.leaf
-        return self.rollout.graph.nodes[leaf] if leaf >= 0 else None
+        await self.rollout.advance([self], tokens)
+        return self.tip
+
+    @property
+    def tip(self) -> Node | None:
+        """Its last node, None before the first; also of an episode that is over."""
+        return self.rollout.graph.nodes[self.record.leaf] if self.record.leaf >= 0 else None
 
     async def run(self, turns: int | None = None) -> Episode:
         """Step until it is over, or for `turns` turns."""
         while not self.over and (turns is None or turns > 0):
-            await self.step()
-            turns = None if turns is None else turns - 1
+            node = await self.step()
+            turns = turns if turns is None or (node is not None and node.partial) else turns - 1
         return self
 
-    async def fork(self, after: int | None = None, **decision: Any) -> Episode:
-        """A new episode that shares the first `after` turns (all of them when omitted) and goes on by itself.
+    async def ready(self) -> bool:
+        """Run the worker up to the place where it wants to speak; False when the episode is over instead."""
+        await self._reach_gate()
+        return not self.over
+
+    async def speak(self, tokens: int | None, grant: Grant) -> None:
+        """One turn, or a piece of one, within `grant`. Called by the rollout for an episode that is `ready`."""
+        limits = [limit for limit in (tokens, grant.tokens) if limit is not None]
+        self._piece = min(limits) if limits else None
+        self._calls_left = grant.environment_calls
+        self._at_gate.clear()
+        self._permits.release()
+        await self._reach_gate()
+
+    async def fork(
+        self,
+        after: int | None = None,
+        *,
+        forced: list[int] | None = None,
+        forced_logprobs: list[float] | None = None,
+        **decision: Any,
+    ) -> Episode:
+        """A new episode that shares the first `after` nodes (all of them when omitted) and goes on by itself.
 
         Args:
-            after: number of shared turns, 0 to `len(path)`.
-            decision: why; stored with the episode.
+            after: number of shared nodes, 0 to `len(path)`; see `boundaries`.
+            forced: token ids that its next node begins with instead of sampling them; a whole turn when they end it.
+            forced_logprobs: log p of each of them.
+            decision: why; stored with the episode and with the first node that it makes.
+
+        Raises:
+            BudgetSpent: when no further leaf is allowed.
         """
         path = self.path
         shared = len(path) if after is None else after
         if not 0 <= shared <= len(path):
             raise ValueError(f"cannot share {shared} of {len(path)} turns")
+        kept = set(path[:shared])
         script: list[Event] = []
-        for event in self._events:
-            if event.node >= 0 and event.node not in path[:shared]:
+        for event in self.events:
+            if event.node is not None and event.node.id not in kept:
                 break
             script.append(event)
-        return self.rollout.adopt(self, shared, script, decision)
+        episode = self.rollout.adopt(self, shared, script, decision)
+        episode._forced = (list(forced or []), list(forced_logprobs or []))
+        if self._handle is not None and len(script) == len(self.events) and self._at_gate.is_set():
+            await episode.take_copy_of(self._handle)
+        return episode
+
+    async def take_copy_of(self, handle: Handle) -> None:
+        """Start from the world as it is now, which saves the replay of its actions."""
+        try:
+            self._handle = await handle.fork()
+        except EnvironmentFailure as error:
+            self._failed(error)
+
+    def stop(self, reason: str) -> None:
+        """End it here as a leaf that counts, `truncated` for `reason`."""
+        if not self.over:
+            self._end("truncated", reason)
+            if self._task is not None:
+                self._task.cancel()
 
     def prune(self, reason: str = "") -> None:
         """Give it up: its turns stay in the graph for the record, it is no leaf."""
@@ -132,6 +202,12 @@ class Episode:
             self._end("pruned", reason or None)
             if self._task is not None:
                 self._task.cancel()
+
+    def out_of_budget(self) -> None:
+        """Give it up because the task may cost no more."""
+        if not self.over:
+            self.rollout.count("budget_pruned")
+        self.prune("budget")
 
     async def close(self) -> None:
         """Free its world. Called by the rollout."""
@@ -146,7 +222,7 @@ class Episode:
 
     async def reset(self) -> Step:
         """See `Stage.reset`."""
-        if self._position < len(self._script):
+        if self._position < len(self.script):
             return self._replayed(None)
         try:
             self._handle, step = await self.rollout.open_world()
@@ -156,8 +232,14 @@ class Episode:
 
     async def act(self, action: str) -> Step:
         """See `Stage.act`."""
-        if self._position < len(self._script):
+        if self._position < len(self.script):
             return self._replayed(action)
+        if self._calls_left is not None:
+            if self._calls_left < 1:
+                self.out_of_budget()
+                raise EpisodeOver("budget")
+            self._calls_left -= 1
+        self.rollout.budget.charge("environment_calls", 1)
         try:
             if self._handle is None:
                 self._handle = await self._catch_up()
@@ -168,52 +250,89 @@ class Episode:
         return self._note(Event(action=action, step=step), step)
 
     async def say(
-        self, context: Context, segment: int, plan: int, max_tokens: int | None, stop: tuple[str, ...]
+        self, context: Context, segment: int, plan: Node | None, max_tokens: int | None, stop: tuple[str, ...]
     ) -> Turn:
         """See `Stage.say`."""
-        if self._position < len(self._script):
-            return self._repeat(context)
+        prompt, kept = context.prompt()
+        wanted = min(max_tokens or self.rollout.limits.max_tokens_per_turn, self.rollout.limits.max_tokens_per_turn)
+        said: list[int] = []
+        node: Node | None = None
+        live = False
+        while node is None or node.partial:
+            if self._position < len(self.script):
+                node = self._repeat(prompt + said)
+            else:
+                live = True
+                before = node or (context.node if kept else None)
+                fresh = _Fresh(context, before, [] if node else prompt[kept:], segment, plan)
+                node = await self._sample(fresh, prompt + said, wanted - len(said), stop)
+            said = said + node.action
+        text = context.commit(prompt, said, node)
+        return Turn(self.rollout.graph, node, text, live)
+
+    async def _sample(self, fresh: _Fresh, prompt: list[int], wanted: int, stop: tuple[str, ...]) -> Node:
+        """Wait for permission, then sample one node after `prompt`."""
         self._at_gate.set()
         await self._permits.acquire()
-        if len(self.path) >= self.rollout.limits.max_turns:
+        rollout, tip = self.rollout, self.tip
+        turn = 0 if tip is None else tip.turn + (not tip.partial)
+        if turn >= rollout.limits.max_turns:
             raise EpisodeOver("max_turns")
-        prompt, kept = context.prompt()
-        room = self.rollout.limits.context_tokens - len(prompt)
+        room = rollout.limits.context_tokens - len(prompt)
         if room <= 0:
             raise EpisodeOver("context_tokens")
-        name = f"{self._lineage}/{len(self.path)}"
-        wanted = min(room, max_tokens or self.rollout.limits.max_tokens_per_turn)
-        sampling = self.rollout.sampling(name, self.greedy, min(wanted, self.rollout.limits.max_tokens_per_turn), stop)
-        generation = await self.rollout.policy.generate(prompt, sampling, self.rollout.conversation)
-        if not generation.token_ids:
+        (forced, forced_logprobs), self._forced = self._forced, ([], [])
+        most = min(room, wanted)
+        limit = most if self._piece is None else min(most, max(self._piece, len(forced) + 1))
+        sampling = rollout.sampling(f"{self.lineage}/{len(self.path)}", self.greedy, limit - len(forced), stop)
+        if forced and (rollout.renderer.ends(forced) or sampling.max_tokens < 1):
+            generation = Generation([], [])
+        else:
+            generation = await rollout.generate(prompt + forced, sampling)
+        action = forced + generation.token_ids
+        if not action:
             raise EpisodeOver("empty_action")
+        known = len(forced_logprobs) == len(forced) and len(generation.logprobs) == len(generation.token_ids)
         node = Node(
-            id=len(self.rollout.graph.nodes),
+            id=len(rollout.graph.nodes),
             parent=self.record.leaf,
-            context=context.node if kept else -1,
+            context=_id(fresh.before),
             episode=self.id,
-            agent=context.agent,
-            role=context.role,
-            level=context.level,
-            turn=len(self.path),
-            segment=segment,
-            plan=plan,
-            observation=prompt[kept:],
-            action=list(generation.token_ids),
-            logprobs=list(generation.logprobs),
+            agent=fresh.context.agent,
+            role=fresh.context.role,
+            level=fresh.context.level,
+            turn=turn,
+            segment=fresh.segment,
+            plan=_id(fresh.plan),
+            observation=fresh.observation,
+            action=action,
+            logprobs=forced_logprobs + generation.logprobs if known else [],
+            partial=limit < most and len(action) >= limit and not self._ended_itself(action, stop),
             trained=self.trained,
-            anchor=None if self._step is None else self._step.anchor,
+            anchor=None if self.latest is None or (tip is not None and tip.partial) else self.latest.anchor,
             policy_version=list(generation.version),
-            prompt_tokens=len(prompt),
+            prompt_tokens=len(prompt) if generation.token_ids else 0,
             cached_tokens=generation.cached_tokens,
             stop_reason=generation.stop_reason,
             decision={"seed": sampling.seed, "greedy": self.greedy},
         )
-        self.rollout.graph.nodes.append(node)
+        node.text = rollout.renderer.decode(action)
+        if forced:
+            node.decision["forced"] = len(forced)
+        if self.record.leaf < 0 or rollout.graph.nodes[self.record.leaf].episode != self.id:
+            node.decision |= self.record.decision
+        rollout.graph.nodes.append(node)
         self.record.leaf = node.id
-        node.text = context.commit(prompt, node.action, node.id)
-        self._events.append(Event(node=node.id))
-        return Turn(node)
+        self.events.append(Event(node=node))
+        rollout.budget.charge("tokens", len(generation.token_ids))
+        rollout.budget.charge("turns", 1)
+        await rollout.note_entropy(node, prompt + forced, generation)
+        return node
+
+    def _ended_itself(self, action: list[int], stop: tuple[str, ...]) -> bool:
+        """Whether a node that used up its piece ended its turn with the very last token."""
+        renderer = self.rollout.renderer
+        return renderer.ends(action) or any(renderer.decode(action).endswith(word) for word in stop)
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
@@ -237,7 +356,7 @@ class Episode:
         stage = Stage(self, self.rollout.task, rng)
         try:
             await self._worker.run(stage)
-            done = self._step is not None and self._step.done
+            done = self.latest is not None and self.latest.done
             self._end("finished" if done else "truncated", None if done else "worker_stopped")
         except EpisodeOver as reason:
             if not self.over:
@@ -253,13 +372,13 @@ class Episode:
             ) from error
 
     def _root_name(self) -> str:
-        return self._lineage.split(">")[0]
+        return self.lineage.split(">")[0]
 
     def _end(self, status: Any, reason: str | None) -> None:
         self.record.status = status
         self.record.ret = self.ret
         if status in ("finished", "truncated"):
-            won = None if self._step is None else self._step.info.get("won")
+            won = None if self.latest is None else self.latest.info.get("won")
             self.record.success = None if won is None else bool(won)
             if status == "truncated" and self.record.leaf >= 0 and reason is not None:
                 leaf = self.rollout.graph.nodes[self.record.leaf]
@@ -274,8 +393,8 @@ class Episode:
         return EpisodeOver("environment")
 
     def _note(self, event: Event, step: Step) -> Step:
-        self._events.append(event)
-        self._step = step
+        self.events.append(event)
+        self.latest = step
         return step
 
     def _answer(self, step: Step) -> None:
@@ -289,7 +408,7 @@ class Episode:
         node.valid = node.valid and step.valid
 
     def _replayed(self, action: str | None) -> Step:
-        event = self._script[self._position]
+        event = self.script[self._position]
         if event.step is None or event.action != action:
             raise RolloutError(
                 f"worker {type(self._worker).__name__} did not repeat itself when an episode was forked "
@@ -298,21 +417,28 @@ class Episode:
         self._position += 1
         return self._note(event, event.step)
 
-    def _repeat(self, context: Context) -> Turn:
-        event = self._script[self._position]
-        prompt, _ = context.prompt()
-        if event.node < 0 or prompt != self.rollout.graph.prompt(event.node):
+    def script_was_cut(self, node: Node) -> None:
+        """Its script has gained the first part of `node`; skip that when the node was repeated already."""
+        if any(event.node is node for event in self.script[: self._position + 1]):
+            self._position += 1
+
+    def _repeat(self, prompt: list[int]) -> Node:
+        node = self.script[self._position].node
+        if node is None or prompt != self.rollout.graph.prompt(node.id):
             raise RolloutError(
                 f"worker {type(self._worker).__name__} built another prompt when an episode was forked; "
                 "its coroutine must depend on `stage` alone."
             )
+        self.events.append(self.script[self._position])
         self._position += 1
-        node = self.rollout.graph.nodes[event.node]
         self.record.leaf = node.id
-        context.commit(prompt, node.action, node.id)
-        self._events.append(event)
-        return Turn(node, live=False)
+        return node
 
     async def _catch_up(self) -> Handle:
         """A world in the state that the replayed part of the script left it in."""
-        return await self.rollout.world_after([e for e in self._events if e.action is not None])
+        return await self.rollout.world_after([e for e in self.events if e.action is not None])
+
+
+def _id(node: Node | None) -> int:
+    """Its number now; a cut elsewhere in the graph may change it."""
+    return -1 if node is None else node.id

@@ -77,6 +77,19 @@ class Generation:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What the policy thinks of tokens that it did not sample just now.
+
+    Attributes:
+        logprobs: log p of each token at temperature 1.
+        top: the likeliest (token id, log p) at each position, likeliest first.
+    """
+
+    logprobs: list[float]
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+
+
 class Policy(Protocol):
     """Token in, token out: one call to the policy server."""
 
@@ -90,6 +103,19 @@ class Policy(Protocol):
 
         Raises:
             RolloutError: when the server is gone.
+        """
+
+    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+        """Read `tokens` after `prompt` without sampling.
+
+        Args:
+            prompt: token ids, at least one.
+            tokens: token ids to score.
+            conversation: see `generate`.
+            top: how many of the likeliest tokens to return for each position.
+
+        Raises:
+            RolloutError: when the server is gone or returns no log-probs of prompts.
         """
 
 
@@ -107,3 +133,6 @@ class Renderer(Protocol):
 
     def decode(self, tokens: list[int]) -> str:
         """Text of an action as the worker reads it, without the end token."""
+
+    def ends(self, tokens: list[int]) -> bool:
+        """Whether the sampled tokens end with the model's own end of a turn."""

@@ -26,6 +26,7 @@ class PlainRenderer:
         self._tokenizer = tokenizer
         act = tokenizer.get_vocab().get("<act>")
         self._cue = [] if act is None else [act]
+        self._ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
         self._dropped = {tokenizer.eos_token_id, tokenizer.pad_token_id, act}
         self._cache: dict[str, list[int]] = {}
 
@@ -39,6 +40,10 @@ class PlainRenderer:
     def decode(self, tokens: list[int]) -> str:
         """See `Renderer.decode`; only end, padding and cue tokens are left out."""
         return self._tokenizer.decode([t for t in tokens if t not in self._dropped]).strip()
+
+    def ends(self, tokens: list[int]) -> bool:
+        """See `Renderer.ends`."""
+        return bool(tokens) and tokens[-1] in self._ends
 
     def _encode(self, text: str) -> list[int]:
         if text not in self._cache:

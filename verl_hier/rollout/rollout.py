@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,12 +11,15 @@ from typing import Any, TypeVar
 
 from verl_hier.environments.base import Step
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool, Handle
+from verl_hier.rollout.budget import Budget, BudgetOptions, BudgetSpent
+from verl_hier.rollout.entropy import EntropyOptions, entropies
 from verl_hier.rollout.episode import Episode, Event
-from verl_hier.rollout.interfaces import Policy, Renderer, Sampler, Sampling, Worker
-from verl_hier.rollout.seeds import derive
-from verl_hier.trajectory.graph import EpisodeRecord, RolloutGraph
+from verl_hier.rollout.interfaces import Generation, Policy, Renderer, Sampler, Sampling, Scored, Worker
+from verl_hier.rollout.seeds import derive, generator
+from verl_hier.trajectory.graph import EpisodeRecord, Node, RolloutGraph
 
 T = TypeVar("T")
+Top = list[list[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,17 @@ class Request:
     validate: bool = False
     sampling: Sampling = field(default_factory=Sampling)
 
+    def to_dict(self) -> dict[str, Any]:
+        """What the graph keeps of it, for a replay."""
+        return {
+            "n": self.n,
+            "validate": self.validate,
+            "levels": None if self.levels is None else sorted(self.levels),
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "top_k": self.sampling.top_k,
+        }
+
 
 class Rollout:
     """What a sampler holds: it starts episodes here and forks them; everything lands in `graph`.
@@ -57,6 +72,10 @@ class Rollout:
         n: leaves that the recipe wants trained for one task.
         levels: levels that learn in this step, None for all.
         expected: leaves below which the group counts as short; a sampler lowers it when a phase needs fewer.
+        budget: what the task may still cost.
+        top_logprobs: log-probs of the likeliest tokens to ask for at each position; a sampler that `needs_top_logprobs`
+            sets it and reads them with `top_of`.
+        vocabulary: size of the model's vocabulary, 0 when unknown.
     """
 
     def __init__(
@@ -69,6 +88,9 @@ class Rollout:
         make_worker: Callable[[], Worker],
         limits: Limits,
         seed: int | None,
+        budget: BudgetOptions | None = None,
+        entropy: EntropyOptions | None = None,
+        vocabulary: int = 0,
         on_lost: Callable[[EpisodeRecord], None] = lambda record: None,
     ) -> None:
         self.request = request
@@ -82,7 +104,12 @@ class Rollout:
         self.lost = on_lost
         self.conversation = uuid.uuid4().hex
         self.conversation_seed = f"{request.step}/{request.identity.get('index')}/{int(request.validate)}"
-        self.graph = RolloutGraph(task=dict(request.identity), step=request.step, seed=seed)
+        self.budget = Budget(budget or BudgetOptions())
+        self.vocabulary = vocabulary
+        self._entropy = entropy or EntropyOptions()
+        self.top_logprobs = self._entropy.k if self._entropy.source == "top_k" else 0
+        self._tops: dict[int, Top] = {}
+        self.graph = RolloutGraph(task=dict(request.identity), step=request.step, seed=seed, request=request.to_dict())
         self.expected = request.n
         self.episodes: list[Episode] = []
         self._pool = pool
@@ -97,13 +124,72 @@ class Rollout:
         record = EpisodeRecord(len(self.episodes), tree=tree, trained=trained, greedy=greedy, decision=decision)
         return self._enlist(Episode(self, record, self._make_worker(), lineage=str(record.id)))
 
+    async def advance(self, episodes: Iterable[Episode], tokens: int | None = None) -> list[Episode]:
+        """One turn of each episode that is not over, side by side; returns those that are not over afterwards.
+
+        Under a budget all of them wait for each other, so that what each may spend does not depend on who was faster;
+        the last ones are pruned when not all can be served.
+
+        Args:
+            episodes: any episodes of this rollout.
+            tokens: see `Episode.step`.
+        """
+        running = [episode for episode in episodes if not episode.over]
+        await self.gather(episode.ready() for episode in running)
+        running = [episode for episode in running if not episode.over]
+        grants = self.budget.grants(len(running))
+        for episode in running[len(grants) :]:
+            episode.out_of_budget()
+        await self.gather(episode.speak(tokens, grant) for episode, grant in zip(running, grants, strict=False))
+        return [episode for episode in running if not episode.over]
+
+    async def run(self, episodes: Iterable[Episode]) -> None:
+        """Play episodes to their end, side by side."""
+        running = list(episodes)
+        if not self.budget.shared:
+            await self.gather(episode.run() for episode in running)
+        while running:
+            running = await self.advance(running)
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut a node in two after `at` tokens, so that episodes can be forked there; see `RolloutGraph.split`.
+
+        Returns:
+            The first part. `node` stays the last part, its number grows by one.
+        """
+        first = self.graph.split(node, at)
+        for episode in self.episodes:
+            for events in (episode.events, episode.script):
+                places = [place for place, event in enumerate(events) if event.node is node]
+                for place in reversed(places):
+                    events.insert(place, Event(node=first))
+            episode.script_was_cut(node)
+        if id(node) in self._tops:
+            top = self._tops[id(node)]
+            self._tops[id(first)], self._tops[id(node)] = top[:at], top[at:]
+        return first
+
+    def entropy_of(self, node: Node) -> list[float]:
+        """(L,) estimated entropy (nats) at each token of a node, from the recipe's `hier.rollout.entropy`; empty when
+        the server returns no log-probs at all."""
+        return node.entropy or [-logprob for logprob in node.logprobs]
+
+    def top_of(self, node: Node) -> Top:
+        """(L, up to `top_logprobs`) likeliest (token id, log p) at each token of a node, likeliest first."""
+        return self._tops.get(id(node), [])
+
+    def rng(self, *names: object) -> random.Random:
+        """A generator of its own for `names`: same seed, task, step and names give the same draws."""
+        return generator(self.seed or 0, self.conversation_seed, *names)
+
     def adopt(self, source: Episode, shared: int, script: list[Event], decision: dict[str, Any]) -> Episode:
         """Used by `Episode.fork`."""
         self.count("forks")
         record = EpisodeRecord(
             len(self.episodes), source=source.id, shared=shared, tree=source.record.tree, decision=decision
         )
-        lineage = f"{source._lineage}>{record.id}@{shared}"
+        record.leaf = source.path[shared - 1] if shared else -1
+        lineage = f"{source.lineage}>{record.id}@{shared}"
         return self._enlist(Episode(self, record, self._make_worker(), lineage, script))
 
     async def gather(self, work: Iterable[Awaitable[T]]) -> list[T]:
@@ -128,6 +214,25 @@ class Rollout:
         seed = None if self.seed is None else derive(self.seed, self.conversation_seed, name)
         base = replace(self.request.sampling, max_tokens=max_tokens, seed=seed, stop=stop)
         return replace(base, temperature=0.0, top_p=1.0, top_k=-1) if greedy else base
+
+    async def generate(self, prompt: list[int], sampling: Sampling) -> Generation:
+        """One request to the policy, of this task's conversation."""
+        wanted = replace(sampling, top_logprobs=self.top_logprobs)
+        return await self.policy.generate(prompt, wanted, self.conversation)
+
+    async def score(self, prompt: list[int], tokens: list[int], top: int = 0) -> Scored:
+        """See `Policy.score`."""
+        return await self.policy.score(prompt, tokens, self.conversation, top)
+
+    async def note_entropy(self, node: Node, prompt: list[int], generation: Generation) -> None:
+        """Keep what the server said about the tokens it sampled for `node`, after `prompt` and what was forced."""
+        forced = len(node.action) - len(generation.token_ids)
+        if generation.top_logprobs:
+            padding: Top = [[(token, 0.0)] for token in node.action[:forced]]
+            self._tops[id(node)] = padding + generation.top_logprobs
+        if generation.token_ids:
+            known = await entropies(self._entropy, self.policy, prompt, generation, self.conversation)
+            node.entropy = [0.0] * forced + known if len(known) == len(generation.token_ids) else []
 
     async def open_world(self) -> tuple[Handle, Step]:
         """A world at the start of the task: a fork of one that was reset once, which is cheaper than another reset."""
@@ -155,6 +260,11 @@ class Rollout:
     # ---- inside ---------------------------------------------------------------------------------------------------
 
     def _enlist(self, episode: Episode) -> Episode:
+        trained = [e for e in self.episodes if e.record.trained and e.record.status not in ("pruned", "failed")]
+        self.budget.used["leaves"] = len(trained)
+        if episode.record.trained and self.budget.left("leaves") < 1:
+            raise BudgetSpent("leaves")
+        self.budget.used["leaves"] += episode.record.trained
         self.episodes.append(episode)
         self.graph.episodes.append(episode.record)
         return episode
@@ -177,10 +287,18 @@ async def roll_out(rollout: Rollout, sampler: Sampler) -> RolloutGraph:
         RolloutError: when the policy server is gone or a plugin is broken.
     """
     try:
-        await sampler.sample(rollout)
+        await asyncio.wait_for(sampler.sample(rollout), rollout.budget.limits.wall_s)
+    except BudgetSpent:
+        rollout.count("budget_ended")
+    except asyncio.TimeoutError:
+        if rollout.budget.limits.wall_s is None or rollout.budget.left("wall_s") > 0:
+            raise
+        rollout.count("budget_ended")
     finally:
         await rollout.close()
     graph = rollout.graph
+    graph.budget = rollout.budget.report()
+    graph.sort()
     graph.short = sum(episode.trained for episode in graph.complete()) < rollout.expected
     graph.check()
     return graph

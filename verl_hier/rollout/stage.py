@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_hier.environments.base import Step
 from verl_hier.rollout.context import Context
-from verl_hier.trajectory.graph import Node
+from verl_hier.trajectory.graph import Node, RolloutGraph, cut_spans
 
 if TYPE_CHECKING:
     from verl_hier.rollout.episode import Episode
@@ -21,29 +21,33 @@ class EpisodeOver(Exception):
 class Turn:
     """A turn that was just spoken: what the worker may read of it and say about it."""
 
-    def __init__(self, node: Node, live: bool = True) -> None:
+    def __init__(self, graph: RolloutGraph, node: Node, text: str, live: bool = True) -> None:
         """
         Args:
-            node: the turn's entry in the rollout graph.
+            graph: what the turn is part of.
+            node: the turn's entry in it; the last one when it was sampled in pieces.
+            text: the decoded action, of all pieces.
             live: False while an episode is replayed up to its fork; the turn then has its rewards already.
         """
+        self._graph = graph
         self._node = node
+        self._text = text
         self._live = live
 
     @property
-    def id(self) -> int:
-        """Its node in the rollout graph; use it as `plan` of the turns below it."""
-        return self._node.id
+    def node(self) -> Node:
+        """Its entry in the rollout graph, the last one of several pieces. To be read, not written."""
+        return self._node
 
     @property
     def text(self) -> str:
         """The decoded action."""
-        return self._node.text
+        return self._text
 
     @property
     def tokens(self) -> list[int]:
         """The sampled token ids."""
-        return list(self._node.action)
+        return [token for piece in self._graph.pieces(self._node) for token in piece.action]
 
     @property
     def complete(self) -> bool:
@@ -56,8 +60,10 @@ class Turn:
         """Note the validity, token masks ([start, stop) spans over the action) or extra columns of the turn."""
         if valid is not None:
             self._node.valid = valid
-        if masks:
-            self._node.masks.update({name: [list(span) for span in spans] for name, spans in masks.items()})
+        start = 0
+        for piece in self._graph.pieces(self._node) if masks else ():
+            piece.masks.update(cut_spans(masks or {}, start, start + len(piece.action)))
+            start += len(piece.action)
         self._node.extra.update(extra)
 
     def reward(self, amount: float) -> None:
@@ -116,4 +122,4 @@ class Stage:
         Raises:
             EpisodeOver: when a limit of the episode is reached; it is then truncated.
         """
-        return await self._episode.say(context, segment, -1 if plan is None else plan.id, max_tokens, stop)
+        return await self._episode.say(context, segment, None if plan is None else plan.node, max_tokens, stop)

@@ -7,10 +7,16 @@ check_environment(SPEC, options)
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import pickle
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
+import psutil
 
 from verl_hier.environments.base import Environment, Step
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
@@ -31,10 +37,11 @@ def check_environment(
 ) -> None:
     """Play an environment and fail with a sentence where it breaks its contract.
 
-    Checked: tasks are JSON-able; equal task, seed and actions give equal steps; an action that makes no sense is
-    answered with `valid=False` and changes nothing; equal anchors go with equal possibilities; a fork is equal and
-    independent; the same holds behind the process pool, where a replay after a crash gives the same texts, and a call
-    that takes too long costs its own episode only.
+    Checked: tasks are JSON-able; equal task, seed and actions give equal steps, also while others play in the same
+    process and draw from its global random generators; an action that makes no sense is answered with `valid=False`
+    and changes nothing; equal anchors go with equal possibilities; a fork is equal, independent, and outlives its
+    source; closing leaves no thread, process or open file; the same steps come from behind the process pool, where a
+    replay after a crash gives them again, and a call that takes too long costs its own episode only.
 
     Args:
         spec: the registered environment.
@@ -53,11 +60,14 @@ def check_environment(
         player = _Player(spec, options, task, seed, random.Random(f"{seed}-{number}"))
         actions = player.play(steps)
         player.check_determinism(actions)
+        player.check_neighbours(actions)
         player.check_nonsense(actions)
         player.check_fork(actions)
         player.close()
+        player.check_close(actions)
         if isolated:
-            asyncio.run(_check_pool(spec, options, task, seed, actions))
+            asyncio.run(_check_pool(spec, options, task, seed, actions, player.history(actions)))
+            player.close()
 
 
 def _tasks(spec: EnvironmentSpec, options: Any, split: str, count: int) -> list[Mapping[str, Any]]:
@@ -102,13 +112,31 @@ class _Player:
 
     def check_determinism(self, actions: list[str]) -> None:
         """Two instances with the same history, and one that is reset again, say the same."""
-        first, second = self._history(actions), self._history(actions)
+        first, second = self.history(actions), self.history(actions)
         _same(first, second, f"{self._where()}: not deterministic for the same task, seed and actions")
         world, _ = self._start()
         for action in actions:
             world.step(action)
         again = [_told(world.reset(self._task, self._seed)), *(_told(world.step(action)) for action in actions)]
         _same(first, again, f"{self._where()}: a second reset does not start from the beginning")
+
+    def check_neighbours(self, actions: list[str]) -> None:
+        """What others do in this process changes nothing: neither another instance nor the global generators."""
+        expected = self.history(actions)
+        with _stirred_generators() as stir:
+            (world, step), (other, beside) = self._start(), self._start()
+            got = [_told(step)]
+            for action in actions:
+                stir()
+                if not (beside.done or beside.truncated):
+                    beside = other.step(self._rng.choice(beside.admissible) if beside.admissible else NONSENSE)
+                stir()
+                got.append(_told(self._step(world, action)))
+        sentence = (
+            "not deterministic while others play in its process; give each instance a random generator of its own "
+            "instead of the global one, and share nothing that changes"
+        )
+        _same(expected, got, f"{self._where()}: {sentence}")
 
     def check_nonsense(self, actions: list[str]) -> None:
         """An action that makes no sense is answered and changes nothing."""
@@ -129,11 +157,10 @@ class _Player:
         assert answer.admissible == step.admissible, f"{self._where()}: an invalid action changed what is admissible"
 
     def check_fork(self, actions: list[str]) -> None:
-        """A fork says what its source would have said, and neither disturbs the other."""
+        """A fork says what its source would have said, neither disturbs the other, and it outlives its source."""
         half = len(actions) // 2
-        world, step = self._start()
-        for action in actions[:half]:
-            step = world.step(action)
+        expected = self.history(actions)[half + 1 :]
+        world, step = self._walk(actions[:half])
         copy = world.fork()
         if copy is None:
             return
@@ -142,18 +169,66 @@ class _Player:
         if step.admissible:
             # Lead the source astray first: a fork that shares its state would follow.
             world.step(step.admissible[-1])
-        expected = self._history(actions)[half + 1 :]
-        got = [_told(copy.step(action)) for action in actions[half:]]
-        _same(expected, got, f"{self._where()}: a fork differs from its source or is not independent of it", half + 1)
+        broken = f"{self._where()}: a fork differs from its source or is not independent of it"
+        _same(expected, [_told(copy.step(action)) for action in actions[half:]], broken, half + 1)
+        # The other way round: what the fork did is unknown to its source.
+        world, _ = self._walk(actions[:half])
+        self._play_and_close(world.fork(), actions[half:])
+        astray = f"{self._where()}: a fork that was played and closed disturbed its source"
+        _same(expected, [_told(world.step(action)) for action in actions[half:]], astray, half + 1)
+        # A sampler prunes episodes whose forks go on.
+        world, _ = self._walk(actions[:half])
+        copy = world.fork()
+        assert copy is not None, f"{self._where()}: it forked once and then no more"
+        self._made.append(copy)
+        self._play_and_close(world, [])
+        orphan = f"{self._where()}: a fork does not outlive its source"
+        _same(expected, [_told(copy.step(action)) for action in actions[half:]], orphan, half + 1)
+
+    def check_close(self, actions: list[str]) -> None:
+        """Closing gives back what an instance took: threads, child processes, open files."""
+        # The first round loads what stays for good: modules, caches, shared libraries.
+        self._come_and_go(actions)
+        for attempt in reversed(range(3)):
+            before = _holdings()
+            for _ in range(3):
+                self._come_and_go(actions)
+            left = {what: count - before[what] for what, count in _holdings().items() if count > before[what]}
+            if not left:
+                return
+            # Something else in this process may have taken one, but not three times in a row.
+            assert attempt, f"{self._where()}: three instances were closed and left behind: {left}"
 
     def close(self) -> None:
         """Every instance must close quietly."""
-        for world in self._made:
-            world.close()
+        while self._made:
+            self._made.pop().close()
 
-    def _history(self, actions: list[str]) -> list[Told]:
+    def history(self, actions: list[str]) -> list[Told]:
+        """What a fresh instance says."""
         world, step = self._start()
         return [_told(step), *(_told(self._step(world, action)) for action in actions)]
+
+    def _walk(self, actions: list[str]) -> tuple[Environment, Step]:
+        world, step = self._start()
+        for action in actions:
+            step = world.step(action)
+        return world, step
+
+    def _play_and_close(self, world: Environment | None, actions: list[str]) -> None:
+        assert world is not None, f"{self._where()}: it forked once and then no more"
+        for action in actions:
+            world.step(action)
+        world.close()
+        self._made = [made for made in self._made if made is not world]
+
+    def _come_and_go(self, actions: list[str]) -> None:
+        world, _ = self._walk(actions)
+        copy = world.fork()
+        if copy is not None:
+            copy.close()
+        self._play_and_close(world, [])
+        gc.collect()
 
     def _start(self) -> tuple[Environment, Step]:
         world = self._spec.factory(self._options)
@@ -175,6 +250,30 @@ class _Player:
         return f"{self._spec.name}, task {self._task.get('id', self._task['instruction'])!r}"
 
 
+@contextlib.contextmanager
+def _stirred_generators() -> Iterator[Any]:
+    """A function that leaves the global generators in another state at every call; they are restored at the end."""
+    draws = random.Random(0)
+    saved = random.getstate(), np.random.get_state()
+
+    def stir() -> None:
+        random.seed(draws.random())
+        np.random.seed(draws.getrandbits(31))
+
+    try:
+        yield stir
+    finally:
+        random.setstate(saved[0])
+        np.random.set_state(saved[1])
+
+
+def _holdings() -> dict[str, int]:
+    """What this process holds."""
+    process = psutil.Process()
+    files = process.num_fds() if hasattr(process, "num_fds") else process.num_handles()
+    return {"threads": threading.active_count(), "processes": len(process.children()), "open files": files}
+
+
 def _told(step: Step) -> Told:
     return (step.text, step.reward, step.done, step.truncated, step.valid, step.admissible, step.anchor)
 
@@ -185,7 +284,7 @@ def _same(expected: list[Told], got: list[Told], sentence: str, offset: int = 0)
 
 
 async def _check_pool(
-    spec: EnvironmentSpec, options: Any, task: Mapping[str, Any], seed: int, actions: list[str]
+    spec: EnvironmentSpec, options: Any, task: Mapping[str, Any], seed: int, actions: list[str], expected: list[Told]
 ) -> None:
     """Texts behind the pool, after a fork, after a crash; and a clean end."""
     pool = EnvironmentPool(spec.factory, options, processes=1, time_limit_s=60.0)
@@ -197,6 +296,11 @@ async def _check_pool(
         copy = await handle.fork()
         for action in actions[half:]:
             await handle.step(action)
+        _same(
+            expected,
+            [_told(step) for step in handle.steps],
+            f"{spec.name}: another process gives other steps for the same task, seed and actions",
+        )
         await pool.kill_processes()
         for action in actions[half:]:
             await copy.step(action)

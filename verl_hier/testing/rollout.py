@@ -11,7 +11,9 @@ from typing import Any
 
 from verl_hier.environments.base import Environment, Step
 from verl_hier.environments.pool import EnvironmentFailure
-from verl_hier.rollout.interfaces import Generation, Sampler, Sampling, Worker
+from verl_hier.rollout.budget import BudgetOptions
+from verl_hier.rollout.entropy import EntropyOptions
+from verl_hier.rollout.interfaces import Generation, Sampler, Sampling, Scored, Worker
 from verl_hier.rollout.render import PlainRenderer
 from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
 from verl_hier.trajectory import RolloutGraph
@@ -58,6 +60,10 @@ class ScriptedPolicy:
         text = self._answer(self._tokenizer.decode(prompt), sampling)
         tokens = [*self._tokenizer.encode(text), 1][: sampling.max_tokens]
         return Generation(tokens, [-1.0] * len(tokens), "completed")
+
+    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+        """See `rollout.Policy.score`; log-probs are -1 each."""
+        return Scored([-1.0] * len(tokens), [[(token, -1.0)] for token in tokens])
 
 
 class InlineHandle:
@@ -124,6 +130,8 @@ async def roll_out_scripted(
     step: int = 1,
     levels: frozenset[int] | None = None,
     limits: Limits | None = None,
+    budget: BudgetOptions | None = None,
+    entropy: EntropyOptions | None = None,
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
     tokenizer = WordTokenizer()
@@ -137,5 +145,8 @@ async def roll_out_scripted(
         make_worker=worker,
         limits=limits or Limits(),
         seed=seed,
+        budget=budget,
+        entropy=entropy,
+        vocabulary=1000,
     )
     return await roll_out(rollout, sampler), policy

@@ -80,8 +80,11 @@ class TableBuilder:
     def _turn(
         self, node: Node, turn_of: dict[int, int], owner: int, through: Sequence[EpisodeRecord]
     ) -> dict[str, Any]:
+        parent = turn_of.get(node.parent, -1)
+        depth = 0 if parent < 0 else self._turns[parent]["depth"] + 1
         anchor = -1 if node.anchor is None else self._anchors.setdefault(node.anchor, len(self._anchors))
-        entropy = -sum(node.logprobs) / len(node.logprobs) if node.logprobs else float("nan")
+        known = node.entropy or [-logprob for logprob in node.logprobs]
+        entropy = sum(known) / len(known) if known else float("nan")
         return {
             "group": self._groups,
             "episode": owner,
@@ -91,8 +94,8 @@ class TableBuilder:
             "turn": node.turn,
             "segment": node.segment,
             "plan": turn_of.get(node.plan, -1),
-            "parent": turn_of.get(node.parent, -1),
-            "depth": node.turn,
+            "parent": parent,
+            "depth": depth,
             "leaves": len(through),
             "reward": float(node.reward),
             "return": float(np.mean([e.ret for e in through])),
@@ -111,6 +114,8 @@ class TableBuilder:
             "turn": np.full(n, turn, dtype=np.int64),
             "logprob": np.asarray(node.logprobs or [np.nan] * n, dtype=np.float64),
         }
+        if node.entropy:
+            columns["entropy"] = np.asarray(node.entropy, dtype=np.float64)
         for name, spans in node.masks.items():
             mask = np.zeros(n, dtype=bool)
             for start, stop in spans:

@@ -4,12 +4,16 @@ Two links run between turns. `parent` is the turn that happened before on the sa
 tree that samplers grow and tree estimators credit. `context` is the turn whose token sequence this turn's prompt
 continues; following it to the start and concatenating `observation + action` gives exactly the tokens that the server
 saw. An episode is a path: from its leaf along `parent` to the root. Everything else is a view of this.
+
+A turn may be several nodes: a sampler that branches inside turns samples them in pieces, or cuts a finished one in two
+(`RolloutGraph.split`). All pieces but the last are `partial`; what the world and the worker say of the turn stands on
+the last one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,19 +33,22 @@ class Node:
         context: turn whose prompt and action this prompt continues, -1 when the context is new.
         episode: the episode that sampled it; forks share it.
         agent, role, level: who spoke; level 0 is the highest.
-        turn: 0-based position on its path.
+        turn: 0-based number of the turn on its path; the pieces of a turn share it.
         segment: running number of the subgoal or plan on the path.
         plan: turn that holds the plan or design above this one, -1 without one.
         observation: token ids that the prompt adds after `context`.
         action: sampled token ids, in the server's order, end token included.
         logprobs: behaviour log p of each action token; empty when the server gives none.
+        entropy: estimated entropy of the policy at each action token (nats); empty when the log-probs are all there is.
+        partial: whether the turn goes on in the next node of its path.
         trained: False for turns that only evaluate (greedy execution of a plan) or belong to a frozen role.
         reward, done, truncated, valid: what the world answered to the action.
-        anchor: state before the action, or None.
+        anchor: state before the action, or None; None for all pieces of a turn but the first.
         text: decoded action, as the worker read it.
         masks: name to [start, stop) spans over the action tokens.
         policy_version: lowest and highest weight version that sampled the action.
-        prompt_tokens, cached_tokens: length of the prompt, and how much of it the server did not compute again.
+        prompt_tokens, cached_tokens: length of the prompt, and how much of it the server did not compute again; 0 when
+            the server was not asked for this node by itself.
         stop_reason: why the server stopped.
         decision: the random or scripted decision that created the turn, for replay.
         extra: columns of workers and environments (numbers or strings).
@@ -60,6 +67,8 @@ class Node:
     observation: list[int]
     action: list[int]
     logprobs: list[float]
+    entropy: list[float] = field(default_factory=list)
+    partial: bool = False
     trained: bool = True
     reward: float = 0.0
     done: bool = False
@@ -118,7 +127,10 @@ class RolloutGraph:
         step: trainer step whose weights started it.
         seed: root seed of its generators, None when the server chose.
         phase: what the schedule let learn when it was rolled out: `name`, and `levels` and `roles` or None for all.
+        request: what was asked for: `n`, `validate`, `levels`, `temperature`, `top_p`, `top_k`; with it and the recipe
+            the rollout can be replayed.
         counts: counters of the rollout: `environment_calls`, `forks`, `failed_raised`, …
+        budget: name of a limited budget to `[used, limit]`.
         credit: credit of each node after the estimator ran (filled by the trainer), or empty.
         short: fewer trained leaves than the sampler was asked for.
     """
@@ -129,7 +141,9 @@ class RolloutGraph:
     step: int = 0
     seed: int | None = None
     phase: dict[str, Any] = field(default_factory=dict)
+    request: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    budget: dict[str, list[float]] = field(default_factory=dict)
     credit: list[float] = field(default_factory=list)
     short: bool = False
     version: int = SCHEMA_VERSION
@@ -162,6 +176,69 @@ class RolloutGraph:
     def complete(self) -> Iterator[EpisodeRecord]:
         """Episodes that ended by the world's or a limit's will, in order; what training and metrics count."""
         return (e for e in self.episodes if e.status in ("finished", "truncated") and e.leaf >= 0)
+
+    def pieces(self, node: Node) -> list[Node]:
+        """All nodes of the turn that ends with `node`, in order; one when it was sampled in one piece."""
+        found = [node]
+        while found[0].parent >= 0 and self.nodes[found[0].parent].partial:
+            found.insert(0, self.nodes[found[0].parent])
+        return found
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut a node in two and return the new first part; `node` keeps the rest, and what else is known of it.
+
+        Args:
+            node: a node of this graph.
+            at: action tokens of the first part, 1 to `len(node.action) - 1`.
+
+        The numbers of `node` and of all later nodes grow by one. Episodes whose `shared` counts nodes of a path through
+        the cut count one more.
+        """
+        if not 0 < at < len(node.action):
+            raise ValueError(f"cannot cut {len(node.action)} tokens after {at}")
+        through = [e for e in self.episodes if e.source >= 0 and node.id in self.path(e.id)[: e.shared]]
+        first = dataclasses.replace(
+            node,
+            observation=node.observation,
+            action=node.action[:at],
+            logprobs=node.logprobs[:at],
+            entropy=node.entropy[:at],
+            partial=True,
+            reward=0.0,
+            done=False,
+            truncated=False,
+            valid=True,
+            masks=cut_spans(node.masks, 0, at),
+            decision=dict(node.decision),
+            extra={},
+            text="",
+        )
+        for episode in through:
+            episode.shared += 1
+        for other in self.nodes:
+            for link in ("id", "parent", "context", "plan"):
+                if getattr(other, link) >= first.id:
+                    setattr(other, link, getattr(other, link) + 1)
+        for episode in self.episodes:
+            episode.leaf += episode.leaf >= first.id
+        self.nodes.insert(first.id, first)
+        node.parent = node.context = first.id
+        node.observation, node.anchor = [], None
+        node.action, node.logprobs, node.entropy = node.action[at:], node.logprobs[at:], node.entropy[at:]
+        node.masks = cut_spans(node.masks, at, at + len(node.action))
+        node.prompt_tokens = node.cached_tokens = 0  # the server was asked once, for both parts
+        return first
+
+    def sort(self) -> None:
+        """Number the nodes episode by episode, so that equal rollouts have equal graphs whoever answered first."""
+        order = sorted(self.nodes, key=lambda node: (node.episode, node.id))
+        place = {node.id: number for number, node in enumerate(order)} | {-1: -1}
+        for node in order:
+            node.id, node.parent = place[node.id], place[node.parent]
+            node.context, node.plan = place[node.context], place[node.plan]
+        for episode in self.episodes:
+            episode.leaf = place[episode.leaf]
+        self.nodes = order
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; see `trajectory/schema.json`."""
@@ -196,9 +273,14 @@ class RolloutGraph:
                 raise GraphError(f"node {index} of task {self.task.get('uid')} has a link that does not point back.")
             if node.logprobs and len(node.logprobs) != len(node.action):
                 raise GraphError(f"node {index} has {len(node.action)} tokens but {len(node.logprobs)} log-probs.")
-            depth = 0 if node.parent < 0 else self.nodes[node.parent].turn + 1
-            if node.turn != depth:
-                raise GraphError(f"node {index} says turn {node.turn}, its parents say {depth}.")
+            if node.entropy and len(node.entropy) != len(node.action):
+                raise GraphError(f"node {index} has {len(node.action)} tokens but {len(node.entropy)} entropies.")
+            before = None if node.parent < 0 else self.nodes[node.parent]
+            turn = 0 if before is None else before.turn + (not before.partial)
+            if node.turn != turn:
+                raise GraphError(f"node {index} says turn {node.turn}, its parents say {turn}.")
+            if before is not None and before.partial and (node.context != before.id or node.observation):
+                raise GraphError(f"node {index} does not continue the tokens of the unfinished turn before it.")
             if node.prompt_tokens and node.prompt_tokens != len(self.prompt(index)):
                 raise GraphError(f"node {index}: the stored tokens are not the {node.prompt_tokens} the server saw.")
         for episode in self.episodes:
@@ -206,3 +288,11 @@ class RolloutGraph:
                 mine, other = self.path(episode.id)[: episode.shared], self.path(episode.source)[: episode.shared]
                 if mine != other:
                     raise GraphError(f"episode {episode.id} does not share {episode.shared} turns with its source.")
+
+
+def cut_spans(masks: Mapping[str, list[list[int]]], start: int, stop: int) -> dict[str, list[list[int]]]:
+    """Name to the part of each span within [start, stop), counted from `start`."""
+    return {
+        name: [[max(a, start) - start, min(b, stop) - start] for a, b in spans if a < stop and b > start]
+        for name, spans in masks.items()
+    }

@@ -23,11 +23,11 @@ TURN_COLUMNS: dict[str, str] = {
     "agent": "int; index into `names['agent']`: one holder of a role",
     "role": "int; index into `names['role']`",
     "level": "int; 0 is the highest level",
-    "turn": "int; 0-based position on its path",
+    "turn": "int; 0-based number of the turn on its path",
     "segment": "int; running number of the subgoal or plan on the path",
     "plan": "int; turn index of the plan or design above this turn, -1 without one",
     "parent": "int; turn before it on its path, -1 for a first turn",
-    "depth": "int; number of turns above it (= turn for chains)",
+    "depth": "int; number of turns above it (= turn, unless turns were sampled in pieces)",
     "leaves": "int; number of episodes whose path runs through it",
     "reward": "float; reward that the turn earned itself",
     "return": "float; mean return of the episodes through it",
@@ -37,7 +37,7 @@ TURN_COLUMNS: dict[str, str] = {
     "trained": "bool; the turn may be credited and trained (false for greedy evaluation and frozen roles)",
     "n_tokens": "int; action tokens of the turn",
     "anchor": "int; state before the action, equal numbers mean equal states, -1 when the world gives none",
-    "entropy": "float; mean -log p of its sampled tokens (nats)",
+    "entropy": "float; mean entropy of its tokens (nats), from hier.rollout.entropy, else -log p of what was sampled",
 }
 EPISODE_COLUMNS: dict[str, str] = {
     "group": "int; task of the episode",
