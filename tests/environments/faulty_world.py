@@ -19,6 +19,7 @@ class Options:
     can_fork: bool = True
     deterministic: bool = True
     refuse: bool = False
+    says_process: bool = False
 
 
 class Counter(Environment):
@@ -36,6 +37,7 @@ class Counter(Environment):
 
     def _step(self, note=""):
         noise = "" if self.options.deterministic else f" {random.random()}"
+        noise += f" in {os.getpid()}" if self.options.says_process else ""
         return Step(
             text=f"{note} {self.total}{noise}", anchor=str(self.total), admissible=("add",), info={"pid": os.getpid()}
         )

@@ -1,6 +1,9 @@
 """The conformance kit finds what it is for: each broken world is refused in a sentence, a sound one passes."""
 
+import dataclasses
 import random
+import threading
+from typing import ClassVar
 
 import pytest
 from faulty_world import Counter, Options, build
@@ -68,6 +71,85 @@ class Listing(Counter):
         return Step(text=first.text, admissible=["add"])
 
 
+class Gambles(Counter):
+    """Seeds the process's generator and lives on it."""
+
+    def reset(self, task, seed):
+        random.seed(seed)
+        return super().reset(task, seed)
+
+    def _step(self, note=""):
+        return super()._step(f"{note} {random.randrange(1000)}")
+
+
+class Crowds(Counter):
+    """All instances write into one list."""
+
+    steps: ClassVar[list] = []
+
+    def reset(self, task, seed):
+        self.steps.clear()
+        return super().reset(task, seed)
+
+    def step(self, action):
+        self.steps.append(action)
+        answer = super().step(action)
+        return dataclasses.replace(answer, text=f"{answer.text} {len(self.steps)}")
+
+
+class Follows(Counter):
+    """A fork reports to its source, which takes its count."""
+
+    def fork(self):
+        copy = super().fork()
+        copy.step = lambda action: self._told(Counter.step(copy, action))
+        return copy
+
+    def _told(self, answer):
+        self.total = int(answer.anchor)
+        return answer
+
+
+class Clings(Counter):
+    """Its forks live in what it closes."""
+
+    def reset(self, task, seed):
+        self.open = [True]
+        return super().reset(task, seed)
+
+    def step(self, action):
+        answer = super().step(action)
+        return answer if self.open else Step(text="closed")
+
+    def fork(self):
+        copy = Clings(self.options)
+        copy.total, copy.open, copy.close = self.total, self.open, lambda: None
+        return copy
+
+    def close(self):
+        self.open.clear()
+
+
+class Lingers(Counter):
+    """Leaves a thread behind."""
+
+    def reset(self, task, seed):
+        threading.Thread(target=ENOUGH.wait, daemon=True).start()
+        return super().reset(task, seed)
+
+
+class Hoards(Counter):
+    """Leaves a file open."""
+
+    def reset(self, task, seed):
+        HOARD.append(open(__file__))
+        return super().reset(task, seed)
+
+
+ENOUGH = threading.Event()
+HOARD = []
+
+
 @pytest.mark.parametrize(
     ("world", "sentence"),
     [
@@ -78,11 +160,28 @@ class Listing(Counter):
         (Vague, "other admissible actions"),
         (Picky, "listed as admissible and then called invalid"),
         (Listing, "must be a tuple"),
+        (Gambles, "instead of the global one"),
+        (Crowds, "share nothing that changes"),
+        (Follows, "disturbed its source"),
+        (Clings, "does not outlive its source"),
+        (Lingers, "left behind: {'threads'"),
+        (Hoards, "left behind: {'open files'"),
     ],
 )
 def test_broken_worlds_are_refused(world, sentence):
-    with pytest.raises(AssertionError, match=sentence):
-        check_environment(spec(factory=world), tasks=1, isolated=False)
+    ENOUGH.clear()
+    try:
+        with pytest.raises(AssertionError, match=sentence):
+            check_environment(spec(factory=world), tasks=1, isolated=False)
+    finally:
+        ENOUGH.set()
+        while HOARD:
+            HOARD.pop().close()
+
+
+def test_steps_that_depend_on_the_process_are_refused():
+    with pytest.raises(AssertionError, match="another process gives other steps"):
+        check_environment(spec(), Options(says_process=True), tasks=1)
 
 
 def test_chance_is_refused():
