@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """One answer that a worker got: a node for a turn or a piece of one, a step for a reset (no action) or an action."""
+    """One answer that a worker got: a node for a turn or a piece of it, a step for a reset (no action) or an action."""
 
     node: Node | None = None
     action: str | None = None
