@@ -1,7 +1,8 @@
 """Tiny models, a byte-level tokenizer and a toy task, all made on the spot."""
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")
@@ -9,6 +10,7 @@ os.environ.setdefault("VERL_PLATFORM", "cpu")
 import pytest
 import torch
 import verl  # noqa: F401  loads the plugin, so that the platform is settled before anything asks for it
+from omegaconf import OmegaConf
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -24,10 +26,12 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from verl.workers.config import RolloutConfig
 
 from verl_hier.runtime_cpu.generation.engine import GenerationEngine
 from verl_hier.runtime_cpu.generation.model import SlotModel
 from verl_hier.runtime_cpu.generation.request import Request, SamplingParams, draws
+from verl_hier.runtime_cpu.server import TransformersServer
 
 VOCABULARY = 61
 
@@ -181,3 +185,35 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    return sum(ord(c) % 7 for c in solution_str + ground_truth) / (7 + 7 * len(solution_str))\n"
     )
     return folder
+
+
+def rollout_config(**changes: object) -> RolloutConfig:
+    engine_kwargs = {"transformers": changes.pop("options", {})}
+    settings = {
+        "name": "transformers",
+        "dtype": "float32",
+        "tensor_model_parallel_size": 1,
+        "prompt_length": 64,
+        "response_length": 24,
+        "max_num_seqs": 32,
+        **changes,
+    }
+    return RolloutConfig(**settings, engine_kwargs=engine_kwargs)
+
+
+@pytest.fixture
+def serve(toy: Path) -> Callable[..., None]:
+    """Runs a coroutine function with a server made from `rollout_config(**changes)`."""
+
+    def run(body: Callable[[TransformersServer], Awaitable[None]], **changes: object) -> None:
+        async def main() -> None:
+            model_config = OmegaConf.create(
+                {"path": str(toy), "override_config": {"attn_implementation": "sdpa"}, "use_remove_padding": False}
+            )
+            server = TransformersServer(rollout_config(**changes), model_config, replica_rank=0)
+            await server.set_global_steps(3)
+            await asyncio.wait_for(body(server), timeout=60)
+
+        asyncio.run(main())
+
+    return run

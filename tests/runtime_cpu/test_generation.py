@@ -193,6 +193,27 @@ def test_prompt_logprobs_in_the_layout_of_verl(harness, count):
         expected = log_probs.topk(count, dim=-1).values
     torch.testing.assert_close(torch.tensor(values[:-1]), expected, atol=1e-5, rtol=0)
     assert len(ids) == len(values) == len(prompt)
+    own = log_probs.gather(1, torch.tensor(prompt[1:]).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(torch.tensor(request.prompt_token_logprobs), own, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 12, 19, 25])
+def test_prompt_logprobs_from_a_token_on_reuse_what_comes_before(harness, start):
+    h = harness()
+    prompt = random_prompts(1, 20, 21)[0]
+    h.add("fill the cache", prompt, max_tokens=2)
+    h.run()
+    h.engine.counters.prefill_tokens = 0
+    request = h.add("x", prompt, max_tokens=1, prompt_logprobs=3, prompt_logprobs_start=start)
+    h.run()
+    ids, values = request.prompt_logprobs
+    first = max(start, 1)
+    expected = plain_log_probs(h.model, prompt)[first - 1 :].topk(3, dim=-1)
+    assert ids[:-1] == expected.indices.tolist() and len(ids) == len(values) == max(len(prompt) - first, 0) + 1
+    if start < len(prompt):
+        torch.testing.assert_close(torch.tensor(values[:-1]), expected.values, atol=1e-5, rtol=0)
+    assert len(request.prompt_token_logprobs) == len(ids) - 1
+    assert h.engine.counters.prefill_tokens == len(prompt) - max(min(start, len(prompt)) - 1, 0)
 
 
 def test_tokens_outside_of_the_tokenizer_are_never_chosen(harness):

@@ -5,7 +5,7 @@ import random
 import torch
 
 from tests.runtime_cpu.conftest import random_prompts
-from verl_hier.runtime_cpu.generation.prefix_cache import PrefixCache, common_prefix
+from verl_hier.runtime_cpu.generation.prefix_cache import LogitsCache, PrefixCache, common_prefix
 
 
 def test_tree_against_a_set_of_prefixes():
@@ -43,6 +43,21 @@ def test_the_least_recently_used_goes_first():
     assert cache.match_length([3] * 8) == 8
 
 
+def test_logits_are_copies_within_their_bound():
+    cache = LogitsCache(max_bytes=3 * 40)
+    rows = torch.arange(50, dtype=torch.float32).view(5, 10)
+    for i in range(3):
+        cache.put([i], rows[i])
+    assert torch.equal(cache.get([0]), torch.arange(10.0))
+    cache.put([3], rows[3])
+    rows.zero_()
+    assert cache.bytes == 120
+    assert cache.get([1]) is None and cache.get([0])[-1] == 9 and cache.get([3])[0] == 30
+    assert cache.get([3, 0]) is None
+    cache.put([4], torch.zeros(31))
+    assert cache.get([4]) is None and cache.bytes == 120
+
+
 def test_a_second_turn_computes_only_what_is_new(harness):
     h = harness()
     prompt = random_prompts(1, 30, 31)[0]
@@ -68,8 +83,8 @@ def test_a_group_computes_its_prompt_once(harness):
     for i in range(24):
         h.add(str(i), prompts[i % 3], seed=i, max_tokens=5)
     finished = h.run()
-    assert h.engine.counters.prefill_tokens == 3 * 40 + 21
-    assert sorted(r.cached_tokens for r in finished.values()) == [0] * 3 + [39] * 21
+    assert h.engine.counters.prefill_tokens == 3 * 40
+    assert sorted(r.cached_tokens for r in finished.values()) == [0] * 3 + [40] * 21
     assert len({tuple(r.output) for r in finished.values()}) > 3
 
 
@@ -80,7 +95,7 @@ def test_running_requests_share_their_prompt(harness):
     h.engine.step()
     late = h.add("late", prompt, seed=2, max_tokens=5)
     h.run()
-    assert late.cached_tokens == 39
+    assert late.cached_tokens == 40
 
 
 def test_the_bound_holds_and_results_stay_right(harness):

@@ -1,52 +1,17 @@
 """The rollout server without Ray: requests, control calls and weight updates in one asyncio loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable
 
 import pytest
 import torch
-from omegaconf import OmegaConf
-from verl.workers.config import RolloutConfig
 
-from tests.runtime_cpu.conftest import plain_log_probs
+from tests.runtime_cpu.conftest import plain_log_probs, rollout_config
 from verl_hier.runtime_cpu.options import ServerOptions
 from verl_hier.runtime_cpu.server import TransformersServer
 from verl_hier.runtime_cpu.weights import PackedTensor, pack_in_parts
 
 PROMPT = list(range(65, 95))
-
-
-def rollout_config(**changes: object) -> RolloutConfig:
-    engine_kwargs = {"transformers": changes.pop("options", {})}
-    settings = {
-        "name": "transformers",
-        "dtype": "float32",
-        "tensor_model_parallel_size": 1,
-        "prompt_length": 64,
-        "response_length": 24,
-        "max_num_seqs": 32,
-        **changes,
-    }
-    return RolloutConfig(**settings, engine_kwargs=engine_kwargs)
-
-
-@pytest.fixture
-def serve(toy: Path) -> Callable[..., None]:
-    """Runs a coroutine function with a server made from `rollout_config(**changes)`."""
-
-    def run(body: Callable[[TransformersServer], Awaitable[None]], **changes: object) -> None:
-        async def main() -> None:
-            model_config = OmegaConf.create(
-                {"path": str(toy), "override_config": {"attn_implementation": "sdpa"}, "use_remove_padding": False}
-            )
-            server = TransformersServer(rollout_config(**changes), model_config, replica_rank=0)
-            await server.set_global_steps(3)
-            await asyncio.wait_for(body(server), timeout=60)
-
-        asyncio.run(main())
-
-    return run
 
 
 def ask(server: TransformersServer, name: str = "x", prompt: list[int] = PROMPT, **params: object) -> Awaitable:
@@ -65,7 +30,7 @@ def test_an_answer_as_verl_reads_it(serve):
         assert "top_logprobs" not in output.extra_fields
         again = await ask(server, max_tokens=7, seed=1, ignore_eos=True)
         assert again.token_ids == output.token_ids
-        assert again.extra_fields["num_cached_tokens"] == len(PROMPT) - 1
+        assert again.extra_fields["num_cached_tokens"] == len(PROMPT)
         expected = plain_log_probs(server.engine.model.model, PROMPT + output.token_ids)[len(PROMPT) - 1 :]
         chosen = expected.gather(1, torch.tensor(output.token_ids).unsqueeze(1)).squeeze(1)
         torch.testing.assert_close(torch.tensor(output.log_probs), chosen, atol=1e-5, rtol=0)

@@ -200,6 +200,7 @@ class TransformersServer:
             extra["top_logprobs"] = request.top_logprobs
         if request.prompt_logprobs is not None:
             extra["prompt_ids"], extra["prompt_logprobs"] = request.prompt_logprobs
+            extra["prompt_token_logprobs"] = request.prompt_token_logprobs
         return TokenOutput(
             token_ids=request.output,
             log_probs=request.log_probs if request.params.logprobs is not None else None,

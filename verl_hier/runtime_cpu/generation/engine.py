@@ -14,8 +14,10 @@ from verl_hier.runtime_cpu.generation.sampling import Sampled, sample
 
 logger = logging.getLogger(__name__)
 
-# A request waits one forward pass for another one with the same beginning if that saves at least so many tokens.
-_WORTH_WAITING = 16
+# A request waits one forward pass for another one with the same beginning if that saves at least this share of what it
+# would compute itself: small enough that what is computed twice hardly shows, large enough that long prompts which
+# have a few tokens in common by chance are computed side by side.
+_WORTH_WAITING = 0.02
 
 
 class Tokenizer(Protocol):
@@ -26,12 +28,24 @@ class Tokenizer(Protocol):
 
 @dataclass
 class Counters:
-    """What the engine has done since it was made."""
+    """What the engine has done since it was made.
+
+    Attributes:
+        requests: requests that were queued.
+        prompt_tokens, cached_tokens: tokens of their prompts, and how many of these came from the cache.
+        prefill_tokens: positions that were computed to admit requests, after a preemption once more.
+        decode_tokens: positions that were computed to go on with running requests, one a token. With `prefill_tokens`
+            it makes all that the model computed, padding aside.
+        generated_tokens: sampled tokens.
+        decode_steps: steps with at least one running request.
+        preempted: requests that had to start over.
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prefill_tokens: int = 0
+    decode_tokens: int = 0
     generated_tokens: int = 0
     decode_steps: int = 0
     preempted: int = 0
@@ -138,6 +152,7 @@ class GenerationEngine:
         if self.running:
             for first, batch in self._decode_batches():
                 logits = self.model.forward(first, [r.tokens[-1:] for r in batch], [r.computed for r in batch])
+                self.counters.decode_tokens += len(batch)
                 self._append(batch, logits)
             self.counters.decode_steps += 1
             self._finish_ended()
@@ -184,10 +199,11 @@ class GenerationEngine:
         postponed: list[Request] = []
         # In the order of their tokens, requests with a common beginning are neighbours.
         for request in sorted(requests, key=lambda r: r.tokens):
-            usable = len(request.tokens) - 1
-            shared = min(common_prefix(now[-1].tokens, request.tokens), usable) if now else 0
-            known = self.prefix_cache.match_length(request.tokens[:usable]) if shared >= _WORTH_WAITING else 0
-            (postponed if shared - known >= _WORTH_WAITING else now).append(request)
+            shared = min(common_prefix(now[-1].tokens, request.tokens), request.reusable) if now else 0
+            known = self._lookup(request) if shared else 0
+            saved = shared - known
+            worth = saved > 0 and saved >= _WORTH_WAITING * (len(request.tokens) - known)
+            (postponed if worth else now).append(request)
         return now, postponed
 
     def _place(self, wave: list[Request]) -> list[tuple[int, list[Request]]]:
@@ -208,16 +224,17 @@ class GenerationEngine:
         return batches
 
     def _lookup(self, request: Request) -> int:
-        # The last token is always computed: its logits are needed.
-        return self.prefix_cache.match_length(request.tokens[:-1]) if self._may_reuse(request) else 0
-
-    def _may_reuse(self, request: Request) -> bool:
-        needs_prompt_logits = request.params.prompt_logprobs is not None and request.prompt_logprobs is None
-        return bool(self.prefix_cache.capacity) and not needs_prompt_logits
+        """How many tokens of a request need not be computed; all of them only if their logits are known too."""
+        if not self.prefix_cache.capacity:
+            return 0
+        known = self.prefix_cache.match_length(request.tokens[: request.reusable])
+        if known == len(request.tokens) and self.prefix_cache.logits.get(request.tokens) is None:
+            return known - 1
+        return known
 
     def _fill_from_cache(self, slot: int, request: Request) -> None:
-        if self._may_reuse(request):
-            for keys, values in self.prefix_cache.lookup(request.tokens[:-1]):
+        if known := self._lookup(request):
+            for keys, values in self.prefix_cache.lookup(request.tokens[:known]):
                 self.model.slots.write(slot, request.computed, keys, values)
                 request.computed += keys.shape[1]
         if request.cached_tokens is None:
@@ -226,7 +243,9 @@ class GenerationEngine:
 
     def _fits(self, batch: list[Request], request: Request) -> bool:
         """Whether a request may share a forward pass: within the budget, and not mostly padding."""
-        if self.deterministic or any(r.params.prompt_logprobs is not None for r in (batch[-1], request)):
+        if self.deterministic or any(r.needs_prompt_logits for r in (batch[-1], request)):
+            return False
+        if (batch[-1].remaining == 0) != (request.remaining == 0):
             return False
         padded = (len(batch) + 1) * request.remaining
         real = sum(r.remaining for r in batch) + request.remaining
@@ -234,17 +253,30 @@ class GenerationEngine:
 
     def _prefill(self, first: int, batch: list[Request]) -> None:
         self.counters.prefill_tokens += sum(r.remaining for r in batch)
-        if len(batch) == 1 and batch[0].params.prompt_logprobs is not None and batch[0].prompt_logprobs is None:
-            logits = self.model.forward(first, [batch[0].tokens], [0], all_logits=True)
-            _record_prompt_logprobs(batch[0], logits)
+        if not batch[0].remaining:
+            # `_fits` keeps these apart, and they come first, so that nothing has been evicted since `_lookup`.
+            self._append(batch, torch.stack([self._known_logits(r) for r in batch]))
+            return
+        if batch[0].needs_prompt_logits:
+            request = batch[0]
+            logits = self.model.forward(
+                first, [request.tokens[request.computed :]], [request.computed], all_logits=True
+            )
+            _record_prompt_logprobs(request, logits)
             logits = logits[-1:]
         else:
             if len(batch) == 1:
                 self._compute_in_chunks(first, batch[0])
             logits = self.model.forward(first, [r.tokens[r.computed :] for r in batch], [r.computed for r in batch])
-        for slot, request in enumerate(batch, start=first):
-            self._remember(slot, request, len(request.tokens))
+        for row, request in enumerate(batch):
+            self._remember(first + row, request, len(request.tokens))
+            self.prefix_cache.logits.put(request.tokens, logits[row])
         self._append(batch, logits)
+
+    def _known_logits(self, request: Request) -> torch.Tensor:
+        row = self.prefix_cache.logits.get(request.tokens)
+        assert row is not None
+        return row
 
     def _compute_in_chunks(self, slot: int, request: Request) -> None:
         """Bring a prompt that is longer than the budget down to one forward pass."""
@@ -320,17 +352,20 @@ class GenerationEngine:
 
 
 def _record_prompt_logprobs(request: Request, logits: torch.Tensor) -> None:
-    """Fill `request.prompt_logprobs` from logits [prompt, vocabulary], in the layout verl reads from vLLM.
+    """Fill the log-probabilities of a prompt from logits [new, vocabulary], those of the tokens from `computed` on.
 
-    Entry i belongs to prompt token i + 1 (the first has no probability); a dummy closes the list. With
-    `prompt_logprobs=0` each entry has the prompt's own token, with K the K best. They are taken at temperature 1.
+    `prompt_logprobs` gets the layout that verl reads from vLLM: entry i belongs to prompt token i + 1 (the first has no
+    probability), a dummy closes the list; with `prompt_logprobs=0` each entry has the prompt's own token, with K the K
+    best. `prompt_token_logprobs` has the prompt's own tokens in any case, without a dummy. Both begin at
+    `prompt_logprobs_start`; all are taken at temperature 1.
     """
     count = request.params.prompt_logprobs or 0
-    log_probs = torch.log_softmax(logits[: request.prompt_length - 1].float(), dim=-1)
-    if count == 0:
-        following = torch.tensor(request.tokens[1 : request.prompt_length]).unsqueeze(1)
-        values, ids = log_probs.gather(1, following), following
-    else:
-        values, ids = log_probs.topk(count, dim=-1)
+    start = max(request.params.prompt_logprobs_start, 1)
+    rows = logits[start - 1 - request.computed : request.prompt_length - 1 - request.computed]
+    log_probs = torch.log_softmax(rows.float(), dim=-1)
+    following = torch.tensor(request.tokens[start : request.prompt_length], dtype=torch.long).unsqueeze(1)
+    own = log_probs.gather(1, following)
+    values, ids = (own, following) if count == 0 else log_probs.topk(count, dim=-1)
     width = max(count, 1)
+    request.prompt_token_logprobs = own.squeeze(1).tolist()
     request.prompt_logprobs = ([*ids.tolist(), [0] * width], [*values.tolist(), [0.0] * width])

@@ -1,10 +1,14 @@
 """Keys and values of token prefixes, in a radix tree: shared prefixes are stored once."""
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+
+# Room for the logits of 64 prompts with a vocabulary of 260 thousand tokens in float32.
+_LOGITS_BYTES = 64 * 1024**2
 
 
 @dataclass(eq=False)
@@ -27,22 +31,63 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next(i for i in range(limit) if a[i] != b[i])
 
 
+class LogitsCache:
+    """The logits behind whole prompts, the least recently used out first.
+
+    Keys and values alone do not say how a prompt goes on: without this a prompt that is asked again computes its last
+    token again, which for a branch of a few tokens is a large part of its work.
+
+    Args:
+        max_bytes: Memory that is kept at most; 0 keeps nothing.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._rows: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
+
+    def clear(self) -> None:
+        self._rows.clear()
+        self.bytes = 0
+
+    def get(self, tokens: Sequence[int]) -> torch.Tensor | None:
+        """Logits [vocabulary] of the token that follows `tokens`."""
+        key = tuple(tokens)
+        row = self._rows.get(key)
+        if row is not None:
+            self._rows.move_to_end(key)
+        return row
+
+    def put(self, tokens: Sequence[int], row: torch.Tensor) -> None:
+        """Keep a copy of `row` [vocabulary]."""
+        key = tuple(tokens)
+        if row.nbytes > self.max_bytes or key in self._rows:
+            return
+        self._rows[key] = row.clone()
+        self.bytes += row.nbytes
+        while self.bytes > self.max_bytes:
+            self.bytes -= self._rows.popitem(last=False)[1].nbytes
+
+
 class PrefixCache:
     """Bounded in tokens; the least recently used ends of the tree go first.
 
     Args:
         capacity: Number of tokens whose keys and values are kept at most; 0 keeps nothing.
+        logits_bytes: Memory for the logits behind whole prompts.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, logits_bytes: int = _LOGITS_BYTES) -> None:
         self.capacity = capacity
         self.tokens = 0
+        self.logits = LogitsCache(logits_bytes if capacity else 0)
         self._clock = itertools.count(1)
         self._root = _Node([], torch.empty(0), torch.empty(0), None, 0)
 
     def clear(self) -> None:
         self._root.children.clear()
         self.tokens = 0
+        self.logits.clear()
 
     def match_length(self, tokens: Sequence[int]) -> int:
         """Number of leading tokens that are in the cache. Does not count as a use."""

@@ -23,6 +23,8 @@ class SamplingParams:
 
     `logprobs` is None (no log-probabilities), 0 (those of the chosen tokens) or K (the K best tokens as well).
     `seed` None means: drawn by the engine (or derived from the prompt in deterministic mode).
+    `prompt_logprobs` is as in vLLM; with `prompt_logprobs_start` they begin at that token of the prompt, and what comes
+    before it may be taken from the cache.
     """
 
     max_tokens: int
@@ -38,6 +40,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
 
     @property
@@ -87,6 +90,8 @@ class SamplingParams:
             raise ValueError(f"min_p must be in [0, 1], got {self.min_p}.")
         if self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty must be positive, got {self.repetition_penalty}.")
+        if self.prompt_logprobs_start < 0:
+            raise ValueError(f"prompt_logprobs_start must not be negative, got {self.prompt_logprobs_start}.")
 
 
 def _parse_logprobs(value: Any) -> int | None:
@@ -137,6 +142,19 @@ class Request:
     log_probs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_logprobs: tuple[list[list[int]], list[list[float]]] | None = None
+    prompt_token_logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the log-probabilities of its prompt are wanted and not there yet."""
+        return self.params.prompt_logprobs is not None and self.prompt_logprobs is None
+
+    @property
+    def reusable(self) -> int:
+        """How many of its first tokens need no logits of their own, so that a cache may stand in for them."""
+        if self.needs_prompt_logits:
+            return max(min(self.params.prompt_logprobs_start, self.prompt_length) - 1, 0)
+        return len(self.tokens)
 
     @property
     def output(self) -> list[int]:
