@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import verl_hier_plugins
 from verl_hier_plugins.alternating import AlternatingOptions
+from verl_hier_plugins.bottom_up import BottomUpOptions
 from verl_hier_plugins.independent import Independent
 from verl_hier_plugins.nested.sampler import NestedOptions
 from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
 from verl_hier_plugins.react.worker import React, ReactOptions
+from verl_hier_plugins.stagewise import StagewiseOptions
 
 from tests.rollout.conftest import Corridor
 from verl_hier.config import GuardOptions
@@ -81,15 +83,16 @@ OPTIONS = [
     ("workers/react.md", ReactOptions),
     ("workers/planner_executor.md", PlannerExecutorOptions),
     ("samplers/nested.md", NestedOptions),
-    ("schedules.md", AlternatingOptions),
+    ("schedules.md", AlternatingOptions, StagewiseOptions, BottomUpOptions),
 ]
 
 
-@pytest.mark.parametrize("page, options", OPTIONS, ids=lambda value: getattr(value, "__name__", value))
-def test_option_tables_are_the_dataclasses(page, options):
+@pytest.mark.parametrize("page, classes", [(page, classes) for page, *classes in OPTIONS])
+def test_option_tables_are_the_dataclasses(page, classes):
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(.*?)` \| (.*) \|$", (DOCS / page).read_text("utf-8"), re.MULTILINE)
     told = [(name, kind.replace("\\|", "|"), default, text.replace("\\|", "|")) for name, kind, default, text in rows]
-    assert told == [(option.name, option.type, option.default, option.text) for option in options_of(options)]
+    fields = [option for cls in classes for option in options_of(cls)]
+    assert told == [(option.name, option.type, option.default, option.text) for option in fields]
 
 
 def test_guard_settings_are_the_dataclass():

@@ -210,3 +210,23 @@ def test_only_the_phase_is_trained():
     assert (ledger.table["level"][ledger.turn[mask > 0]] == 1).all()
     assert not ledger.table["trained"][ledger.table["level"] == 0].any()
     assert {row.episode for _, row in rows} == {episode.id for episode in graph.episodes if episode.trained}
+
+
+@pytest.mark.parametrize("by", [*UNITS, "token"])
+def test_a_soft_phase_weighs_its_levels(by):
+    """The weights of the phase come after the equal say, and only for the task whose phase has them."""
+    soft, hard = cases.hierarchical(), cases.hierarchical()
+    soft.task["uid"], hard.task["uid"] = "a", "b"
+    plain_ledger, _, mask = make([soft, hard])
+    plain = plain_ledger.weights(one_credit(plain_ledger), mask, by, "once")
+    plain = mask if plain is None else plain
+    soft.phase = Phase("A", weights=((0, 0.25),)).to_dict()
+    ledger, rows, _ = make([soft, hard])
+    expected = [
+        weight * (0.25 if uid == "a" and node >= 0 and soft.nodes[node].level == 0 else 1.0)
+        for (uid, node), weight in zip(
+            [(uid, node) for uid, row in rows for node in row.turn_index], plain, strict=True
+        )
+    ]
+    np.testing.assert_allclose(ledger.weights(one_credit(ledger), mask, by, "once"), expected)
+    assert np.asarray(expected).sum() < plain.sum()

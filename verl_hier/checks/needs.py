@@ -10,7 +10,7 @@ from verl_hier.config import HierConfig
 from verl_hier.credit.columns import missing_column
 from verl_hier.errors import RecipeError
 from verl_hier.plugins import Parts, PluginHost
-from verl_hier.specs import EnvironmentSpec, SamplerSpec, Spec, WorkerSpec
+from verl_hier.specs import EnvironmentSpec, SamplerSpec, Spec, WorkerSpec, nearest
 from verl_hier.trajectory.table import EPISODE_COLUMNS, TURN_COLUMNS
 
 # Rollout servers that return the log-probs of the likeliest tokens; stock verl's return the sampled token's only.
@@ -63,14 +63,22 @@ def check_columns(parts: Parts, host: PluginHost, critic: bool) -> None:
 
 
 def check_levels(parts: Parts) -> None:
-    """Refuse levels that no role of the worker has: nothing would ever be trained there."""
-    worker = parts.worker.spec
+    """Refuse levels that no role of the worker has, and roles that it has not: nothing would ever be trained there."""
+    worker, schedule = parts.worker.spec, parts.schedule
     have = set(worker.roles.values())
     if not have:
         return
+    # A schedule that goes by roles does not look at its levels.
+    roles = tuple(getattr(schedule.options, "roles", None) or ())
+    for role in roles:
+        if role not in worker.roles:
+            raise RecipeError(
+                f"hier.schedule.roles: worker {worker.name!r} has no role {role!r}{nearest(role, worker.roles)}; it "
+                f"has {', '.join(worker.roles)}."
+            )
     asked = {
         "hier.estimator.name": (parts.estimator.spec, parts.estimator.spec.levels),
-        "hier.schedule.levels": (parts.schedule.spec, getattr(parts.schedule.options, "levels", None) or ()),
+        "hier.schedule.levels": (schedule.spec, () if roles else getattr(schedule.options, "levels", None) or ()),
     }
     for line, (spec, levels) in asked.items():
         lost = sorted(set(levels) - have)

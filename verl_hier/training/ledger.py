@@ -46,6 +46,7 @@ class Ledger:
         turn: (N,) table turn of each response token of all rows, -1 on observations.
         row: (N,) row number of each token.
         lengths: tokens of each row.
+        phase_weight: (T,) loss weight that the schedule gives each turn, 1 unless its phase says otherwise.
     """
 
     def __init__(self, rows: Sequence[RowIdentity]) -> None:
@@ -59,6 +60,7 @@ class Ledger:
         for graph in self.graphs.values():
             builder.add(graph, Phase.from_dict(graph.phase).trains)
         self.table: TurnTable = builder.build()
+        self.phase_weight = self._phase_weights()
         numbers = {uid: number for number, uid in enumerate(self.graphs)}
         self._turn_of = builder.turn_of
         self._first_episode = self._episode_offsets()
@@ -77,6 +79,13 @@ class Ledger:
             offsets.append({episode: total + i for i, episode in enumerate(ids)})
             total += len(ids)
         return offsets
+
+    def _phase_weights(self) -> Floats:
+        weights = np.ones(len(self.table))
+        for number, graph in enumerate(self.graphs.values()):
+            for level, weight in Phase.from_dict(graph.phase).weights:
+                weights[(self.table["group"] == number) & (self.table["level"] == level)] = weight
+        return weights
 
     def _turns(self, graph: int, nodes: Sequence[int]) -> Ints:
         turn_of = self._turn_of[graph]
@@ -145,10 +154,11 @@ class Ledger:
             by: the unit: `row`, `turn`, `episode` or `role`; `token` leaves all tokens alike.
             rule: with `first_owner`, a shared turn counts once for each episode through it.
 
-        Before `credit.weight` is applied the weights sum to the number of trained tokens, but for `token` with
-        `first_owner`, where each is the number of its episodes.
+        Before `credit.weight` and `phase_weight` are applied the weights sum to the number of trained tokens, but for
+        `token` with `first_owner`, where each is the number of its episodes.
         """
-        if by == "token" and credit.weight is None and rule != "first_owner":
+        phase = self.phase_weight if (self.phase_weight != 1).any() else None
+        if by == "token" and credit.weight is None and phase is None and rule != "first_owner":
             return None
         trained = (np.asarray(mask) > 0) & (self.turn >= 0)
         turn = np.maximum(self.turn, 0)
@@ -162,7 +172,7 @@ class Ledger:
             weights *= np.divide(trained.sum() / present, total, out=np.zeros_like(total), where=total > 0)[units]
         if credit.weight is not None:
             weights *= np.asarray(credit.weight, dtype=np.float64)[turn]
-        return weights
+        return weights if phase is None else weights * phase[turn]
 
     def _units(self, by: WeightBy, turn: Ints) -> Ints | None:
         choices: Mapping[str, Any] = {

@@ -17,11 +17,14 @@ class Phase:
         name: for logs and metrics.
         levels: levels that learn, None for all.
         roles: roles that learn, None for all.
+        weights: (level, weight) of levels that learn with a loss weight other than 1. It multiplies the policy loss of
+            their tokens after every unit was given its equal say; a small one is nearly a frozen level.
     """
 
     name: str
     levels: frozenset[int] | None = None
     roles: frozenset[str] | None = None
+    weights: tuple[tuple[int, float], ...] = ()
 
     def trains(self, node: Node) -> bool:
         """Whether a turn is trained in this phase."""
@@ -29,10 +32,12 @@ class Phase:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, as it travels with the tasks and stays in the rollout graph."""
+        weights = {"weights": {str(level): weight for level, weight in self.weights}} if self.weights else {}
         return {
             "name": self.name,
             "levels": None if self.levels is None else sorted(self.levels),
             "roles": None if self.roles is None else sorted(self.roles),
+            **weights,
         }
 
     @classmethod
@@ -43,6 +48,7 @@ class Phase:
             data.get("name", "joint"),
             None if levels is None else frozenset(levels),
             None if roles is None else frozenset(roles),
+            tuple((int(level), float(weight)) for level, weight in data.get("weights", {}).items()),
         )
 
 
