@@ -92,6 +92,7 @@ def golden() -> list[RolloutGraph]:
     first.nodes[0].extra = {"judge": 0.5, "tag": "look"}
     first.nodes[0].policy_version = [3, 4]
     first.nodes[1].entropy = [0.5] * len(first.nodes[1].action)
+    first.nodes[1].top = [[[3, -0.1], [4, -2.5]]] * len(first.nodes[1].action)
     first.budget = {"tokens": [10.0, 64.0]}
     first.credit = [0.25 * node.id for node in first.nodes]
     second.phase = {"name": "B", "levels": [1], "roles": None}

@@ -41,8 +41,8 @@ async def entropies(
     options: EntropyOptions, policy: Policy, prompt: list[int], generation: Generation, conversation: str
 ) -> list[float]:
     """(L,) entropy estimates (nats) of a generation of L tokens; empty for `sampled`, where the log-probs say it."""
-    if options.source == "sampled":
-        return []
+    if options.source == "sampled" or generation.entropy:
+        return generation.entropy
     top = generation.top_logprobs
     if options.source == "prefill":
         top = (await policy.score(prompt, generation.token_ids, conversation, options.k)).top

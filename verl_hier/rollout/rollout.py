@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from verl_hier.environments.base import Step
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool, Handle
+from verl_hier.errors import GraphError
 from verl_hier.rollout.budget import Budget, BudgetOptions, BudgetSpent
 from verl_hier.rollout.entropy import EntropyOptions, entropies
 from verl_hier.rollout.episode import Episode, Event
@@ -19,7 +20,6 @@ from verl_hier.rollout.seeds import derive, generator
 from verl_hier.trajectory.graph import EpisodeRecord, Node, RolloutGraph
 
 T = TypeVar("T")
-Top = list[list[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,26 @@ class Request:
     validate: bool = False
     sampling: Sampling = field(default_factory=Sampling)
 
+    @classmethod
+    def of(cls, graph: RolloutGraph, task: Mapping[str, Any]) -> Request:
+        """The request that a stored graph answers.
+
+        Raises:
+            GraphError: when the graph does not say.
+        """
+        asked = graph.request
+        if not asked:
+            raise GraphError(f"the graph of task {graph.task.get('uid')} does not say what was asked for.")
+        return cls(
+            task=task,
+            identity=graph.task,
+            n=asked["n"],
+            step=graph.step,
+            levels=None if asked["levels"] is None else frozenset(asked["levels"]),
+            validate=asked["validate"],
+            sampling=Sampling(asked["temperature"], asked["top_p"], asked["top_k"]),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """What the graph keeps of it, for a replay."""
         return {
@@ -73,8 +93,8 @@ class Rollout:
         levels: levels that learn in this step, None for all.
         expected: leaves below which the group counts as short; a sampler lowers it when a phase needs fewer.
         budget: what the task may still cost.
-        top_logprobs: log-probs of the likeliest tokens to ask for at each position; a sampler that `needs_top_logprobs`
-            sets it and reads them with `top_of`.
+        top_logprobs: how many of the likeliest tokens to keep for each position (`Node.top`); set by a sampler that
+            `needs_top_logprobs`.
         vocabulary: size of the model's vocabulary, 0 when unknown.
     """
 
@@ -107,8 +127,7 @@ class Rollout:
         self.budget = Budget(budget or BudgetOptions())
         self.vocabulary = vocabulary
         self._entropy = entropy or EntropyOptions()
-        self.top_logprobs = self._entropy.k if self._entropy.source == "top_k" else 0
-        self._tops: dict[int, Top] = {}
+        self.top_logprobs = 0
         self.graph = RolloutGraph(task=dict(request.identity), step=request.step, seed=seed, request=request.to_dict())
         self.expected = request.n
         self.episodes: list[Episode] = []
@@ -164,19 +183,12 @@ class Rollout:
                 for place in reversed(places):
                     events.insert(place, Event(node=first))
             episode.script_was_cut(node)
-        if id(node) in self._tops:
-            top = self._tops[id(node)]
-            self._tops[id(first)], self._tops[id(node)] = top[:at], top[at:]
         return first
 
     def entropy_of(self, node: Node) -> list[float]:
         """(L,) estimated entropy (nats) at each token of a node, from the recipe's `hier.rollout.entropy`; empty when
         the server returns no log-probs at all."""
         return node.entropy or [-logprob for logprob in node.logprobs]
-
-    def top_of(self, node: Node) -> Top:
-        """(L, up to `top_logprobs`) likeliest (token id, log p) at each token of a node, likeliest first."""
-        return self._tops.get(id(node), [])
 
     def rng(self, *names: object) -> random.Random:
         """A generator of its own for `names`: same seed, task, step and names give the same draws."""
@@ -217,7 +229,8 @@ class Rollout:
 
     async def generate(self, prompt: list[int], sampling: Sampling) -> Generation:
         """One request to the policy, of this task's conversation."""
-        wanted = replace(sampling, top_logprobs=self.top_logprobs)
+        for_entropy = self._entropy.k if self._entropy.source == "top_k" else 0
+        wanted = replace(sampling, top_logprobs=max(self.top_logprobs, for_entropy))
         return await self.policy.generate(prompt, wanted, self.conversation)
 
     async def score(self, prompt: list[int], tokens: list[int], top: int = 0) -> Scored:
@@ -227,9 +240,9 @@ class Rollout:
     async def note_entropy(self, node: Node, prompt: list[int], generation: Generation) -> None:
         """Keep what the server said about the tokens it sampled for `node`, after `prompt` and what was forced."""
         forced = len(node.action) - len(generation.token_ids)
-        if generation.top_logprobs:
-            padding: Top = [[(token, 0.0)] for token in node.action[:forced]]
-            self._tops[id(node)] = padding + generation.top_logprobs
+        if generation.top_logprobs and self.top_logprobs:
+            read = [[[token, 0.0]] for token in node.action[:forced]]
+            node.top = read + [[list(pair) for pair in at[: self.top_logprobs]] for at in generation.top_logprobs]
         if generation.token_ids:
             known = await entropies(self._entropy, self.policy, prompt, generation, self.conversation)
             node.entropy = [0.0] * forced + known if len(known) == len(generation.token_ids) else []

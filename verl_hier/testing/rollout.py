@@ -14,9 +14,13 @@ from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.interfaces import Generation, Sampler, Sampling, Scored, Worker
+from verl_hier.rollout.recorded import RecordedPolicy
 from verl_hier.rollout.render import PlainRenderer
 from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
 from verl_hier.trajectory import RolloutGraph
+
+_TASK = {"instruction": "do it"}
+_VOCABULARY = 1000
 
 
 class WordTokenizer:
@@ -33,7 +37,7 @@ class WordTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; unknown words are added."""
-        words = re.findall(r"<\w+>|\w+|[^\w\s]", text)
+        words = re.findall(r"</?\w+>|\w+|[^\w\s]", text)
         return [self._ids.setdefault(word, len(self._ids)) for word in words]
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
@@ -50,15 +54,15 @@ class ScriptedPolicy:
     """Answers every prompt by a function of the prompt's text and the request's seed."""
 
     def __init__(self, tokenizer: WordTokenizer, answer: Callable[[str, Sampling], str]) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._answer = answer
         self.prompts: list[list[int]] = []
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`; log-probs are -1 each."""
         self.prompts.append(list(prompt))
-        text = self._answer(self._tokenizer.decode(prompt), sampling)
-        tokens = [*self._tokenizer.encode(text), 1][: sampling.max_tokens]
+        text = self._answer(self.tokenizer.decode(prompt), sampling)
+        tokens = [*self.tokenizer.encode(text), 1][: sampling.max_tokens]
         return Generation(tokens, [-1.0] * len(tokens), "completed")
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
@@ -134,19 +138,49 @@ async def roll_out_scripted(
     entropy: EntropyOptions | None = None,
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
-    tokenizer = WordTokenizer()
-    policy = ScriptedPolicy(tokenizer, answer)
-    task = task or {"instruction": "do it"}
+    policy = ScriptedPolicy(WordTokenizer(), answer)
+    request = Request(task=task or _TASK, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels)
     rollout = Rollout(
-        Request(task=task, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels),
+        request,
         policy=policy,
-        renderer=PlainRenderer(tokenizer),
+        renderer=PlainRenderer(policy.tokenizer),
         pool=InlinePool(environment),  # type: ignore[arg-type]
         make_worker=worker,
         limits=limits or Limits(),
         seed=seed,
         budget=budget,
         entropy=entropy,
-        vocabulary=1000,
+        vocabulary=_VOCABULARY,
     )
     return await roll_out(rollout, sampler), policy
+
+
+async def replay_scripted(
+    stored: RolloutGraph,
+    tokenizer: WordTokenizer,
+    *,
+    environment: Callable[[], Environment],
+    worker: Callable[[], Worker],
+    sampler: Sampler,
+    task: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    budget: BudgetOptions | None = None,
+    entropy: EntropyOptions | None = None,
+) -> RolloutGraph:
+    """Make a graph of `roll_out_scripted` again from what it stored; `tokenizer` is its policy's.
+
+    `rollout.recorded.differences(stored, again)` says whether it is the same tree.
+    """
+    rollout = Rollout(
+        Request.of(stored, task or _TASK),
+        policy=RecordedPolicy(stored),
+        renderer=PlainRenderer(tokenizer),
+        pool=InlinePool(environment),  # type: ignore[arg-type]
+        make_worker=worker,
+        limits=limits or Limits(),
+        seed=stored.seed,
+        budget=budget,
+        entropy=entropy,
+        vocabulary=_VOCABULARY,
+    )
+    return await roll_out(rollout, sampler)

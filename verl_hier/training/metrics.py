@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from verl_hier.credit import Credit
-from verl_hier.trajectory import RolloutGraph, TurnTable
+from verl_hier.trajectory import EpisodeRecord, RolloutGraph, TurnTable
 
 
 def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
@@ -38,11 +38,50 @@ def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
         "hier/tokens/prefix_hit": sum(node.cached_tokens for node in nodes) / max(prompt, 1),
         "hier/time/rollout_s": rollout_ms / 1000 / max(len(graphs), 1),
     }
+    metrics |= tree_metrics(graphs)
     if complete:
         metrics["hier/episodes/return_mean"] = float(np.mean([episode.ret for episode in complete]))
     if won:
         metrics["hier/episodes/success"] = float(np.mean(won))
     return metrics | {f"hier/counts/{name}": float(value) for name, value in sorted(counts.items())}
+
+
+def tree_metrics(graphs: Sequence[RolloutGraph]) -> dict[str, float]:
+    """Where the trees of a step branch, what their leaves share, and what of the budgets they used."""
+    leaves = [(graph, graph.path(e.id)) for graph in graphs for e in graph.complete() if e.trained]
+    forks = [(graph, e) for graph in graphs for e in graph.episodes if e.source >= 0 and e.leaf >= 0]
+    if not leaves:
+        return {}
+    turns = sum(len(graph.nodes) for graph in graphs)
+    calls = sum(graph.counts.get("environment_calls", 0) for graph in graphs)
+    unique = sum(_tokens(graph, {i for g, path in leaves if g is graph for i in path}) for graph in graphs)
+    metrics = {
+        "hier/tree/leaves_mean": len(leaves) / len(graphs),
+        "hier/tree/token_ratio": sum(_tokens(graph, path) for graph, path in leaves) / max(unique, 1),
+        "hier/tree/fork_rate": len(forks) / max(turns, 1),
+        "hier/tree/calls_per_leaf": calls / len(leaves),
+    }
+    if forks:
+        positions = [e.shared / len(graph.path(e.id)) for graph, e in forks]
+        metrics["hier/tree/branch_position"] = float(np.mean(positions))
+        metrics |= _branch_prefix_hit(forks)
+    for name in sorted({name for graph in graphs for name in graph.budget}):
+        shares = [used / limit for graph in graphs for used, limit in [graph.budget.get(name, (0.0, 1.0))]]
+        metrics[f"hier/budget/{name}"] = float(np.mean(shares))
+    return metrics
+
+
+def _tokens(graph: RolloutGraph, nodes: Iterable[int]) -> int:
+    return sum(len(graph.nodes[i].observation) + len(graph.nodes[i].action) for i in nodes)
+
+
+def _branch_prefix_hit(forks: Sequence[tuple[RolloutGraph, EpisodeRecord]]) -> dict[str, float]:
+    """How much of the prompts of the branches' first turns the server had in its cache."""
+    firsts = [graph.nodes[path[e.shared]] for graph, e in forks if len(path := graph.path(e.id)) > e.shared]
+    prompt = sum(node.prompt_tokens for node in firsts)
+    if not prompt:
+        return {}
+    return {"hier/tree/branch_prefix_hit": sum(node.cached_tokens for node in firsts) / prompt}
 
 
 def credit_metrics(table: TurnTable, credit: Credit) -> dict[str, float]:

@@ -40,6 +40,7 @@ class Node:
         action: sampled token ids, in the server's order, end token included.
         logprobs: behaviour log p of each action token; empty when the server gives none.
         entropy: estimated entropy of the policy at each action token (nats); empty when the log-probs are all there is.
+        top: likeliest [token id, log p] at each action token, likeliest first; only where a sampler asked for them.
         partial: whether the turn goes on in the next node of its path.
         trained: False for turns that only evaluate (greedy execution of a plan) or belong to a frozen role.
         reward, done, truncated, valid: what the world answered to the action.
@@ -68,6 +69,7 @@ class Node:
     action: list[int]
     logprobs: list[float]
     entropy: list[float] = field(default_factory=list)
+    top: list[list[list[Any]]] = field(default_factory=list)
     partial: bool = False
     trained: bool = True
     reward: float = 0.0
@@ -203,6 +205,7 @@ class RolloutGraph:
             action=node.action[:at],
             logprobs=node.logprobs[:at],
             entropy=node.entropy[:at],
+            top=node.top[:at],
             partial=True,
             reward=0.0,
             done=False,
@@ -224,7 +227,8 @@ class RolloutGraph:
         self.nodes.insert(first.id, first)
         node.parent = node.context = first.id
         node.observation, node.anchor = [], None
-        node.action, node.logprobs, node.entropy = node.action[at:], node.logprobs[at:], node.entropy[at:]
+        for name in ("action", "logprobs", "entropy", "top"):
+            setattr(node, name, getattr(node, name)[at:])
         node.masks = cut_spans(node.masks, at, at + len(node.action))
         node.prompt_tokens = node.cached_tokens = 0  # the server was asked once, for both parts
         return first
@@ -275,6 +279,8 @@ class RolloutGraph:
                 raise GraphError(f"node {index} has {len(node.action)} tokens but {len(node.logprobs)} log-probs.")
             if node.entropy and len(node.entropy) != len(node.action):
                 raise GraphError(f"node {index} has {len(node.action)} tokens but {len(node.entropy)} entropies.")
+            if node.top and len(node.top) != len(node.action):
+                raise GraphError(f"node {index} has {len(node.action)} tokens but alternatives for {len(node.top)}.")
             before = None if node.parent < 0 else self.nodes[node.parent]
             turn = 0 if before is None else before.turn + (not before.partial)
             if node.turn != turn:
