@@ -77,11 +77,15 @@ class WorkerSpec(Spec):
     Attributes:
         roles: role name to level (0 is the highest).
         provides: turn-table columns and token masks that this worker fills besides the standard ones.
+        tell: `tell(options, transcript) -> list[str]`, what a policy would have to say in this worker to do what another
+            worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word when it cannot be said.
+            `verl-hier distill` makes data for workers that have it.
     """
 
     kind: ClassVar[Kind] = "worker"
     roles: Mapping[str, int] = field(default_factory=dict)
     provides: tuple[str, ...] = ()
+    tell: Callable[[Any, Any], list[str]] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+from verl_hier.rollout.interfaces import CONTINUED
+
 
 class ChatRenderer:
     """Renders with verl's continuous-token builder (verl/utils/tokenizer/continuous_token.py), so that a context is
@@ -21,6 +23,9 @@ class ChatRenderer:
         """See `Renderer.render`."""
         if not tokens:
             return list(self._builder.build_initial_tokens(history + pending))
+        if pending and pending[-1]["role"] == CONTINUED:
+            said = "".join(message["content"] for message in pending)
+            return tokens + list(self._tokenizer.encode(said, add_special_tokens=False))
         return list(self._builder.merge_context_tokens(history, history + pending, tokens).token_ids)
 
     def decode(self, tokens: list[int]) -> str:

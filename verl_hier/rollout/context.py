@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
-from verl_hier.rollout.interfaces import Renderer
+from verl_hier.rollout.interfaces import CONTINUED, Renderer
 from verl_hier.trajectory.graph import Node
 
 
@@ -31,6 +33,16 @@ class Context:
         self._pending.append({"role": role, "content": content})
         return self
 
+    def extend(self, content: str) -> Context:
+        """Put `content` into the message that the agent spoke last; its next turn goes on in that message.
+
+        Nothing of the chat template comes between. The tokens are an observation like any other: read, never trained.
+        """
+        if self.node is None:
+            raise ValueError("the agent has not spoken yet, so there is no message to go on in")
+        self._pending.append({"role": CONTINUED, "content": content})
+        return self
+
     def prompt(self) -> tuple[list[int], int]:
         """The token ids for the next turn, and how many of them are the tokens of the turns before.
 
@@ -45,7 +57,18 @@ class Context:
         """Record that `node` spoke `action` after `prompt`; returns the decoded text."""
         text = self._renderer.decode(action)
         self._tokens = prompt + action
-        self._history += [*self._pending, {"role": "assistant", "content": text}]
+        if self._pending and self._pending[0]["role"] == CONTINUED:
+            self._history[-1]["content"] += "".join(message["content"] for message in self._pending) + text
+        else:
+            self._history += [*self._pending, {"role": "assistant", "content": text}]
         self._pending = []
         self.node = node
         return text
+
+    def tokens_until(self, action: list[int], characters: Sequence[int]) -> list[int]:
+        """For each number of characters of the decoded action, the fewest of its tokens that say as many."""
+
+        def said(count: int) -> int:
+            return len(self._renderer.decode(action[:count]))
+
+        return [bisect_left(range(len(action)), end, key=said) for end in characters]

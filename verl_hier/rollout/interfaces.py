@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from verl_hier.rollout.rollout import Rollout
     from verl_hier.rollout.stage import Stage
 
+CONTINUED = "continued"
+"""Role of a pending message that continues the agent's own; see `Context.extend`."""
+
 
 class Worker(ABC):
     """Who speaks next, with what context: one coroutine an episode.
@@ -128,7 +131,8 @@ class Renderer(Protocol):
         Args:
             tokens: the context so far: prompts and actions, verbatim; empty for a new context.
             history: the messages that `tokens` stand for.
-            pending: messages to add, each `{"role", "content"}`.
+            pending: messages to add, each `{"role", "content"}`. Role `CONTINUED` is text inside the message that the agent
+                spoke last: it follows `tokens` as it is, and the agent goes on in that message.
         """
 
     def decode(self, tokens: list[int]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from verl_hier.rollout.interfaces import CONTINUED
+
 
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that is used here."""
@@ -35,7 +37,8 @@ class PlainRenderer:
         prompt = list(tokens)
         for message in pending:
             prompt += self._encode(message["content"])
-        return prompt + self._cue
+        continues = bool(pending) and pending[-1]["role"] == CONTINUED
+        return prompt if continues else prompt + self._cue
 
     def decode(self, tokens: list[int]) -> str:
         """See `Renderer.decode`; only end, padding and cue tokens are left out."""

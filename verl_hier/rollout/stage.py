@@ -66,6 +66,11 @@ class Turn:
             start += len(piece.action)
         self._node.extra.update(extra)
 
+    def spoken_by(self, role: str, level: int, agent: str | None = None) -> None:
+        """Say whose turn it was, where only the text tells: several agents in one context."""
+        for piece in self._graph.pieces(self._node):
+            piece.role, piece.level, piece.agent = role, level, agent or role
+
     def reward(self, amount: float) -> None:
         """Add a reward that the worker gives the turn, for instance a format penalty."""
         if self._live:
