@@ -70,6 +70,7 @@ class Generation:
         version: lowest and highest weight version that took part.
         cached_tokens: prompt tokens that were not computed again.
         top_logprobs: a list of (token id, log p) for each position, when asked for and available.
+        entropy: entropy at each position (nats), where the answer comes with one; a recorded answer does.
     """
 
     token_ids: list[int]
@@ -78,6 +79,7 @@ class Generation:
     version: tuple[int, int] = (0, 0)
     cached_tokens: int = 0
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
