@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import threading
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -177,6 +178,36 @@ def test_broken_worlds_are_refused(world, sentence):
         ENOUGH.set()
         while HOARD:
             HOARD.pop().close()
+
+
+class Silent(Counter):
+    """Lists nothing, and forgets to count in its forks."""
+
+    def reset(self, task, seed):
+        return dataclasses.replace(super().reset(task, seed), admissible=())
+
+    def step(self, action):
+        return dataclasses.replace(super().step(action), admissible=())
+
+    def fork(self):
+        copy = Silent(self.options)
+        copy.total = self.total
+        copy._step = lambda note="": self._step(note)
+        return copy
+
+
+class Guided(Silent):
+    """Has an expert who adds."""
+
+    def expert(self, rng, skip_stage=0.0, remember=True):
+        return SimpleNamespace(subgoals=("add",), advise=lambda number: "add", mistake=lambda number, rng: "slow")
+
+
+def test_worlds_that_list_nothing_are_played_by_given_actions_or_their_expert():
+    check_environment(spec(factory=Silent), tasks=1, steps=3, isolated=False)
+    for world, actions in ((Silent, ["add"]), (Guided, [])):
+        with pytest.raises(AssertionError, match="not independent"):
+            check_environment(spec(factory=world), tasks=1, steps=3, isolated=False, actions=actions)
 
 
 def test_steps_that_depend_on_the_process_are_refused():

@@ -12,14 +12,16 @@ import gc
 import pickle
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import psutil
 
 from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.expert import OffersExpert
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
+from verl_hier.errors import HierError
 from verl_hier.specs import EnvironmentSpec
 
 NONSENSE = "xyzzy no such action"
@@ -34,6 +36,7 @@ def check_environment(
     seed: int = 0,
     split: str = "train",
     isolated: bool = True,
+    actions: Sequence[str] = (),
 ) -> None:
     """Play an environment and fail with a sentence where it breaks its contract.
 
@@ -43,6 +46,8 @@ def check_environment(
     source; closing leaves no thread, process or open file; the same steps come from behind the process pool, where a
     replay after a crash gives them again, and a call that takes too long costs its own episode only.
 
+    Where a world lists no admissible actions it is played by `actions`, else by its expert, else by nonsense alone.
+
     Args:
         spec: the registered environment.
         options: its options, the defaults when None.
@@ -51,22 +56,23 @@ def check_environment(
         seed: seed of the episodes and of the random actions.
         split: split whose tasks are played.
         isolated: also check behind the pool; the factory must then be importable by name.
+        actions: what to try where the world cannot list what is possible.
 
     Raises:
         AssertionError: with a sentence about what is wrong.
     """
     options = spec.options() if options is None else options
     for number, task in enumerate(_tasks(spec, options, split, tasks)):
-        player = _Player(spec, options, task, seed, random.Random(f"{seed}-{number}"))
-        actions = player.play(steps)
-        player.check_determinism(actions)
-        player.check_neighbours(actions)
-        player.check_nonsense(actions)
-        player.check_fork(actions)
+        player = _Player(spec, options, task, seed, random.Random(f"{seed}-{number}"), tuple(actions))
+        played = player.play(steps)
+        player.check_determinism(played)
+        player.check_neighbours(played)
+        player.check_nonsense(played)
+        player.check_fork(played)
         player.close()
-        player.check_close(actions)
+        player.check_close(played)
         if isolated:
-            asyncio.run(_check_pool(spec, options, task, seed, actions, player.history(actions)))
+            asyncio.run(_check_pool(spec, options, task, seed, played, player.history(played)))
             player.close()
 
 
@@ -87,9 +93,16 @@ class _Player:
     """Plays one task in this process."""
 
     def __init__(
-        self, spec: EnvironmentSpec, options: Any, task: Mapping[str, Any], seed: int, rng: random.Random
+        self,
+        spec: EnvironmentSpec,
+        options: Any,
+        task: Mapping[str, Any],
+        seed: int,
+        rng: random.Random,
+        actions: tuple[str, ...],
     ) -> None:
         self._spec, self._options, self._task, self._seed, self._rng = spec, options, task, seed, rng
+        self._actions = actions
         self._made: list[Environment] = []
 
     def play(self, steps: int) -> list[str]:
@@ -103,9 +116,9 @@ class _Player:
                 assert known == step.admissible, (
                     f"{self._where()}: two states have the anchor {step.anchor!r} but other admissible actions"
                 )
-            action = self._rng.choice(step.admissible) if step.admissible else NONSENSE
+            action, listed = self._choose(world, step), step.admissible
             step = self._step(world, action)
-            if step.valid is False and action != NONSENSE:
+            if step.valid is False and action in listed:
                 raise AssertionError(f"{self._where()}: {action!r} was listed as admissible and then called invalid")
             actions.append(action)
         return actions
@@ -129,7 +142,7 @@ class _Player:
             for action in actions:
                 stir()
                 if not (beside.done or beside.truncated):
-                    beside = other.step(self._rng.choice(beside.admissible) if beside.admissible else NONSENSE)
+                    beside = other.step(self._choose(other, beside))
                 stir()
                 got.append(_told(self._step(world, action)))
         sentence = (
@@ -166,9 +179,8 @@ class _Player:
             return
         self._made.append(copy)
         assert self._spec.can_fork, f"{self._spec.name}: it forks, but its spec says can_fork=False"
-        if step.admissible:
-            # Lead the source astray first: a fork that shares its state would follow.
-            world.step(step.admissible[-1])
+        # Lead the source astray first: a fork that shares its state would follow.
+        world.step(step.admissible[-1] if step.admissible else self._choose(world, step))
         broken = f"{self._where()}: a fork differs from its source or is not independent of it"
         _same(expected, [_told(copy.step(action)) for action in actions[half:]], broken, half + 1)
         # The other way round: what the fork did is unknown to its source.
@@ -208,6 +220,27 @@ class _Player:
         """What a fresh instance says."""
         world, step = self._start()
         return [_told(step), *(_told(self._step(world, action)) for action in actions)]
+
+    def _choose(self, world: Environment, step: Step) -> str:
+        """A random action that is possible, as far as anything tells what is."""
+        if step.admissible or self._actions:
+            return self._rng.choice(step.admissible or self._actions)
+        return self._advice(world) or NONSENSE
+
+    def _advice(self, world: Environment) -> str | None:
+        """What the world's expert would do now, or half the time a beginner; None without an expert for the task."""
+        if not isinstance(world, OffersExpert):
+            return None
+        try:
+            expert = world.expert(random.Random(self._seed))
+        except HierError:
+            return None
+        for number in range(len(expert.subgoals)):
+            action = expert.advise(number)
+            if action is not None:
+                mistake = expert.mistake(number, self._rng) if self._rng.random() < 0.5 else None
+                return mistake or action
+        return None
 
     def _walk(self, actions: list[str]) -> tuple[Environment, Step]:
         world, step = self._start()
