@@ -1,0 +1,105 @@
+"""What a recipe can say about the search environment: the schema of `hier.environment` when its name is `search`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SPLITS = ("train", "val", "test")
+
+LEVELS: dict[str, tuple[int, bool]] = {"tiny": (120, False), "small": (1_000, True), "large": (20_000, True)}
+"""Entities of a generated world, and whether its documents are written in several sentences of changing wording.
+`tiny` is what a model of 200k parameters learns on a CPU."""
+
+FEWEST_ENTITIES = 24
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of the `search` environment.
+
+    Attributes:
+        level: size and style of a generated world, see `LEVELS`.
+        entities: documents of a generated world; overrides the level.
+        hops: facts that a generated question joins; a list mixes them evenly.
+        pool: questions in the training split; 0 means all of a data file.
+        validation: questions in each held-out split; 0 means all of a data file.
+        seed: seed of the world and of the choice of questions.
+        data_path: HotpotQA-style questions (Parquet, JSONL or JSON); empty generates a world.
+        validation_path: questions of the held-out splits; empty holds out a fifth of `data_path`.
+        corpus_path: documents as JSONL with `title` and `text`; empty takes the `context` of the questions.
+        index_path: folder that keeps the index of a corpus from files, so that it is built once and read from disk;
+            empty builds it in the memory of each environment process.
+        web_share: share of the documents that only `web` finds, the others are found by `search` alone. A document
+            with a `collection` of its own (`local` or `web`) is where that says.
+        top_k: documents that a search returns at most.
+        max_characters: characters of each document that are shown at most.
+        max_steps: actions after which the world cuts an episode (`truncated`).
+        actions: the form that texts and the expert use, `plain` words or XML `tags`; both are always understood.
+        observation: `full` numbers the documents and says how to act; `short` is one line of titles and texts.
+        reward: what an answer earns: `em` (1 if it is right) or `f1` (shared words).
+        invalid_penalty: subtracted from the reward of a turn that is no action.
+    """
+
+    level: Literal["tiny", "small", "large"] = "tiny"
+    entities: int | None = None
+    hops: int | tuple[int, ...] = 2
+    pool: int = 480
+    validation: int = 64
+    seed: int = 0
+    data_path: str = ""
+    validation_path: str = ""
+    corpus_path: str = ""
+    index_path: str = ""
+    web_share: float = 0.25
+    top_k: int = 3
+    max_characters: int = 500
+    max_steps: int = 12
+    actions: Literal["plain", "tags"] = "plain"
+    observation: Literal["full", "short"] = "full"
+    reward: Literal["em", "f1"] = "em"
+    invalid_penalty: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name, least in (("top_k", 1), ("max_characters", 1), ("max_steps", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.web_share <= 1:
+            raise ValueError(f"web_share must be between 0 and 1, got {self.web_share}")
+        if self.invalid_penalty < 0:
+            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
+        if self.generated:
+            self._check_generated()
+        elif self.pool < 0 or self.validation < 0:
+            raise ValueError("pool and validation must not be negative")
+
+    def _check_generated(self) -> None:
+        lost = [name for name in ("validation_path", "corpus_path", "index_path") if getattr(self, name)]
+        if lost:
+            raise ValueError(f"{lost[0]} needs data_path, the questions that belong to it")
+        if not self.hop_counts or min(self.hop_counts) < 1:
+            raise ValueError(f"hops must be at least 1, got {self.hops}")
+        if self.size < FEWEST_ENTITIES:
+            raise ValueError(f"entities must be at least {FEWEST_ENTITIES}, got {self.size}")
+        if self.pool < 1 or self.validation < 1:
+            raise ValueError("pool and validation must be at least 1 for generated questions")
+
+    @property
+    def generated(self) -> bool:
+        """Whether the world is generated."""
+        return not self.data_path
+
+    @property
+    def hop_counts(self) -> tuple[int, ...]:
+        """`hops` as a tuple."""
+        return (self.hops,) if isinstance(self.hops, int) else tuple(self.hops)
+
+    @property
+    def size(self) -> int:
+        """Entities of a generated world."""
+        return LEVELS[self.level][0] if self.entities is None else self.entities
+
+    @property
+    def prose(self) -> bool:
+        """Whether generated documents have several sentences of changing wording."""
+        return LEVELS[self.level][1]
