@@ -1,0 +1,94 @@
+"""One episode in this process: fast, without servers, environment processes and their guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verl_hier.environments.base import Environment, Step
+from verl_hier.rollout.interfaces import Policy, Renderer, Sampler, Sampling, Worker
+from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.rollout.transcript import Transcript
+from verl_hier.trajectory.graph import RolloutGraph
+
+
+class World:
+    """One environment under the face of `environments.pool`; one episode at a time plays in it."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.last: Step | None = None
+
+    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[World, Step]:
+        """Start a task."""
+        self.last = self.environment.reset(task, seed)
+        return self, self.last
+
+    async def step(self, action: str) -> Step:
+        """Apply an action."""
+        self.last = self.environment.step(action)
+        return self.last
+
+    async def fork(self) -> World:
+        """The rollout keeps its first world as a root and plays a fork of it; one episode needs no second world."""
+        return self
+
+    async def close(self) -> None:
+        """The world is used again for the next task."""
+
+    @property
+    def won(self) -> bool:
+        """Whether the last step won the task."""
+        return bool(self.last and self.last.info.get("won", self.last.done))
+
+
+class _One(Sampler):
+    async def sample(self, rollout: Rollout) -> None:
+        """One episode."""
+        await rollout.start().run()
+
+
+async def play(
+    world: World,
+    task: Mapping[str, Any],
+    make_worker: Callable[[], Worker],
+    policy: Policy,
+    renderer: Renderer,
+    limits: Limits,
+    number: int = 0,
+    round_: int = 0,
+    seed: int = 0,
+    sampling: Sampling | None = None,
+) -> tuple[RolloutGraph, Transcript]:
+    """Play one episode of a task.
+
+    Args:
+        world: where.
+        task: one of the environment's tasks.
+        make_worker: makes the worker that drives the episode.
+        policy: who speaks.
+        renderer: turns messages into the policy's tokens.
+        limits: limits of the episode.
+        number: of the task; with `round_` and `seed` it names the random generators.
+        round_: how often the task was played before.
+        seed: root seed.
+        sampling: how the policy is asked to sample.
+    """
+    request = Request(
+        task=task,
+        identity={"uid": str(number), "index": number, "instruction": str(task.get("instruction", ""))},
+        n=1,
+        step=round_,
+        sampling=sampling or Sampling(),
+    )
+    rollout = Rollout(
+        request,
+        policy=policy,
+        renderer=renderer,
+        pool=world,  # type: ignore[arg-type]
+        make_worker=make_worker,
+        limits=limits,
+        seed=seed,
+    )
+    graph = await roll_out(rollout, _One())
+    return graph, Transcript.of(rollout.episodes[0])

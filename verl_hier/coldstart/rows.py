@@ -1,0 +1,53 @@
+"""Rows for verl's SFT trainer, cut from rollout graphs, and the Parquet file that holds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_hier.trajectory.graph import Node, RolloutGraph
+
+
+def rows_of(graph: RolloutGraph, said: Callable[[Node], float], read: float) -> list[dict[str, Any]]:
+    """One row for each context: `{input_ids, weights, role}` from the first observation to the last action.
+
+    Args:
+        graph: of one episode.
+        said: loss weight of a turn's action tokens.
+        read: loss weight of tokens that the policy only reads.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for node in graph.nodes:
+        row = rows.pop(node.context, None) if node.context >= 0 else None
+        row = row or {"input_ids": [], "weights": [], "role": node.role}
+        row["input_ids"] += [*node.observation, *node.action]
+        row["weights"] += [read] * len(node.observation) + [said(node)] * len(node.action)
+        rows[node.id] = row
+    for row in rows.values():
+        # Nothing predicts a first token; verl shifts weights over the borders of rows, so it must be zero.
+        row["weights"][0] = 0.0
+    return list(rows.values())
+
+
+def written_with(file: Path) -> str | None:
+    """The key that a demonstrations file carries."""
+    if not file.is_file():
+        return None
+    import pyarrow.parquet as parquet
+
+    metadata: dict[bytes, bytes] = parquet.read_schema(file).metadata or {}
+    return metadata.get(b"verl_hier.key", b"").decode()
+
+
+def save(file: Path, rows: Sequence[dict[str, Any]], key: str) -> None:
+    """Write beside and rename, so that a file that exists is whole."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = pyarrow.Table.from_pylist(list(rows)).replace_schema_metadata({"verl_hier.key": key})
+    beside = file.with_suffix(f".{os.getpid()}.tmp")
+    parquet.write_table(table, beside)
+    beside.replace(file)

@@ -1,0 +1,146 @@
+"""The scripted expert in the place of the policy, with the mistakes that a demonstration should hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from verl_hier.coldstart.episodes import World
+from verl_hier.coldstart.experts import expert_of
+from verl_hier.environments.expert import Expert
+from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.rollout.interfaces import Generation, Sampling, Scored
+from verl_hier.specs import WorkerSpec
+
+SUB_DONE = "<sub_done>"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far demonstrations are from the expert, so that RL has something to mend.
+
+    Attributes:
+        random_action: chance that an action is a random one: one that is admissible now, one that was at some
+            earlier point of the episode, or a beginner's mistake (`Expert.mistake`), a third each.
+        random_weight: loss weight of such an action; with 0 the policy learns to go on after it, not to do it.
+        skip_stage: chance that a goal is done without a stage that it needs.
+        observation_weight: loss weight of tokens that the policy only reads; it helps a model from scratch to learn
+            the language.
+    """
+
+    random_action: float = 0.12
+    random_weight: float = 0.0
+    skip_stage: float = 0.35
+    observation_weight: float = 0.1
+
+
+def is_hierarchical(worker: WorkerSpec) -> bool:
+    """Whether the expert speaks as a planner first.
+
+    Raises:
+        RecipeError: for a worker whose roles the expert cannot play.
+    """
+    levels = sorted(set(worker.roles.values()))
+    if levels not in ([0], [0, 1]) or len(worker.roles) != len(levels):
+        cure = f" `verl-hier distill` makes them for {worker.name!r} from the episodes of such a worker." * bool(
+            worker.tell
+        )
+        raise RecipeError(
+            f"hier.worker.name: no demonstrations for {worker.name!r}; they need a worker with one role, or with "
+            f"a planner (level 0) above an executor (level 1).{cure}"
+        )
+    return len(levels) > 1
+
+
+class ExpertPolicy:
+    """Answers like the expert: a planner's whole plan first, if there is one, then command by command."""
+
+    def __init__(
+        self,
+        world: World,
+        encode: Callable[[str], list[int]],
+        noise: Noise,
+        rng: random.Random,
+        hierarchical: bool,
+        options: Any = None,
+        remember: bool | None = None,
+    ) -> None:
+        """
+        Args:
+            world: what the expert looks at.
+            encode: makes an answer's tokens, end token included.
+            noise: how far it is from the expert.
+            rng: decides where.
+            hierarchical: whether a planner speaks first.
+            options: of the worker; `separator` and `action_tag`, where it has them, are how it wants to be spoken to.
+            remember: see `OffersExpert`; omitted: unless contexts start afresh at each subgoal.
+        """
+        self._world = world
+        self._encode = encode
+        self._noise = noise
+        self._rng = rng
+        self._hierarchical = hierarchical
+        self._remember = not hierarchical if remember is None else remember
+        sign = str(getattr(options, "separator", ";")).strip()
+        self._separator = f" {sign} " if sign else "\n"
+        self._action_tag: str | None = getattr(options, "action_tag", None)
+        self._expert: Expert | None = None
+        self._subgoal = -1 if hierarchical else 0
+        self._context: list[int] = []
+        self._known: list[str] = []
+        self.skipped = False
+        self.random: list[bool] = []
+        """For each turn, whether its action was random."""
+
+    async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
+        """See `rollout.Policy.generate`. No tokens mean that the expert has nothing left to do."""
+        self.random.append(False)
+        text = self._answer(prompt)
+        if text is None:
+            return Generation([], [], "completed")
+        tokens = self._encode(text)
+        self._context = prompt + tokens
+        return Generation(tokens, [0.0] * len(tokens), "completed")
+
+    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+        """See `rollout.Policy.score`; an expert has no probabilities."""
+        raise RolloutError("hier.sampler.name: an expert cannot score what others say; use `independent`.")
+
+    def _answer(self, prompt: list[int]) -> str | None:
+        if self._expert is None:
+            world = self._world.environment
+            full = expert_of(world, random.Random(0), 0.0, self._remember)
+            self._expert = expert_of(world, self._rng, self._noise.skip_stage, self._remember)
+            self.skipped = self._expert.subgoals != full.subgoals
+            if self._hierarchical:
+                return self._separator.join(self._expert.subgoals)
+        elif self._hierarchical and prompt[: len(self._context)] != self._context:
+            self._subgoal += 1
+        return self._act(self._expert)
+
+    def _act(self, expert: Expert) -> str | None:
+        while self._subgoal < len(expert.subgoals):
+            action = expert.advise(max(self._subgoal, 0))
+            if action is not None:
+                action = self._maybe_random(expert, action)
+                return f"<{self._action_tag}>{action}</{self._action_tag}>" if self._action_tag else action
+            if self._hierarchical:
+                return SUB_DONE
+            self._subgoal += 1
+        return None
+
+    def _maybe_random(self, expert: Expert, action: str) -> str:
+        possible = self._world.last.admissible if self._world.last is not None else ()
+        self._known = list(dict.fromkeys((*self._known, *possible)))
+        if self._rng.random() >= self._noise.random_action:
+            return action
+        kind = self._rng.randrange(3)
+        if kind == 0:
+            wrong = expert.mistake(max(self._subgoal, 0), self._rng)
+        else:
+            choices = possible if kind == 1 else self._known
+            wrong = self._rng.choice(choices) if choices else None
+        self.random[-1] = wrong is not None and wrong != action
+        return wrong or action
