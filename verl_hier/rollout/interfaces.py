@@ -133,8 +133,8 @@ class Renderer(Protocol):
         Args:
             tokens: the context so far: prompts and actions, verbatim; empty for a new context.
             history: the messages that `tokens` stand for.
-            pending: messages to add, each `{"role", "content"}`. Role `CONTINUED` is text inside the message that the agent
-                spoke last: it follows `tokens` as it is, and the agent goes on in that message.
+            pending: messages to add, each `{"role", "content"}`. Role `CONTINUED` is text inside the message that the
+                agent spoke last: it follows `tokens` as it is, and the agent goes on in that message.
         """
 
     def decode(self, tokens: list[int]) -> str:
