@@ -58,6 +58,7 @@ def test_both_phases_train_their_own_tokens(train, tmp_path):
     assert run.code == 0, run.log[-3000:]
     assert [chr(int(p)) for p in run.metric("hier/schedule/phase")] == ["A", "B", "A", "B"]
     assert run.metric("hier/rows/trained")[0] == 2 * 4
+    assert run.metric("hier/server/generated_tokens") == run.metric("hier/tokens/generated")
     files = sorted((tmp_path / "probe").glob("*.pt"))
     assert len(files) >= 4
     per_step = [[] for _ in range(4)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from verl_hier.errors import RolloutError
-from verl_hier.rollout.interfaces import Generation, Sampling
+from verl_hier.rollout.interfaces import Generation, Sampling, Scored
 
 CURE = "start the same command again: with `trainer.resume_mode: auto` it goes on from the last checkpoint"
+CPU_SERVER = "transformers"
 
 
 def sampling_params(engine: str, sampling: Sampling) -> dict[str, Any]:
@@ -27,13 +29,38 @@ def sampling_params(engine: str, sampling: Sampling) -> dict[str, Any]:
     if sampling.seed is not None:
         # SGLang's request field for it is `sampling_seed`, see sglang's SamplingParams.
         params["sampling_seed" if engine == "sglang" else "seed"] = sampling.seed
-    if sampling.top_logprobs and (engine == "transformers" or engine.endswith("_topk")):
+    if sampling.top_logprobs and (engine == CPU_SERVER or engine.endswith("_topk")):
         params["logprobs"] = sampling.top_logprobs
     return params
 
 
+def scoring_params(engine: str, start: int, top: int) -> dict[str, Any]:
+    """verl's `sampling_params` for reading a prompt from token `start` on: a request that generates one token.
+
+    `prompt_logprobs` is what verl's own servers take (`extract_prompt_logprobs` for vLLM, its twin for SGLang).
+    """
+    params = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "repetition_penalty": 1.0,
+        "max_tokens": 1,
+        "logprobs": False,
+        "prompt_logprobs": top,
+    }
+    if engine == CPU_SERVER:
+        # The others compute the whole prompt for it; ours takes from its cache what comes before.
+        params["prompt_logprobs_start"] = start
+    return params
+
+
 class ServerPolicy:
-    """See `rollout.Policy`. Wraps verl's LLM server client (verl/workers/rollout/llm_server.py)."""
+    """See `rollout.Policy`. Wraps verl's LLM server client (verl/workers/rollout/llm_server.py).
+
+    Args:
+        client: the trainer's client.
+        engine: `actor_rollout_ref.rollout.name`.
+    """
 
     def __init__(self, client: Any, engine: str) -> None:
         self._client = client
@@ -41,12 +68,7 @@ class ServerPolicy:
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`."""
-        try:
-            output = await self._client.generate(
-                conversation, prompt_ids=prompt, sampling_params=sampling_params(self._engine, sampling)
-            )
-        except RayError as error:
-            raise RolloutError(f"the rollout server is gone ({type(error).__name__}); {CURE}.") from error
+        output = await self._ask(prompt, sampling_params(self._engine, sampling), conversation)
         extra = output.extra_fields
         return Generation(
             token_ids=list(output.token_ids),
@@ -54,5 +76,60 @@ class ServerPolicy:
             stop_reason=output.stop_reason,
             version=(int(extra.get("min_global_steps") or 0), int(extra.get("max_global_steps") or 0)),
             cached_tokens=int(extra.get("num_cached_tokens") or 0),
-            top_logprobs=extra.get("top_logprobs") or [],
+            top_logprobs=[_possible(position) for position in extra.get("top_logprobs") or []],
         )
+
+    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+        """See `rollout.Policy.score`.
+
+        One request that reads `prompt + tokens` and generates a token that is thrown away. vLLM returns with `top` the
+        likeliest tokens and nothing else: if one of `tokens` is not among them, a second request reads its log p.
+
+        Raises:
+            RolloutError: when the server is gone, refuses the request, or returns no log-probs of prompts.
+        """
+        if not prompt:
+            raise ValueError("the first token of a sequence has no probability: prompt must not be empty")
+        if not tokens:
+            return Scored([], [])
+        ids, values, own = await self._read(prompt, tokens, conversation, top)
+        if top == 0:
+            return Scored(own or [row[0] for row in values], [[] for _ in tokens])
+        best = [_possible(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True)]
+        if own is None:
+            found = [dict(position).get(token) for position, token in zip(best, tokens, strict=True)]
+            if None in found:
+                _, values, _ = await self._read(prompt, tokens, conversation, 0)
+                found = [row[0] for row in values]
+            own = [float(value) for value in found if value is not None]
+        return Scored(own, best)
+
+    async def _read(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int
+    ) -> tuple[list[list[int]], list[list[float]], list[float] | None]:
+        """Ids and log-probs at the place of each of `tokens`, and their own log-probs where the server says them."""
+        params = scoring_params(self._engine, len(prompt), top)
+        extra = (await self._ask(prompt + tokens, params, conversation)).extra_fields
+        if "prompt_logprobs" not in extra:
+            raise RolloutError(
+                f"actor_rollout_ref.rollout.name: the rollout server {self._engine!r} returned no log-probs of a "
+                f"prompt; use `{CPU_SERVER}` or `vllm`, or an entropy of sampled tokens, which every server returns."
+            )
+        # Entry i belongs to token i + 1, the last one is a dummy; the CPU server has left out what was not asked for.
+        last = len(extra["prompt_logprobs"]) - 1
+        places = slice(last - len(tokens), last)
+        own = extra.get("prompt_token_logprobs")
+        return extra["prompt_ids"][places], extra["prompt_logprobs"][places], own and own[-len(tokens) :]
+
+    async def _ask(self, prompt: list[int], params: dict[str, Any], conversation: str) -> Any:
+        try:
+            return await self._client.generate(conversation, prompt_ids=prompt, sampling_params=params)
+        except RayTaskError as error:
+            raise RolloutError(f"the rollout server could not answer a request: {error.cause!r}; {CURE}.") from error
+        except RayError as error:
+            raise RolloutError(f"the rollout server is gone ({type(error).__name__}); {CURE}.") from error
+
+
+def _possible(position: Any) -> list[tuple[int, float]]:
+    """Tokens with a probability: a server that truncates first (vLLM's `processed_logprobs`) lists others with -inf."""
+    return [(int(token), float(value)) for token, value in position if value > -math.inf]

@@ -198,6 +198,27 @@ TRAINER = (
     _override("_save_checkpoint", "the schedule's state is part of a checkpoint", says=("default_local_dir",)),
     _override("_load_checkpoint", "the schedule's state is read back", says=("resume_from_path",)),
     _override("_compute_metrics", "our metrics and the end-of-step hook", "batch", "metrics"),
+    _override("on_validate_begin", "what validation asks the servers is not counted as the step's"),
+    _override("on_validate_end", "as above"),
+    _seam(
+        "rollout_servers",
+        f"{_TRAINER}._rollout_server_managers",
+        "the servers' own counters become metrics of the step",
+        reads("verl.workers.rollout.llm_server:LLMServerManager", "self.server_handles = [server._server_handle"),
+    ),
+    _seam(
+        "resuming_client",
+        "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient",
+        "the asynchronous trainers get a client that keeps every field of an answer",
+        exists(f"{_TRAINER}.get_llm_client"),
+        takes("verl.workers.rollout.llm_server:LLMServerManager.get_client", "client_cls"),
+        reads(
+            "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient",
+            "output = await super().generate(",
+            "final_output = TokenOutput(",
+        ),
+        removal="when verl's resuming client keeps extra_fields",
+    ),
     _seam(
         "mini_batch_request",
         "verl.workers.engine_workers:TrainingWorker.train_mini_batch",

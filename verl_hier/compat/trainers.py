@@ -21,6 +21,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_to_nested
 
+from verl_hier.compat.client import ResumingClient
+from verl_hier.compat.counters import ServerCounters, read_servers
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policy import CURE
 from verl_hier.compat.queue import FAULTS
@@ -74,10 +76,12 @@ class HierTrainerMixin(_Base):
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
     `_next_train_batch`, `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`,
-    `_update_critic`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `fit`.
+    `_update_critic`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
+    `on_validate_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     """
 
     base_mode: str
+    _counters: ServerCounters
     actor_rollout_wg: Any
     critic_wg: Any
 
@@ -99,6 +103,8 @@ class HierTrainerMixin(_Base):
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; what ends it from below is said in a sentence that can be acted on."""
+        handles = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
+        self._counters = ServerCounters(read_servers(handles))
         try:
             super().fit(agent_loop_manager)
         except (RayError, RuntimeError) as error:
@@ -256,8 +262,17 @@ class HierTrainerMixin(_Base):
             return False
         return not self._step.store(os.path.join(store.path, f"step_{step:06d}.parquet"))
 
+    def on_validate_begin(self) -> None:
+        super().on_validate_begin()
+        self._counters.look()
+
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._counters.skip()
+
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics.update(self._counters.metrics())
         step = self.global_steps
         metrics["hier/schedule/phase"] = float(ord(self.schedule.phase(step).name[0]))
         self.schedule.observe(step, metrics)
@@ -315,11 +330,17 @@ class HierColocateAsync(HierTrainerMixin, PPOTrainerColocateAsync):
 
     base_mode = "colocate_async"
 
+    def get_llm_client(self) -> Any:
+        return self.llm_server_manager.get_client(client_cls=ResumingClient)
+
 
 class HierSeparateAsync(HierTrainerMixin, PPOTrainerSeparateAsync):
     """verl's `separate_async` trainer with our rows and credit."""
 
     base_mode = "separate_async"
+
+    def get_llm_client(self) -> Any:
+        return self.standalone_server_manager.get_client(client_cls=ResumingClient)
 
 
 TRAINERS = {"hier_sync": HierSync, "hier_colocate_async": HierColocateAsync, "hier_separate_async": HierSeparateAsync}
