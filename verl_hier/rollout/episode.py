@@ -203,6 +203,13 @@ class Episode:
             if self._task is not None:
                 self._task.cancel()
 
+    def discard(self, reason: str) -> None:
+        """Give it up although it may be complete: it is no leaf, so its turns count only where a kept episode shares
+        them; its outcome stays in the record."""
+        self.prune(reason)
+        if self.complete:
+            self.record.status, self.record.error = "pruned", reason
+
     def out_of_budget(self) -> None:
         """Give it up because the task may cost no more."""
         if not self.over:

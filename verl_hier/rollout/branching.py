@@ -1,0 +1,120 @@
+"""What samplers that branch between turns have in common: starting and forking within the budget, whole turns, places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from verl_hier.rollout.budget import BudgetSpent
+from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to fork.
+
+    Attributes:
+        episode: the source.
+        after: nodes to share, see `Episode.fork`; None for all that it has so far.
+        decision: why; stored with the fork.
+    """
+
+    episode: Episode
+    after: int | None = None
+    decision: dict[str, Any] = field(default_factory=dict)
+
+    def because(self, **decision: Any) -> Place:
+        """The same place with a decision."""
+        return replace(self, decision=decision)
+
+
+def starts(rollout: Rollout, number: int, **decision: Any) -> list[Episode]:
+    """Fresh episodes: `number` of them, or as many as the budget can serve."""
+    made: list[Episode] = []
+    try:
+        while len(made) < min(number, _turns_left(rollout)):
+            made.append(rollout.start(**decision))
+    except BudgetSpent:
+        pass
+    _count_skipped(rollout, number - len(made))
+    return made
+
+
+async def forks(rollout: Rollout, places: Sequence[Place], beside: int = 0) -> list[Episode]:
+    """One fork at each place, in order, or as many as the budget can serve.
+
+    Args:
+        rollout: of all the places.
+        places: a place may occur several times.
+        beside: episodes that take their turns side by side with the forks, and are served first.
+    """
+    made: list[Episode] = []
+    try:
+        for place in places:
+            if len(made) + beside >= _turns_left(rollout):
+                break
+            made.append(await place.episode.fork(place.after, **place.decision))
+    except BudgetSpent:
+        pass
+    _count_skipped(rollout, len(places) - len(made))
+    return made
+
+
+async def whole_turn(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:
+    """One turn of each episode, to its end also where a budget cuts it into pieces.
+
+    Returns:
+        Those that are still running or complete, in their order.
+    """
+    episodes = list(episodes)
+    await rollout.advance(episodes)
+    while unfinished := [e for e in episodes if not e.over and e.tip is not None and e.tip.partial]:
+        await rollout.advance(unfinished)
+    _discard_idle(rollout, episodes)
+    return [episode for episode in episodes if episode.complete or not episode.over]
+
+
+async def play(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:
+    """Play episodes to their end, side by side; returns the complete ones, in their order."""
+    episodes = list(episodes)
+    await rollout.run(episodes)
+    _discard_idle(rollout, episodes)
+    return [episode for episode in episodes if episode.complete]
+
+
+def inner_places(episodes: Iterable[Episode]) -> list[Place]:
+    """Every place between two turns on the paths of the complete episodes, once, however many run through it.
+
+    Args:
+        episodes: the first of those that share a place is its source.
+    """
+    found: dict[int, Place] = {}
+    for episode in episodes:
+        path = episode.path if episode.complete else []
+        for after in episode.boundaries:
+            if 0 < after < len(path):
+                found.setdefault(path[after - 1], Place(episode, after))
+    return list(found.values())
+
+
+def _turns_left(rollout: Rollout) -> float:
+    """Turns that the budget can serve side by side now; infinite without limits."""
+    budget = rollout.budget
+    if budget.spent:
+        return 0
+    return min(budget.left(name) for name in ("turns", "tokens", "environment_calls"))
+
+
+def _count_skipped(rollout: Rollout, number: int) -> None:
+    if number > 0:
+        rollout.count("budget_skipped", number)
+
+
+def _discard_idle(rollout: Rollout, episodes: Iterable[Episode]) -> None:
+    """A fork that ended before its first own turn would be its source once more."""
+    for episode in episodes:
+        if episode.complete and episode.record.source >= 0 and len(episode.path) == episode.record.shared:
+            episode.discard("idle")
+            rollout.count("idle_forks")
