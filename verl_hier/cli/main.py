@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_hier import __version__
-from verl_hier.cli import create, data, inspect, parts, quickstart, recredit, train
+from verl_hier.cli import create, data, inspect, parts, quickstart, recredit, replay, train
 from verl_hier.errors import HierError
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
             "plugins": inspect.plugins,
             "conformance": inspect.conformance,
             "credit": recredit.credit,
+            "replay": replay.replay,
         },
     ),
     (LOOKING, {f"{kind}s": parts.command(kind) for kind in parts.KINDS}),

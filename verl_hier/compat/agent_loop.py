@@ -16,20 +16,16 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
-from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from verl_hier.compat.chat import ChatRenderer
+from verl_hier.compat.driver import driver_of
 from verl_hier.compat.policy import ServerPolicy
 from verl_hier.compat.queue import FAULTS
-from verl_hier.config import HierConfig
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
-from verl_hier.plugins import PluginHost, resolve
-from verl_hier.rollout.interfaces import Renderer, Sampling
-from verl_hier.rollout.render import PlainRenderer
-from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.rollout.interfaces import Sampling
+from verl_hier.rollout.rollout import Request
 from verl_hier.training.schedule import Phase
 from verl_hier.trajectory import EpisodeRecord, RolloutGraph, Row, graph_rows
 
@@ -43,22 +39,11 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        rollout = self.config.actor_rollout_ref.rollout
-        self._hier = HierConfig.of({"hier": OmegaConf.to_container(self.config.hier, resolve=True)})
-        self._host = PluginHost.load(self._hier.plugins)
-        self._parts = resolve(self._hier, self._host)
-        self._policy = ServerPolicy(self.llm_client, rollout.name)
-        self._renderer = self._make_renderer()
+        self._driver = driver_of(self.config, self.tokenizer, self.hf_model_type)
+        self._hier, self._host, self._parts = self._driver.hier, self._driver.host, self._driver.parts
+        self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)
         self._pool: EnvironmentPool | None = None
         self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)
-        context = self._hier.rollout.context_tokens or rollout.prompt_length + rollout.response_length
-        self._limits = Limits(self._hier.rollout.max_turns, self._hier.rollout.max_tokens_per_turn, context)
-
-    def _make_renderer(self) -> Renderer:
-        if self._hier.rollout.template == "plain":
-            return PlainRenderer(self.tokenizer)
-        options = OmegaConf.to_container(self.config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
-        return ChatRenderer(self.tokenizer, self.hf_model_type, dict(options))  # type: ignore[arg-type]
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -105,36 +90,11 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             validate=validate,
             sampling=Sampling(params["temperature"], params["top_p"], params["top_k"]),
         )
-        rollout = Rollout(
-            request,
-            policy=self._policy,
-            renderer=self._renderer,
-            pool=self._environments(),
-            make_worker=partial(self._parts.worker.spec.factory, self._parts.worker.options),
-            limits=self._limits,
-            seed=self._hier.seed,
-            budget=None if validate else self._hier.rollout.budget,
-            entropy=self._hier.rollout.entropy,
-            vocabulary=len(self.tokenizer),
-            on_lost=partial(self._lost, request),
-        )
-        sampler = self._host.spec("sampler", "independent") if validate else self._parts.sampler.spec
-        options = sampler.options() if validate else self._parts.sampler.options
-        graph = await roll_out(rollout, sampler.factory(options))
+        if self._pool is None:
+            self._pool = self._driver.pool()
+        graph = await self._driver.roll_out(request, self._policy, self._pool, partial(self._lost, request))
         graph.phase = Phase("validation").to_dict() if validate else phase.to_dict()
         return graph
-
-    def _environments(self) -> EnvironmentPool:
-        """The pool of this worker, started at the first task."""
-        if self._pool is None:
-            part = self._parts.environment
-            self._pool = EnvironmentPool(
-                part.spec.factory,
-                part.options,
-                processes=self._hier.rollout.environment_processes,
-                time_limit_s=self._hier.rollout.time_limit_s,
-            )
-        return self._pool
 
     def _lost(self, request: Request, record: EpisodeRecord) -> None:
         self._host.hook.hier_episode_failed(task=dict(request.identity), episode=record.id, error=record.error or "")

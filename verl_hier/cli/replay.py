@@ -1,0 +1,42 @@
+"""`replay`: stored rollouts made again, decision by decision."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_hier.cli.output import line, table
+from verl_hier.cli.train import Overrides, Reference
+from verl_hier.errors import RolloutError
+
+SHOWN = 3
+
+
+def replay(
+    recipe: Reference,
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Graph file, or a folder of them (hier.store).")],
+    overrides: Overrides = None,
+) -> None:
+    """Make stored rollouts again from the recipe that wrote them, and say where they differ."""
+    from verl_hier.compat.driver import driver_of
+    from verl_hier.recipes import compose
+    from verl_hier.replay import replay as replay_all
+
+    replays = asyncio.run(replay_all(source, driver_of(compose(recipe, overrides or ()))))
+    rows = []
+    for number, one in enumerate(replays):
+        said = "; ".join(one.differences[:SHOWN]) + ("; …" if len(one.differences) > SHOWN else "")
+        name = str(one.graph.task.get("index", number))
+        rows.append((str(one.graph.step), name, str(len(one.graph.nodes)), said or "the same tree"))
+    table(rows, head=("step", "task", "turns", "replay"))
+    differing = sum(bool(one.differences) for one in replays)
+    line()
+    if differing:
+        raise RolloutError(
+            f"{differing} of {len(replays)} rollouts differ from their replay; give the overrides of the run, and see "
+            "docs/rollout_graph.md for what makes a rollout repeatable."
+        )
+    line(f"{len(replays)} rollouts, all the same")

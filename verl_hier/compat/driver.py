@@ -1,0 +1,53 @@
+"""A recipe's `Driver` from a composed verl config, in an agent-loop worker or on its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_hier.compat.chat import ChatRenderer
+from verl_hier.config import HierConfig
+from verl_hier.driver import Driver
+from verl_hier.plugins import PluginHost, resolve
+from verl_hier.rollout.interfaces import Renderer
+from verl_hier.rollout.render import PlainRenderer
+
+
+def driver_of(config: Any, tokenizer: Any = None, model_type: str | None = None) -> Driver:
+    """The driver of a recipe.
+
+    Args:
+        config: the whole composed verl config.
+        tokenizer: of the recipe's model; loaded from `actor_rollout_ref.model` when omitted.
+        model_type: `model_type` of the model's Hugging Face config; loaded when the tokenizer is.
+    """
+    if tokenizer is None:
+        tokenizer, model_type = _load(config.actor_rollout_ref.model)
+    hier = HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
+    host = PluginHost.load(hier.plugins)
+    rollout = config.actor_rollout_ref.rollout
+    return Driver(
+        hier=hier,
+        host=host,
+        parts=resolve(hier, host),
+        renderer=_renderer(hier, config, tokenizer, model_type),
+        vocabulary=len(tokenizer),
+        context_tokens=rollout.prompt_length + rollout.response_length,
+    )
+
+
+def _renderer(hier: HierConfig, config: Any, tokenizer: Any, model_type: str | None) -> Renderer:
+    if hier.rollout.template == "plain":
+        return PlainRenderer(tokenizer)
+    options = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
+    return ChatRenderer(tokenizer, model_type, dict(options))  # type: ignore[arg-type]
+
+
+def _load(model: Any) -> tuple[Any, str | None]:
+    from transformers import AutoConfig, AutoTokenizer
+
+    trust = bool(model.get("trust_remote_code", False))
+    path = str(model.get("tokenizer_path") or model.path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+    return tokenizer, AutoConfig.from_pretrained(str(model.path), trust_remote_code=trust).model_type
