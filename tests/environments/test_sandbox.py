@@ -1,0 +1,389 @@
+"""The sandbox holds hostile scripts: what it limits, what it hides, and what stands behind the audit hook."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from verl_hier.environments import sandbox, walls
+from verl_hier.environments.sandbox import SandboxError, SandboxLimits, run_python
+
+QUICK = SandboxLimits(cpu_s=1, wall_s=2)
+HASTY = SandboxLimits(cpu_s=1, wall_s=0.5)
+
+
+def layers():
+    return run_python("").layers
+
+
+def running(base):
+    """Processes of a porter, by the directory that stands on its command line: itself, keepers, inmates."""
+    listed = subprocess.run(["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [line.split()[0] for line in listed.splitlines() if base in line]
+
+
+def check_nothing_is_left():
+    time.sleep(0.2)
+    base = sandbox._PORTER.base
+    assert running(base) == [str(sandbox._PORTER._process.pid)] and not list(Path(base).iterdir())
+
+
+def test_a_script_runs_and_says_what_it_has_to_say():
+    outcome = run_python("import sys\nprint(6 * 7)\nprint('oh', file=sys.stderr)")
+    assert (outcome.kind, outcome.stdout, outcome.stderr, outcome.status) == ("ok", "42\n", "oh\n", 0)
+    assert 0 < outcome.wall_s < 20 and 0 <= outcome.cpu_s < 2
+
+
+@pytest.mark.parametrize(
+    ("code", "echo", "stdout"),
+    [
+        ("6 * 7", True, "42\n"),
+        ("6 * 7", False, ""),
+        ("x = 1\nx + 1", True, "2\n"),
+        ("print(1)", True, "1\n"),
+        ("", True, ""),
+        ("import random; print(random.random())", False, "0.8444218515250481\n"),
+        ("if __name__ == '__main__': print(__name__)", False, "__main__\n"),
+        ("import atexit; atexit.register(print, 'bye')", False, "bye\n"),
+    ],
+)
+def test_echo_and_equal_conditions(code, echo, stdout):
+    assert run_python(code, echo=echo).stdout == stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "last"),
+    [
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("def f(:", 1, "SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", 3, ""),
+        ("import sys; sys.exit('no')", 1, "no"),
+        ("\0", 1, "source code string cannot contain null bytes"),
+        ("'\ud800'", 1, "surrogates not allowed"),
+        ("def f(): return f()\nf()", 1, "RecursionError: maximum recursion depth exceeded"),
+        ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
+    ],
+)
+def test_errors_are_reported_with_the_scripts_own_frames(code, status, last):
+    outcome = run_python(code)
+    assert (outcome.kind, outcome.status) == ("error", status)
+    assert last in outcome.stderr.strip().rpartition("\n")[2]
+    assert "jail.py" not in outcome.stderr and "walls.py" not in outcome.stderr
+
+
+def test_the_traceback_shows_the_line():
+    assert 'File "script.py", line 2, in <module>\n    int(x)' in run_python("x = 'a'\nint(x)").stderr
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("while True: pass", "timeout"),
+        ("import time\ntime.sleep(60)", "timeout"),
+        ("import signal\nfor n in (2, 15, 24): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", "timeout"),
+        ("x = bytearray(10**9)", "memory"),
+        ("x = []\nwhile True: x.append(bytes(10**7))", "memory"),
+        ("print('x' * 10**7)", "output"),
+        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "output"),
+        ("import os\nos.abort()", "killed"),
+        ("open('big', 'wb').write(bytes(10**7))", "error"),
+        ("f = [open(str(n), 'w') for n in range(1000)]", "error"),
+        ("(" * 10000, "error"),
+    ],
+)
+def test_limits(code, kind):
+    began = time.monotonic()
+    outcome = run_python(code, HASTY if "sleep" in code or "SIG_IGN" in code else QUICK)
+    assert outcome.kind == kind, outcome
+    assert time.monotonic() - began < 10
+    assert len(outcome.stdout) + len(outcome.stderr) <= QUICK.output_bytes
+
+
+def test_no_limit_can_be_raised_again():
+    code = (
+        "import resource as r\n"
+        "for name in ('CPU', 'AS', 'NPROC', 'FSIZE', 'NOFILE'):\n"
+        "    limit = getattr(r, 'RLIMIT_' + name)\n"
+        "    try: r.setrlimit(limit, (r.RLIM_INFINITY, r.RLIM_INFINITY))\n"
+        "    except ValueError: print(name)\n"
+    )
+    assert run_python(code).stdout.split() == ["CPU", "AS", "NPROC", "FSIZE", "NOFILE"]
+
+
+def test_a_script_sees_no_variables_and_no_arguments_of_ours(monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    code = "import os, sys\nprint(sorted(os.environ), sys.argv, os.listdir('.'), sys.flags.no_site)\nprint(sys.path)"
+    outcome = run_python(code)
+    known = "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'PYTHONUTF8', 'TZ'] ['script.py'] [] 1"
+    assert outcome.stdout.splitlines()[0] == known
+    assert "site-packages" not in outcome.stdout and "verl" not in outcome.stdout
+
+
+def test_standard_input_is_empty():
+    assert run_python("import sys\nprint(repr(sys.stdin.read()))").stdout == "''\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nwhile True: os.fork()",
+        "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass",
+        "import subprocess\nsubprocess.run(['sleep', '77'])",
+        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(77,)).start()",
+        "import os\nos.execv('/bin/sleep', ['sleep', '77'])",
+        "import os\nos.system('sleep 77 &')",
+    ],
+)
+def test_a_script_starts_nothing(code):
+    outcome = run_python(code, QUICK)
+    assert outcome.kind == "error"
+    # Python tells its audit hooks of threads from 3.12 on.
+    assert "the sandbox has no other processes" in outcome.stderr or "can't start new thread" in outcome.stderr
+
+
+def test_a_fork_bomb_is_bounded_and_gone_afterwards():
+    if "namespaces" not in layers():
+        pytest.skip("no namespaces here: a script can start no process at all")
+    code = (
+        "import os, time\n"
+        "made = 0\n"
+        "try:\n"
+        "    while True:\n"
+        "        if os.fork() == 0: os.setsid(); time.sleep(77)\n"
+        "        made += 1\n"
+        "except BlockingIOError: print(made, flush=True)\n"
+        "time.sleep(77)\n"
+    )
+    outcome = run_python(code, SandboxLimits(wall_s=0.7, processes=8))
+    assert (outcome.kind, outcome.stdout) == ("timeout", "7\n")
+    check_nothing_is_left()
+
+
+def test_threads_where_the_limit_allows_them():
+    if not {"namespaces", "user"} & set(layers()):
+        pytest.skip("a number of processes needs a user or a namespace of its own")
+    code = "from threading import Thread\nt = Thread(target=print, args=(1,))\nt.start()\nt.join()"
+    assert run_python(code, SandboxLimits(processes=2)).stdout == "1\n"
+
+
+def test_nothing_is_left_behind():
+    run_python("import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').close()\nos.chmod('a', 0)")
+    for code in ("open('x', 'w').write('x')", "while True: pass", "print('x' * 10**6)"):
+        run_python(code, QUICK)
+    check_nothing_is_left()
+
+
+def test_calls_from_several_threads_do_not_mix():
+    found = {}
+
+    def work(number):
+        found[number] = run_python(f"print({number} * 1000)").stdout
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: f"{n * 1000}\n" for n in range(12)}
+
+
+def test_a_killed_porter_is_started_again():
+    run_python("")
+    sandbox._PORTER._process.kill()
+    sandbox._PORTER._process.wait()
+    assert run_python("print(1)").stdout == "1\n"
+
+
+def test_the_script_ends_with_the_process_that_asked_for_it():
+    code = (
+        "import threading, time, os\n"
+        "from verl_hier.environments.sandbox import SandboxLimits, run_python\n"
+        "limits = SandboxLimits(cpu_s=60, wall_s=60)\n"
+        "threading.Thread(target=run_python, args=('while True: pass', limits), daemon=True).start()\n"
+        "time.sleep(1)\n"
+        "from verl_hier.environments import sandbox\n"
+        "print(sandbox._PORTER.base, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    base = done.stdout.strip()
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and (running(base) or os.path.exists(base)):
+        time.sleep(0.1)
+    assert not running(base) and not os.path.exists(base)
+
+
+def test_limits_that_make_no_sense_are_refused():
+    for wrong in ({"cpu_s": 0}, {"wall_s": -1}, {"memory_mb": 8}, {"output_bytes": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            SandboxLimits(**wrong)
+
+
+# ---- walls -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)",
+        "import urllib.request\nurllib.request.urlopen('http://1.1.1.1')",
+        "import socket\nsocket.socket(socket.AF_UNIX).connect('/tmp/x')",
+    ],
+)
+def test_there_is_no_network(code):
+    outcome = run_python(code, QUICK)
+    assert outcome.kind == "error" and "the sandbox has no network" in outcome.stderr
+
+
+def test_there_is_no_ctypes():
+    for code in ("import ctypes", "import _ctypes", "from ctypes import CDLL"):
+        assert "the sandbox has no ctypes" in run_python(code).stderr
+
+
+def test_files_of_the_machine_are_out_of_reach(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    secret.chmod(0o666)
+    readers = [f"print(open({str(secret)!r}).read())", f"open({str(secret)!r}, 'w').write('x')"]
+    readers += [f"import os\nprint(os.listdir({str(tmp_path)!r}))", f"import os\nos.remove({str(secret)!r})"]
+    readers += [f"import shutil\nshutil.rmtree({str(tmp_path)!r})", f"print(open({__file__!r}).read())"]
+    for code in readers:
+        outcome = run_python(code)
+        assert outcome.kind == "error" and "s3cret" not in outcome.stdout, outcome
+    assert secret.read_text() == "s3cret"
+
+
+def test_the_interpreters_own_files_cannot_be_changed():
+    path = os.__file__
+    assert run_python(f"print(len(open({path!r}).read()) > 1000)").stdout == "True\n"
+    before = Path(path).stat()
+    assert run_python(f"open({path!r}, 'a').write('')").kind == "error"
+    assert Path(path).stat().st_mtime == before.st_mtime
+
+
+@pytest.fixture
+def without_hook(monkeypatch):
+    """Sandboxes without an audit hook, so that what stands behind it is on its own."""
+    bare = sandbox.START.replace("main()", "from verl_hier.environments import walls; walls.guard = BARE; main()")
+    bare = bare.replace("BARE", "lambda *_: lambda event, arguments: None")
+    monkeypatch.setattr(sandbox, "START", bare)
+    monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
+
+
+def test_namespaces_hold_without_the_hook(without_hook):
+    if not sandbox.FULL <= set(layers()):
+        pytest.skip("no namespaces here")
+    tries = {
+        "import socket\nsocket.create_connection(('1.1.1.1', 80), 1)": "Network is unreachable",
+        "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)": "Network is unreachable",
+        "import os\nos.fork()": "Resource temporarily unavailable",
+        "open('/etc/passwd')": "No such file or directory",
+        "import os\nprint(os.listdir('/proc'))": "No such file or directory",
+        f"import os\nos.kill({os.getpid()}, 9)": "No such process",
+        f"open({os.__file__!r}, 'a')": "Read-only file system",
+        "import os\nos.setuid(0)" if os.geteuid() == 0 else "import os\nos.setuid(1)": "Operation not permitted",
+    }
+    for code, answer in tries.items():
+        error = run_python(code).stderr
+        assert answer in error or ("'/etc/passwd'" not in code and "Permission denied" in error), (code, error)
+    names = run_python("import os\nprint(*sorted(os.listdir('/')))").stdout.split()
+    assert set(names) <= {"dev", "etc", "lib", "lib64", "tmp", "usr", Path(sys.base_prefix).parts[1]}
+
+
+def test_mounts_cannot_be_undone_without_the_hook(without_hook):
+    if "private_root" not in layers():
+        pytest.skip("no private root here")
+    code = (
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"target = {str(Path(os.__file__).parent)!r}.encode()\n"
+        "print(libc.mount(None, b'/tmp', None, 32 | 4096, None), ctypes.get_errno())\n"
+        "print(libc.umount2(b'/usr/lib', 2), ctypes.get_errno())\n"
+        "print(libc.chroot(b'/tmp'), ctypes.get_errno())\n"
+    )
+    assert run_python(code).stdout.splitlines() == ["-1 1"] * 3
+
+
+@pytest.fixture
+def plain_interpreter(monkeypatch):
+    """An interpreter that an ordinary user can read, for the layers without namespaces."""
+    library = Path(os.__file__).parent
+    if os.geteuid() == 0 and not all(part.stat().st_mode & 1 for part in library.parents):
+        if not Path("/usr/bin/python3").exists():
+            pytest.skip("root's own Python, and no other one")
+        monkeypatch.setattr(sandbox.sys, "executable", "/usr/bin/python3")
+    monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
+
+
+ALONE = SandboxLimits(cpu_s=1, wall_s=2, namespaces=False)
+
+
+def test_without_namespaces_the_other_layers_remain(plain_interpreter, caplog, tmp_path):
+    outcome = run_python("print(1)", ALONE)
+    assert outcome.stdout == "1\n" and "namespaces" not in outcome.layers and "audit" in outcome.layers
+    assert "only these layers" in caplog.text
+    hostile = {
+        "while True: pass": "timeout",
+        "x = bytearray(10**9)": "memory",
+        "print('x' * 10**7)": "output",
+        "import os\nos.fork()": "error",
+        "import socket\nsocket.socket()": "error",
+        "open('/etc/passwd')": "error",
+        f"open({str(tmp_path / 'x')!r}, 'w')": "error",
+        "import os\nos.listdir('/')": "error",
+        "import os\nos.kill(os.getppid(), 9)": "error",
+    }
+    for code, kind in hostile.items():
+        assert run_python(code, ALONE).kind == kind, code
+    assert run_python("open('x', 'w').write('u')\nprint(open('x').read())", ALONE).stdout == "u\n"
+
+
+def test_landlock_holds_without_the_hook(plain_interpreter, without_hook, tmp_path):
+    if "landlock" not in run_python("", ALONE).layers:
+        pytest.skip("no Landlock here")
+    for code in ("open('/etc/passwd')", f"open({str(tmp_path / 'x')!r}, 'w')", "import os\nos.listdir('/')"):
+        assert "PermissionError" in run_python(code, ALONE).stderr
+    assert "BlockingIOError" in run_python("import os\nos.fork()", ALONE).stderr
+
+
+def test_root_does_not_run_scripts_without_walls(monkeypatch):
+    library = Path(os.__file__).parent
+    if os.geteuid() != 0 or all(part.stat().st_mode & 1 for part in library.parents):
+        pytest.skip("needs root with a Python that nobody else can read")
+    monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
+    with pytest.raises(SandboxError, match="must not run as root"):
+        run_python("", ALONE)
+
+
+def test_an_interpreter_that_does_not_start_is_an_error(monkeypatch):
+    monkeypatch.setattr(sandbox, "START", "raise SystemExit(1)")
+    monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
+    with pytest.raises(SandboxError):
+        run_python("print(1)")
+
+
+# ---- anything at all -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.one_of(st.text(), st.text("()[]{}:=+-*'\"\\\n\t 019abcdefimnoprtx_.@", max_size=60)))
+def test_any_text_has_an_outcome(code):
+    assert run_python(code, QUICK, echo=True).kind in ("ok", "error", "timeout", "memory", "output", "killed")
+
+
+def test_the_hook_knows_paths():
+    hook = walls.guard(False, ("/usr/lib", "/tmp/work"))
+    hook("open", ("/tmp/work/a", "r", 0))
+    hook("open", (3, "r", 0))
+    for event, arguments in (("open", ("/tmp/workshop", "r", 0)), ("os.rename", ("/tmp/work/a", "/tmp/b", -1, -1))):
+        with pytest.raises(PermissionError):
+            hook(event, arguments)
