@@ -18,6 +18,7 @@ from verl_hier_plugins.nested.sampler import NestedOptions
 from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
 from verl_hier_plugins.react.worker import React, ReactOptions
 from verl_hier_plugins.stagewise import StagewiseOptions
+from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSamplerOptions
 
 from tests.rollout.conftest import Corridor
 from verl_hier.config import GuardOptions
@@ -83,6 +84,7 @@ OPTIONS = [
     ("workers/react.md", ReactOptions),
     ("workers/planner_executor.md", PlannerExecutorOptions),
     ("samplers/nested.md", NestedOptions),
+    ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
     ("schedules.md", AlternatingOptions, StagewiseOptions, BottomUpOptions),
 ]
 

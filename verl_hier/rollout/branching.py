@@ -1,4 +1,4 @@
-"""What samplers that branch between turns have in common: starting and forking within the budget, whole turns, places."""
+"""What samplers that branch between turns share: starting and forking within the budget, whole turns, places."""
 
 from __future__ import annotations
 
