@@ -1,5 +1,7 @@
-"""Without the `alfworld` extra only the tests of the pool and the kit are collected."""
+"""Without an environment's extra its tests are not collected; those of the pool and the kit always are."""
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("alfworld") and find_spec("textworld") else ["test_alfworld*.py"]
+NEEDS = {"test_alfworld*.py": ("alfworld", "textworld"), "test_search*.py": ("bm25s",)}
+
+collect_ignore_glob = [files for files, modules in NEEDS.items() if not all(map(find_spec, modules))]
