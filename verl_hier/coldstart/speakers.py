@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,8 @@ class ExpertPolicy:
             noise: how far it is from the expert.
             rng: decides where.
             hierarchical: whether a planner speaks first.
-            options: of the worker; `separator` and `action_tag`, where it has them, are how it wants to be spoken to.
+            options: of the worker; `separator` and `action_tag`, where it has them, are how it wants to be spoken to,
+                and `write_plan(subgoals)` makes a planner's text where subgoals in a row are not one.
             remember: see `OffersExpert`; omitted: unless contexts start afresh at each subgoal.
         """
         self._world = world
@@ -84,7 +85,8 @@ class ExpertPolicy:
         self._hierarchical = hierarchical
         self._remember = not hierarchical if remember is None else remember
         sign = str(getattr(options, "separator", ";")).strip()
-        self._separator = f" {sign} " if sign else "\n"
+        separator = f" {sign} " if sign else "\n"
+        self._write_plan: Callable[[Sequence[str]], str] = getattr(options, "write_plan", separator.join)
         self._action_tag: str | None = getattr(options, "action_tag", None)
         self._expert: Expert | None = None
         self._subgoal = -1 if hierarchical else 0
@@ -115,7 +117,7 @@ class ExpertPolicy:
             self._expert = expert_of(world, self._rng, self._noise.skip_stage, self._remember)
             self.skipped = self._expert.subgoals != full.subgoals
             if self._hierarchical:
-                return self._separator.join(self._expert.subgoals)
+                return self._write_plan(self._expert.subgoals)
         elif self._hierarchical and prompt[: len(self._context)] != self._context:
             self._subgoal += 1
         return self._act(self._expert)

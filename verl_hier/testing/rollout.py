@@ -50,6 +50,19 @@ class WordTokenizer:
         return self._ids.get(tokens)
 
 
+class CharacterTokenizer(WordTokenizer):
+    """One token a character, so that texts come back as they were: line breaks, indents and tags."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of the characters of a text; unknown ones are added."""
+        return [self._ids.setdefault(character, len(self._ids)) for character in text]
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        """Text of ids."""
+        characters = list(self._ids)
+        return "".join(characters[i] for i in token_ids)
+
+
 class ScriptedPolicy:
     """Answers every prompt by a function of the prompt's text and the request's seed."""
 
@@ -136,9 +149,10 @@ async def roll_out_scripted(
     limits: Limits | None = None,
     budget: BudgetOptions | None = None,
     entropy: EntropyOptions | None = None,
+    tokenizer: WordTokenizer | None = None,
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
-    policy = ScriptedPolicy(WordTokenizer(), answer)
+    policy = ScriptedPolicy(tokenizer or WordTokenizer(), answer)
     request = Request(task=task or _TASK, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels)
     rollout = Rollout(
         request,

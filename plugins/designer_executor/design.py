@@ -1,0 +1,138 @@
+"""A design: what a script means once it was read and found sound.
+
+Plain data: `script.py` reads it, `worker.py` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Sharing = Literal["own", "kept", "shared"]
+
+ACT = "act"
+"""The tool that stands for every action of the environment."""
+
+
+class DesignError(Exception):
+    """Why a script was refused.
+
+    Attributes:
+        name: one of `FAILURES`; it is counted.
+        line: 1-based line of the script, 0 when it has none.
+    """
+
+    def __init__(self, name: str, message: str, line: int = 0) -> None:
+        super().__init__(f"line {line}: {message}" if line else message)
+        self.name = name
+        self.line = line
+
+
+FAILURES: dict[str, str] = {
+    "missing": "the tag that should hold the script is not there, or not closed",
+    "cut": "the turn reached its token limit",
+    "too_long": "more than `max_bytes`, or more than 4000 words and signs",
+    "syntax": "it cannot be read at all",
+    "too_deep": "blocks in blocks beyond a depth of 12",
+    "import": "it imports something",
+    "function": "it defines a function, a class or a lambda",
+    "recursion": "a function calls itself, or the script calls the designer",
+    "unbounded_loop": "`while`, or a `for` over anything but `range(NUMBER)`",
+    "too_many_steps": "more than `max_steps` calls in the worst case",
+    "too_many_roles": "it defines more than `max_roles` roles",
+    "bad_role": "a role is defined with a wrong, reserved or used name, or with a wrong option",
+    "unknown_role": "it calls a role that nobody defined",
+    "unknown_tool": "it gives a role a tool that the recipe does not have",
+    "unknown_name": "it reads a text that nobody has written",
+    "forbidden": "anything else that the language does not have",
+    "empty": "it calls nobody",
+}
+"""What can be wrong with a script; each name is counted as `design_<name>`."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """An executor's job.
+
+    Attributes:
+        name: how the script calls it; the agent of its turns.
+        brief: what it is told about its job.
+        tools: what it may do: `act`, or first words of actions; empty for a role that only speaks.
+        context: `own` starts anew with each call, `kept` goes on from call to call, `shared` is one for all roles that
+            share.
+        turns: turns of one call at most, None for the recipe's number.
+    """
+
+    name: str
+    brief: str = ""
+    tools: tuple[str, ...] = ()
+    context: Sharing = "own"
+    turns: int | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """The latest text of a role, or the text that a name was given."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A role's turn or turns.
+
+    Attributes:
+        role: who.
+        order: what it is told, texts and what others said, one after the other.
+        result: name that the text is given, or None.
+    """
+
+    role: str
+    order: tuple[str | Said, ...] = ()
+    result: str | None = None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`body`, `times` times; `name` counts from 0."""
+
+    name: str
+    times: int
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`then` when `text` is in (`negated`: is not in) what `name` said, else `otherwise`. Case does not matter."""
+
+    text: str
+    name: str
+    negated: bool
+    then: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Leave:
+    """End of the innermost loop, or of the whole execution."""
+
+    what: Literal["loop", "execution"]
+
+
+Statement = Call | Loop | Choice | Leave
+
+
+@dataclass(frozen=True)
+class Design:
+    """A sound script.
+
+    Attributes:
+        roles: by name, those of the recipe included.
+        body: what happens, in order.
+        steps: calls in the worst case.
+    """
+
+    roles: Mapping[str, Role]
+    body: tuple[Statement, ...]
+    steps: int

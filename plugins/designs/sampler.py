@@ -1,0 +1,61 @@
+"""M designs x N executions: the first turn of an episode is its design, everything after it one execution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_hier.rollout import Sampler
+from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class DesignsOptions:
+    """Options of `designs`. `actor_rollout_ref.rollout.n` is `designs` x `executions`."""
+
+    designs: int = 4
+    """Designs a task (M)."""
+    executions: int = 4
+    """Executions of each design (N)."""
+    failed: Literal["drop", "keep"] = "drop"
+    """What becomes of a design whose first turn is invalid: it is dropped from its group (the paper), or it stays a
+    leaf with the return that its worker gives it."""
+
+    def __post_init__(self) -> None:
+        if self.designs < 1 or self.executions < 1:
+            raise ValueError("designs and executions must be at least 1")
+
+
+class Designs(Sampler):
+    """See `plugins/designs`."""
+
+    def __init__(self, options: DesignsOptions) -> None:
+        self._options = options
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        options = self._options
+        designs = [rollout.start(design=number, execution=0) for number in range(options.designs)]
+        await rollout.advance(designs)
+        executions: list[Episode] = []
+        for number, design in enumerate(designs):
+            if not self._sound(rollout, design):
+                continue
+            executions.append(design)
+            for execution in range(1, options.executions):
+                executions.append(await design.fork(after=1, design=number, execution=execution))
+        await rollout.run(executions)
+
+    def _sound(self, rollout: Rollout, design: Episode) -> bool:
+        """Whether a design can be executed; a failed one is counted and, as the recipe says, dropped."""
+        spoken = design.tip
+        if spoken is not None and spoken.valid and not design.over:
+            return True
+        if design.complete:
+            rollout.count("failed_designs")
+            if self._options.failed == "drop":
+                # The worker has ended the episode; what is left to decide is that it is no leaf.
+                design.record.status = "pruned"
+                design.record.error = "failed_design"
+        return False
