@@ -16,6 +16,7 @@ from verl_hier_plugins.bottom_up import BottomUpOptions
 from verl_hier_plugins.independent import Independent
 from verl_hier_plugins.nested.sampler import NestedOptions
 from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
+from verl_hier_plugins.portool.sampler import PORToolSamplerOptions
 from verl_hier_plugins.react.worker import React, ReactOptions
 from verl_hier_plugins.stagewise import StagewiseOptions
 from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSamplerOptions
@@ -84,6 +85,7 @@ OPTIONS = [
     ("workers/react.md", ReactOptions),
     ("workers/planner_executor.md", PlannerExecutorOptions),
     ("samplers/nested.md", NestedOptions),
+    ("samplers/portool.md", PORToolSamplerOptions),
     ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
     ("schedules.md", AlternatingOptions, StagewiseOptions, BottomUpOptions),
 ]
