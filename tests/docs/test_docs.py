@@ -20,6 +20,7 @@ from verl_hier_plugins.portool.sampler import PORToolSamplerOptions
 from verl_hier_plugins.react.worker import React, ReactOptions
 from verl_hier_plugins.stagewise import StagewiseOptions
 from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSamplerOptions
+from verl_hier_plugins.treeps_rag.sampler import TreePSRAGSamplerOptions
 
 from tests.rollout.conftest import Corridor
 from verl_hier.config import GuardOptions
@@ -85,6 +86,7 @@ OPTIONS = [
     ("workers/react.md", ReactOptions),
     ("workers/planner_executor.md", PlannerExecutorOptions),
     ("samplers/nested.md", NestedOptions),
+    ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),
     ("samplers/portool.md", PORToolSamplerOptions),
     ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
     ("schedules.md", AlternatingOptions, StagewiseOptions, BottomUpOptions),
