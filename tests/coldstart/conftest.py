@@ -17,6 +17,8 @@ def options():
 @pytest.fixture(scope="session")
 def workers():
     """Worker spec and options by name."""
+    from verl_hier_plugins.designer_executor import hier_workers as designing
+    from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
     from verl_hier_plugins.planner_executor import hier_workers as hierarchical
     from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
     from verl_hier_plugins.react import hier_workers as flat
@@ -26,6 +28,16 @@ def workers():
     return {
         "planner_executor": (hierarchical()[0], PlannerExecutorOptions(executor_prompt=prompt, subgoal_turns=30)),
         "react": (flat()[0], ReactOptions()),
+        "designer_executor": (
+            designing()[0],
+            DesignerExecutorOptions(
+                executor_prompt="{role}: {order} | {places} | {observation}",
+                roles={name: RoleOptions() for name in ("find", "clean", "heat", "cool", "put")},
+                define_roles=False,
+                delivery_tag=None,
+                turns=30,
+            ),
+        ),
     }
 
 

@@ -51,6 +51,22 @@ def test_planner_and_executor_contexts(write, tokenizer):
         assert tokenizer.unk_token_id not in row["input_ids"]
 
 
+def test_designer_and_executor_contexts(write, tokenizer):
+    """The expert's plan is a sound design, and each of its calls is done by the role that it names."""
+    rows = write("designer_executor")
+    designs = [number for number, row in enumerate(rows) if row["role"] == "designer"]
+    assert len(designs) == 8 and {row["role"] for row in rows} == {"designer", "executor"}
+    for number in designs:
+        ((read, design),) = turns(rows[number], tokenizer)
+        assert read.startswith("design : ") and design.startswith("find ")
+        calls = design.split(" ; ")
+        following = [turns(row, tokenizer) for row in rows[number + 1 : number + 1 + len(calls)]]
+        told = [first[0][0].split(" | ")[0].replace(" : ", " ") for first in following]
+        assert told == calls, "the design was not refused, and nobody works on another order"
+        assert [last[-1][1] == "<sub_done>" for last in following] == [True] * (len(calls) - 1) + [False]
+    assert not any(tokenizer.unk_token_id in row["input_ids"] for row in rows)
+
+
 def test_react_contexts(write, tokenizer):
     rows = write("react")
     assert len(rows) == 8 and {row["role"] for row in rows} == {"agent"}

@@ -13,6 +13,9 @@ import pytest
 import verl_hier_plugins
 from verl_hier_plugins.alternating import AlternatingOptions
 from verl_hier_plugins.bottom_up import BottomUpOptions
+from verl_hier_plugins.designer_executor.design import FAILURES
+from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
+from verl_hier_plugins.designs.sampler import DesignsOptions
 from verl_hier_plugins.independent import Independent
 from verl_hier_plugins.nested.sampler import NestedOptions
 from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
@@ -85,7 +88,9 @@ def test_pages_are_finished(page):
 OPTIONS = [
     ("workers/react.md", ReactOptions),
     ("workers/planner_executor.md", PlannerExecutorOptions),
+    ("workers/designer_executor.md", DesignerExecutorOptions, RoleOptions),
     ("samplers/nested.md", NestedOptions),
+    ("samplers/designs.md", DesignsOptions),
     ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),
     ("samplers/portool.md", PORToolSamplerOptions),
     ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
@@ -99,6 +104,12 @@ def test_option_tables_are_the_dataclasses(page, classes):
     told = [(name, kind.replace("\\|", "|"), default, text.replace("\\|", "|")) for name, kind, default, text in rows]
     fields = [option for cls in classes for option in options_of(cls)]
     assert told == [(option.name, option.type, option.default, option.text) for option in fields]
+
+
+def test_the_failures_of_designs_are_those_of_the_code():
+    text = (DOCS / "workers/designer_executor.md").read_text("utf-8")
+    rows = re.findall(r"^\| `design_(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)
+    assert dict(rows) == FAILURES
 
 
 def test_guard_settings_are_the_dataclass():

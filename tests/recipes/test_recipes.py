@@ -17,7 +17,7 @@ from verl_hier.recipes import command, compose, find, folder, overridden, recipe
 
 ROOT = Path(__file__).parents[2]
 NAMES = [recipe.name for recipe in recipes()]
-METHODS = ("himac", "gigpo", "grpo")
+METHODS = ("himac", "gigpo", "grpo", "metaagentx")
 SIZES = ("cpu", "1.5b_vllm", "1.5b_sglang", "7b_vllm", "7b_sglang", "cluster")
 BRANCHING = ("tree_grpo", "portool", "treeps_rag")
 # Recipes that leave their data and model to the user, and what a user would add.
@@ -150,6 +150,9 @@ def test_kl_and_sizes_are_those_of_the_papers() -> None:
     assert himac.actor_rollout_ref.actor.use_kl_loss and himac.actor_rollout_ref.actor.kl_loss_coef == 0.01
     assert himac.actor_rollout_ref.rollout.n == 8 and himac.hier.sampler.plans == 8
     assert himac.data.max_prompt_length == 2048 and himac.hier.rollout.max_tokens_per_turn == 512
+    metaagentx = compose("metaagentx_alfworld_7b_vllm")
+    assert not metaagentx.actor_rollout_ref.actor.use_kl_loss and metaagentx.data.max_response_length == 8192
+    assert metaagentx.actor_rollout_ref.rollout.n == 4 * 4
     gigpo = compose("gigpo_alfworld_1.5b_vllm")
     assert gigpo.hier.estimator == {"name": "gigpo", "omega": 1.0, "gamma": 0.95, "norm": "mean_norm"}
     assert gigpo.data.train_batch_size * gigpo.actor_rollout_ref.rollout.n == 128
