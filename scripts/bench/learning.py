@@ -25,6 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer  # noqa: F401 - its lazy import must not be the work of two threads at once
+
 from verl_hier.coldstart.recipe import ColdStart, cold_start
 from verl_hier.quickstart import success_of
 from verl_hier.recipes import command
