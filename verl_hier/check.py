@@ -17,13 +17,13 @@ from verl_hier.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.checks.needs import check_needs, needs_critic
 from verl_hier.checks.resources import Sizes, check_resources
 from verl_hier.checks.tasks import check_source, check_tasks
-from verl_hier.compat.versions import installed, require_supported
+from verl_hier.compat.versions import require_supported
 from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError
 from verl_hier.plugins import Parts, PluginHost, resolve
 
-# Rollout servers that are packages of their own; the others come with verl or with us.
-ENGINES = {"vllm": "vllm", "sglang": "sglang"}
+# Rollout servers that are packages of their own, and the module; the others come with verl or with us.
+ENGINES = {"vllm": "vllm", "vllm_topk": "vllm", "sglang": "sglang"}
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,8 @@ def check_machine(config: Mapping[str, Any]) -> None:
     module = ENGINES.get(server)
     if module and importlib.util.find_spec(module) is None:
         raise RecipeError(
-            f"actor_rollout_ref.rollout.name: {server} is not installed here; `pip install 'verl-hier[{server}]'`, "
-            f"or run "
-            "one of the *_cpu recipes."
+            f"actor_rollout_ref.rollout.name: {module} is not installed here; `pip install 'verl-hier[{module}]'`, "
+            "or run one of the *_cpu recipes."
         )
     trainer = config["trainer"]
     remote = config["ray_kwargs"]["ray_init"].get("address") or os.environ.get("RAY_ADDRESS")
@@ -173,10 +172,10 @@ def _notes(config: Mapping[str, Any], parts: Parts) -> list[str]:
             f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini} does not divide data.train_batch_size = {tasks}; "
             f"the step is cut into {max(1, tasks // mini)} equal part(s)."
         )
-    server = config["actor_rollout_ref"]["rollout"]["name"]
-    if server in ENGINES and installed(server) is None:
+    module = ENGINES.get(config["actor_rollout_ref"]["rollout"]["name"])
+    if module and importlib.util.find_spec(module) is None:
         notes.append(
-            f"{server} is not installed on this machine; `pip install 'verl-hier[{server}]'` where the recipe runs."
+            f"{module} is not installed on this machine; `pip install 'verl-hier[{module}]'` where the recipe runs."
         )
     if needs_critic(config) and not parts.estimator.spec.needs_critic:
         notes.append(f"a critic is trained, but estimator {parts.estimator.spec.name!r} does not read its values.")

@@ -32,6 +32,11 @@ def test_names_are_unique_and_every_field_says_something() -> None:
         (inspection.takes("verl.utils.config:validate_config", "nonsense"), "takes no nonsense"),
         (inspection.reads("verl.trainer.main_ppo:run_ppo", "launch_the_rocket()"), "does not say"),
         (inspection.fields("verl.workers.rollout.replica:TokenOutput", "colour"), "no field colour"),
+        (inspection.spells("verl.nothing:here"), "does not exist"),
+        (inspection.spells("verl.workers.rollout.vllm_rollout.vllm_async_server:nothing"), "does not exist"),
+        (inspection.spells("verl.workers.rollout.base:BaseRollout", "launch_the_rocket()"), "does not say"),
+        (inspection.spells("verl.workers.rollout.base:BaseRollout.resume", names=("colour",)), "takes no colour"),
+        (inspection.spells("verl.workers.rollout.base:BaseRollout", names=("tags",)), "is no function"),
         (inspection.abstract("verl.workers.rollout.base:BaseRollout", "resume"), "new abstract methods"),
     ],
 )

@@ -12,12 +12,15 @@ FAILURE: BaseException | None = None
 
 
 def _register() -> None:
-    from verl_hier.compat import searchpath
+    from verl_hier.compat import searchpath, vllm_cpu, vllm_topk
     from verl_hier.compat.import_hooks import when_imported
     from verl_hier.runtime_cpu import activate
 
     activate()
     searchpath.register()
+    vllm_cpu.activate()
+    when_imported("verl.workers.rollout.replica", vllm_topk.register_replica)
+    when_imported("verl.workers.rollout.base", vllm_topk.register_adapter)
 
     def trainers(module: object) -> None:
         from verl_hier.compat import trainers as ours

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Check = Callable[[], None]
@@ -94,6 +97,54 @@ def abstract(target: str, *names: str) -> Check:
             raise SeamBroken(f"{target} has new abstract methods: {', '.join(sorted(more))}")
 
     return check
+
+
+def spells(target: str, *fragments: str, names: tuple[str, ...] = ()) -> Check:
+    """As `reads` and `takes`, from the file alone: for modules that import what need not be installed (vLLM, SGLang).
+
+    Args:
+        target: `module:Class.function`.
+        fragments: what its source says, whatever the line breaks.
+        names: parameters that the function takes.
+    """
+
+    def check() -> None:
+        text, node = _written(target)
+        source = _squeezed(ast.get_source_segment(text, node) or "")
+        for fragment in fragments:
+            if _squeezed(fragment) not in source:
+                raise SeamBroken(f"{target} does not say `{fragment}` any more")
+        if names:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                raise SeamBroken(f"{target} is no function any more")
+            arguments = node.args
+            there = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+            missing = [name for name in names if name not in there]
+            if missing and arguments.kwarg is None:
+                raise SeamBroken(f"{target} takes no {', '.join(missing)}")
+
+    return check
+
+
+def _written(target: str) -> tuple[str, ast.stmt]:
+    """Text of the file of `module:Class.function`, and the statement that defines it; imports the top package only."""
+    module, _, path = target.partition(":")
+    package, *rest = module.split(".")
+    spec = importlib.util.find_spec(package)
+    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec is not None else []
+    files = [file for root in roots if (file := root.joinpath(*rest).with_suffix(".py")).is_file()]
+    if not files:
+        raise SeamBroken(f"{module} does not exist any more")
+    text = files[0].read_text(encoding="utf-8")
+    body: list[ast.stmt] = ast.parse(text).body
+    found: ast.stmt | None = None
+    for name in path.split("."):
+        found = next((node for node in body if getattr(node, "name", None) == name), None)
+        if found is None:
+            raise SeamBroken(f"{target} does not exist any more")
+        body = getattr(found, "body", [])
+    assert found is not None
+    return text, found
 
 
 def together(*checks: Check) -> Check:

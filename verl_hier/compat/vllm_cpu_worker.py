@@ -1,0 +1,39 @@
+"""verl's vLLM worker extension for a build for the CPU; a recipe names it, see recipes/hier/engine/vllm_cpu.yaml.
+
+vLLM's CPU backend packs the weights of linear layers into the layout of its kernels and drops the originals
+(vllm/model_executor/layers/utils.py). verl then has nothing to load new weights into: the receiver fails and the
+sender waits for it without end. The extension keeps the weights as they are and multiplies by them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+from vllm.model_executor.layers import utils as layers
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def keep_plain_weights() -> None:
+    """Replace vLLM's choice of a packed kernel in this process; layers that are no matrices keep theirs."""
+    packed = layers.dispatch_cpu_unquantized_gemm
+
+    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+        if layer.weight.is_meta or layer.weight.ndim != 2:
+            packed(layer, remove_weight)
+        else:
+            layer.cpu_linear = _linear
+
+    layers.dispatch_cpu_unquantized_gemm = dispatch
+
+
+class WorkerExtension(vLLMColocateWorkerExtension):
+    """Takes effect before the model is built, because vLLM's worker is made of this class."""
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        keep_plain_weights()
+        return super().__new__(cls, **kwargs)
