@@ -279,6 +279,11 @@ def test_a_server_without_top_logprobs(refused: Refused, install: Install) -> No
     assert "the rollout server 'vllm' does not return" in sentence and "transformers" in sentence
 
 
+def test_entropies_of_likeliest_tokens_that_nobody_returns(refused: Refused) -> None:
+    sentence = refused("hier.rollout.entropy.source=top_k", "actor_rollout_ref.rollout.name=sglang")
+    assert sentence.startswith("hier.rollout.entropy.source: top_k needs") and "use sampled or prefill" in sentence
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_hier.errors import RecipeError
 

@@ -32,6 +32,7 @@ def check_needs(config: Mapping[str, Any], hier: HierConfig, parts: Parts, host:
     check_critic(config, parts)
     check_kl(config, parts)
     check_sampler(config, parts, host)
+    check_entropy(config, hier)
     return check_episodes(config, parts)
 
 
@@ -120,7 +121,7 @@ def check_sampler(config: Mapping[str, Any], parts: Parts, host: PluginHost) -> 
             f"({', '.join(able) or 'none installed'})."
         )
     server = str(config["actor_rollout_ref"]["rollout"]["name"])
-    if sampler.needs_top_logprobs and not (server in TOP_LOGPROB_SERVERS or server.endswith(TOP_LOGPROB_SUFFIX)):
+    if sampler.needs_top_logprobs and not _returns_top_logprobs(server):
         raise RecipeError(
             f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of the likeliest tokens, "
             f"which "
@@ -133,6 +134,21 @@ def check_sampler(config: Mapping[str, Any], parts: Parts, host: PluginHost) -> 
             f"hier.sampler.name: estimator {parts.estimator.spec.name!r} needs turns with several children, and "
             f"{sampler.name!r} never branches; choose one that does ({', '.join(able) or 'none installed'})."
         )
+
+
+def check_entropy(config: Mapping[str, Any], hier: HierConfig) -> None:
+    """Refuse entropies of the likeliest tokens from a server that does not return them."""
+    server = str(config["actor_rollout_ref"]["rollout"]["name"])
+    if hier.rollout.entropy.source == "top_k" and not _returns_top_logprobs(server):
+        raise RecipeError(
+            f"hier.rollout.entropy.source: top_k needs the log-probs of the likeliest tokens, which the rollout server "
+            f"{server!r} does not return; use sampled or prefill, or set actor_rollout_ref.rollout.name to "
+            f"`transformers` or to a server whose name ends in `{TOP_LOGPROB_SUFFIX}`."
+        )
+
+
+def _returns_top_logprobs(server: str) -> bool:
+    return server in TOP_LOGPROB_SERVERS or server.endswith(TOP_LOGPROB_SUFFIX)
 
 
 def check_episodes(config: Mapping[str, Any], parts: Parts) -> int:
