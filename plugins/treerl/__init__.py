@@ -1,9 +1,10 @@
-"""TreeRL (arXiv 2506.11902), docs/estimators/treerl.md."""
+"""TreeRL (arXiv 2506.11902), docs/estimators/treerl.md and docs/samplers/treerl.md."""
 
 from verl_hier_plugins.treerl.estimator import TreeRLOptions, advantage
+from verl_hier_plugins.treerl.sampler import TreeRLSampler, TreeRLSamplerOptions, leaves_of
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.specs import EstimatorSpec
+from verl_hier.specs import EstimatorSpec, SamplerSpec
 
 TREERL = EstimatorSpec(
     name="treerl",
@@ -17,8 +18,25 @@ TREERL = EstimatorSpec(
     confidence="A",
 )
 
+SAMPLER = SamplerSpec(
+    name="treerl",
+    factory=TreeRLSampler,
+    options=TreeRLSamplerOptions,
+    summary="whole episodes that branch at the tokens the policy was least sure of",
+    source="arXiv 2506.11902 §3.2; THUDM/TreeRL (EPTree, confidence A)",
+    doc="samplers/treerl.md",
+    episodes=leaves_of,
+    needs_fork=True,
+)
+
 
 @hookimpl
 def hier_estimators() -> list[EstimatorSpec]:
     """Brings `treerl`."""
     return [TREERL]
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    """Brings the `treerl` sampler."""
+    return [SAMPLER]

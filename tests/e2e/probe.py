@@ -9,13 +9,16 @@ PLUGIN = '''
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from verl_hier.environments.base import Environment, Step
 from verl_hier.hookspecs import hookimpl
-from verl_hier.specs import EnvironmentSpec, PolicyLossSpec
+from verl_hier.plugins import PluginHost
+from verl_hier.rollout import Sampler
+from verl_hier.specs import EnvironmentSpec, PolicyLossSpec, SamplerSpec, build_options
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,34 @@ def write_gradients(old_log_prob, log_prob, advantages, response_mask, loss_agg_
         old_log_prob=old_log_prob, log_prob=log_prob, advantages=advantages, response_mask=response_mask,
         loss_agg_mode=loss_agg_mode, config=config, rollout_is_weights=rollout_is_weights,
     )
+
+
+@dataclass(frozen=True)
+class RotationOptions:
+    """Options of `rotation`."""
+
+    samplers: list[dict[str, Any]] = field(default_factory=list)
+    """`{name: …, option: value}` of each."""
+    steps: int = 2
+    """Trainer steps of each."""
+
+
+class Rotation(Sampler):
+    """Another sampler every few steps, so that one run of the trainer serves them all."""
+
+    def __init__(self, options):
+        self._options = options
+
+    async def sample(self, rollout):
+        number = (rollout.request.step - 1) // self._options.steps
+        block = self._options.samplers[number % len(self._options.samplers)]
+        spec = PluginHost.load({"builtin": True}).spec("sampler", block["name"])
+        await spec.factory(build_options(spec, block)).sample(rollout)
+
+
+@hookimpl
+def hier_samplers():
+    return [SamplerSpec("rotation", Rotation, RotationOptions, needs_fork=True, needs_top_logprobs=True)]
 
 
 @hookimpl

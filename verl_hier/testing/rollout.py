@@ -150,14 +150,15 @@ async def roll_out_scripted(
     budget: BudgetOptions | None = None,
     entropy: EntropyOptions | None = None,
     tokenizer: WordTokenizer | None = None,
+    policy: type[ScriptedPolicy] = ScriptedPolicy,
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
-    policy = ScriptedPolicy(tokenizer or WordTokenizer(), answer)
+    scripted = policy(tokenizer or WordTokenizer(), answer)
     request = Request(task=task or _TASK, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels)
     rollout = Rollout(
         request,
-        policy=policy,
-        renderer=PlainRenderer(policy.tokenizer),
+        policy=scripted,
+        renderer=PlainRenderer(scripted.tokenizer),
         pool=InlinePool(environment),  # type: ignore[arg-type]
         make_worker=worker,
         limits=limits or Limits(),
@@ -166,7 +167,7 @@ async def roll_out_scripted(
         entropy=entropy,
         vocabulary=_VOCABULARY,
     )
-    return await roll_out(rollout, sampler), policy
+    return await roll_out(rollout, sampler), scripted
 
 
 async def replay_scripted(

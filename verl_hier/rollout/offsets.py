@@ -1,0 +1,42 @@
+"""Places inside turns, as numbers of action tokens along a path: they stay right when nodes are cut elsewhere."""
+
+from __future__ import annotations
+
+from verl_hier.rollout.branching import Place
+from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.rollout import Rollout
+from verl_hier.trajectory.graph import Node
+
+
+def nodes_of(episode: Episode) -> list[Node]:
+    """The nodes of an episode's path so far, first one first."""
+    return [episode.rollout.graph.nodes[i] for i in episode.path]
+
+
+def action_tokens(episode: Episode, start: int = 0, stop: int | None = None) -> list[int]:
+    """Its sampled tokens so far, observations left out, from `start` up to `stop`."""
+    return [token for node in nodes_of(episode) for token in node.action][start:stop]
+
+
+def token_at(episode: Episode, offset: int) -> tuple[Node, int]:
+    """The node of the action token number `offset` of its path, and the token's place in it.
+
+    Raises:
+        IndexError: when the path has no such token.
+    """
+    for node in nodes_of(episode):
+        if offset < len(node.action):
+            return node, offset
+        offset -= len(node.action)
+    raise IndexError(f"episode {episode.id} has no action token {offset} places after its end")
+
+
+def place_before(rollout: Rollout, episode: Episode, offset: int) -> Place:
+    """Where to fork so that action token number `offset` of the path is the first that is not shared.
+
+    Cuts the node that the token stands in, unless the token is its first.
+    """
+    node, at = token_at(episode, offset)
+    if at:
+        rollout.split(node, at)
+    return Place(episode, episode.path.index(node.id))
