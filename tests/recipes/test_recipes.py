@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = [recipe.name for recipe in recipes()]
 METHODS = ("himac", "gigpo", "grpo", "metaagentx")
 SIZES = ("cpu", "1.5b_vllm", "1.5b_sglang", "7b_vllm", "7b_sglang", "cluster")
-BRANCHING = ("tree_grpo", "portool", "treeps_rag", "at_grpo")
+BRANCHING = ("tree_grpo", "portool", "treeps_rag", "at_grpo", "anchored")
 # Recipes that leave their data and model to the user, and what a user would add.
 LEFT_OPEN = {"flat_cpu": ("data.train_files=x.parquet", "data.val_files=x.parquet", "algorithm.adv_estimator=grpo")}
 
