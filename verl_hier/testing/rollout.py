@@ -150,10 +150,10 @@ async def roll_out_scripted(
     budget: BudgetOptions | None = None,
     entropy: EntropyOptions | None = None,
     tokenizer: WordTokenizer | None = None,
-    policy: type[ScriptedPolicy] = ScriptedPolicy,
+    policy: type[ScriptedPolicy] | None = None,
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
-    scripted = policy(tokenizer or WordTokenizer(), answer)
+    scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
     request = Request(task=task or _TASK, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels)
     rollout = Rollout(
         request,
