@@ -1,10 +1,13 @@
-"""AEPO (arXiv 2510.14545), docs/estimators/aepo.md: entropy-aware advantage, entropy-balanced clipping."""
+"""AEPO (arXiv 2510.14545), docs/estimators/aepo.md, docs/samplers/aepo.md: entropy balanced in rollout and loss."""
 
 from verl_hier_plugins.aepo.estimator import AEPOOptions, advantage
 from verl_hier_plugins.aepo.losses import entropy_balanced_loss
+from verl_hier_plugins.aepo.sampler import AEPO as AEPOSampler
+from verl_hier_plugins.aepo.sampler import BalancedOptions
+from verl_hier_plugins.arpo.chains import chains_of
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.specs import EstimatorSpec, PolicyLossSpec
+from verl_hier.specs import EstimatorSpec, PolicyLossSpec, SamplerSpec
 
 AEPO = EstimatorSpec(
     name="aepo",
@@ -25,6 +28,22 @@ LOSS = PolicyLossSpec(
 )
 
 
+def _episodes(options: BalancedOptions, n: int) -> int:
+    return n if options.dynamic else chains_of("aepo", options, n)
+
+
+SAMPLER = SamplerSpec(
+    name="aepo",
+    factory=AEPOSampler,
+    options=BalancedOptions,
+    summary="as arpo, with a penalty on branching in row, and a number of starting chains that a probe may choose",
+    source="arXiv 2510.14545 §3.1; RUC-NLPIR/ARPO AEPO/ vllm_rollout_with_tools.py::generate_sequences",
+    doc="samplers/aepo.md",
+    episodes=_episodes,
+    needs_fork=True,
+)
+
+
 @hookimpl
 def hier_estimators() -> list[EstimatorSpec]:
     """Brings `aepo`."""
@@ -35,3 +54,9 @@ def hier_estimators() -> list[EstimatorSpec]:
 def hier_policy_losses() -> list[PolicyLossSpec]:
     """Brings the policy loss `aepo`."""
     return [LOSS]
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    """Brings the sampler `aepo`."""
+    return [SAMPLER]
