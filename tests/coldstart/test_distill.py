@@ -227,7 +227,7 @@ def test_a_served_chain_of_agents_goes_on_in_its_own_message(tmp_path, names_sto
 
     with Endpoint(answer, names_stop=names_stop) as served:
         plan = corridor(lambda m: ServedTeacher(served.url, "big", m), Part(WORKER, spoken), n=3, options=spoken)
-        plan = Distillation(**{**vars(plan), "limits": Limits(20, 50, 1000)})
+        plan = Distillation(**{**vars(plan), "limits": Limits(20, 50, 1000), "filters": Filters(calls=1)})
         report = distill(plan, tmp_path)
     assert report.dropped["correctness"] == {"unfinished": 1} and report.kept == 2
     told = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]

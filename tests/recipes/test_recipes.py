@@ -17,7 +17,7 @@ from verl_hier.recipes import command, compose, find, folder, overridden, recipe
 
 ROOT = Path(__file__).parents[2]
 NAMES = [recipe.name for recipe in recipes()]
-METHODS = ("himac", "gigpo", "grpo", "metaagentx")
+METHODS = ("himac", "chain_of_agents", "gigpo", "grpo", "metaagentx")
 SIZES = ("cpu", "1.5b_vllm", "1.5b_sglang", "7b_vllm", "7b_sglang", "cluster")
 BRANCHING = ("tree_grpo", "portool", "treeps_rag", "at_grpo", "anchored")
 # Recipes that leave their data and model to the user, and what a user would add.
@@ -46,7 +46,7 @@ def local(name: str, model: Path) -> tuple[str, ...]:
 
 def test_the_promised_recipes_are_there() -> None:
     assert {"quickstart", *(f"{method}_alfworld_{size}" for method in METHODS for size in SIZES)} <= set(NAMES)
-    assert {f"{method}_alfworld_{size}" for method in BRANCHING for size in ("cpu", "1.5b_vllm")} <= set(NAMES)
+    assert {f"{method}_alfworld_{size}" for method in BRANCHING for size in ("cpu", "1.5b_vllm", "7b_vllm")} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

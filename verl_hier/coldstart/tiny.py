@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.coldstart.words import PATTERN, split_words
+from verl_hier.coldstart.words import MARKER, PATTERN, split_words
 
 PAD, ACT, END, UNKNOWN, SUB_DONE = "<pad>", "<act>", "<end>", "<unk>", "<sub_done>"
 SPECIAL = (PAD, ACT, END, UNKNOWN)
@@ -94,7 +94,8 @@ def build_tiny(
 def build_tokenizer(vocabulary_texts: Iterable[str], positions: int = 1024) -> Any:
     """A word-level tokenizer over the words of the texts; numbered entities are complete up to their highest number.
 
-    `<end>` ends a turn, `<act>` cues one, `<sub_done>` is the executor's word for a reached subgoal.
+    `<end>` ends a turn, `<act>` cues one, `<sub_done>` is the executor's word for a reached subgoal. Tags in the texts
+    (`<think>`, `</think>`) become tokens too.
     """
     from tokenizers import (  # type: ignore[import-untyped]
         AddedToken,
@@ -107,6 +108,7 @@ def build_tokenizer(vocabulary_texts: Iterable[str], positions: int = 1024) -> A
     from transformers import PreTrainedTokenizerFast
 
     words = list(dict.fromkeys([*SPECIAL, SUB_DONE, *_complete(vocabulary_texts)]))
+    tags = [word for word in words if MARKER.fullmatch(word) and word not in SPECIAL]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
     inner.normalizer = normalizers.Lowercase()
     # Whatever is no word (commas, full stops) is dropped: the pattern is inverted and its delimiters removed.
@@ -121,7 +123,7 @@ def build_tokenizer(vocabulary_texts: Iterable[str], positions: int = 1024) -> A
     )
     tokenizer.add_tokens([AddedToken(ACT, normalized=False, special=True)], special_tokens=True)
     # Not special, so that no decoder drops it.
-    tokenizer.add_tokens([AddedToken(SUB_DONE, normalized=False, special=False)])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

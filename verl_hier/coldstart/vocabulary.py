@@ -48,7 +48,9 @@ def collect_texts(
 
 
 def template_words(options: Any) -> Iterator[str]:
-    """The literal words of a worker's prompt templates (every text option)."""
+    """The literal words of a worker's prompt templates (every text option), and what else its options say it needs."""
+    if isinstance(options, OffersVocabulary):
+        yield from options.vocabulary()
     for name, value in inspect.getmembers(options):
         if isinstance(value, str) and not name.startswith("_"):
             yield " ".join(literal for literal, *_ in string.Formatter().parse(value))

@@ -66,7 +66,10 @@ class Context:
         return text
 
     def tokens_until(self, action: list[int], characters: Sequence[int]) -> list[int]:
-        """For each number of characters of the decoded action, the fewest of its tokens that say as many."""
+        """For each number of characters of the decoded action, the fewest of its tokens that say as many.
+
+        Half of a character counts as said, so places should stand behind plain ones, as the ends of tags do.
+        """
 
         def said(count: int) -> int:
             return len(self._renderer.decode(action[:count]))

@@ -1,0 +1,10 @@
+"""Coroutines as plain calls."""
+
+import asyncio
+
+import pytest
+
+
+@pytest.fixture
+def run():
+    return asyncio.run
