@@ -1,0 +1,156 @@
+"""`distill`: episodes of a multi-agent system as supervised data for the recipe's own worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from verl_hier.cli.data import TINY, Seed
+from verl_hier.cli.output import line, table
+from verl_hier.cli.train import Overrides, Reference
+
+if TYPE_CHECKING:
+    from verl_hier.coldstart.distill import Student, Teacher
+    from verl_hier.coldstart.served import Messages
+    from verl_hier.config import HierConfig
+    from verl_hier.plugins import Part, Parts
+    from verl_hier.rollout.rollout import Limits
+
+EXPERT = "expert"
+
+
+def distill(
+    recipe: Reference,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the data, the teacher's episodes and the report.")] = Path(
+        "runs/distill"
+    ),
+    system: Annotated[
+        str, typer.Option(help="Whose episodes are distilled: a recipe with its worker, or a worker with its defaults.")
+    ] = "planner_executor",
+    teacher: Annotated[
+        str, typer.Option(help="Who speaks in it: the world's expert, or the URL of an OpenAI-compatible endpoint.")
+    ] = EXPERT,
+    teacher_model: Annotated[str, typer.Option(help="The model's name at the endpoint.")] = "",
+    model: Annotated[
+        str | None, typer.Option(help="Folder or name of the tokenizer; omitted: the recipe's model, or `tiny`'s.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="Episodes to play.")] = 480,
+    activations: Annotated[int, typer.Option(help="Keep episodes with at least so many turns of agents.")] = 3,
+    calls: Annotated[int, typer.Option(help="Keep episodes with at least so many actions on the world.")] = 2,
+    upsample: Annotated[int, typer.Option(help="Copies of an episode that reflects or mends a refused action.")] = 2,
+    random_action: Annotated[float, typer.Option(help="Share of the expert's actions that are random.")] = 0.08,
+    mistake_weight: Annotated[float, typer.Option(help="Loss weight of actions that the world refused.")] = 1.0,
+    observation_weight: Annotated[float, typer.Option(help="Loss weight of what the policy only reads.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Of a served teacher.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of one turn of a served teacher.")] = 1024,
+    concurrency: Annotated[int, typer.Option(help="Episodes of a served teacher in flight.")] = 8,
+    seed: Seed = 0,
+) -> None:
+    """Distil a multi-agent system into one worker's data."""
+    from verl_hier.coldstart.distill import DATA, Distillation, Weights
+    from verl_hier.coldstart.distill import distill as run
+    from verl_hier.coldstart.filters import Filters
+    from verl_hier.coldstart.recipe import parts_of
+    from verl_hier.rollout.interfaces import Sampling
+
+    served = teacher != EXPERT
+    hier, parts = parts_of(recipe, overrides or ())
+    worker, limits = _system(system, hier, parts)
+    report = run(
+        Distillation(
+            environment=parts.environment,
+            system=worker,
+            student=_student(recipe, overrides, hier, parts, model),
+            teacher=lambda messages: _teacher(teacher, teacher_model, messages, random_action),
+            n=n,
+            filters=Filters(activations, calls, upsample),
+            weights=Weights(mistake=mistake_weight, read=observation_weight),
+            seed=seed,
+            limits=_for_messages(limits, max_tokens if served else limits.max_tokens_per_turn),
+            sampling=Sampling(temperature=temperature),
+            concurrency=concurrency if served else 1,
+        ),
+        out,
+    )
+    table(report.lines())
+    line(f"data: {out / DATA}   next: verl-hier sft {out / DATA}")
+
+
+def _system(name: str, student: HierConfig, parts: Parts) -> tuple[Part, Limits]:
+    """The worker that the teacher plays, and the limits of its episodes."""
+    from verl_hier.coldstart.recipe import limits_of, parts_of
+    from verl_hier.plugins import Part, PluginHost
+    from verl_hier.specs import build_options
+
+    if name == parts.worker.spec.name:
+        return parts.worker, limits_of(student)
+    host = PluginHost.load(student.plugins)
+    if name in host.specs("worker"):
+        spec = host.spec("worker", name)
+        return Part(spec, build_options(spec, {})), limits_of(student)
+    hier, parts = parts_of(name)
+    return parts.worker, limits_of(hier)
+
+
+def _for_messages(limits: Limits, max_tokens: int) -> Limits:
+    """Limits of the system: turns are the recipe's, lengths the endpoint's own (here a token is a message)."""
+    from dataclasses import replace
+
+    return replace(limits, max_tokens_per_turn=max_tokens, context_tokens=max_tokens + 100 * limits.max_turns)
+
+
+def _teacher(name: str, model: str, messages: Messages, random_action: float) -> Teacher:
+    from verl_hier.coldstart.distill import Expertise
+    from verl_hier.coldstart.served import ServedTeacher
+    from verl_hier.coldstart.speakers import Noise
+    from verl_hier.errors import HierError
+
+    if name == EXPERT:
+        return Expertise(Noise(random_action=random_action, skip_stage=0.0))
+    if not name.startswith(("http://", "https://")):
+        raise HierError(f"--teacher {name}: say `{EXPERT}` or the URL of an endpoint, such as http://host:8000/v1.")
+    if not model:
+        raise HierError("--teacher-model is missing: the model's name at the endpoint.")
+    return ServedTeacher(name, model, messages)
+
+
+def _student(recipe: str, overrides: list[str] | None, hier: HierConfig, parts: Parts, model: str | None) -> Student:
+    """The recipe's worker with the renderer, tokenizer and limits of its rollout."""
+    from dataclasses import replace
+
+    from transformers import AutoTokenizer
+
+    from verl_hier.coldstart.distill import Student
+    from verl_hier.coldstart.recipe import limits_of
+    from verl_hier.errors import HierError
+    from verl_hier.recipes import compose
+
+    config = compose(recipe, overrides or ())
+    plain = hier.rollout.template == "plain"
+    path = model or str(config.actor_rollout_ref.model.path)
+    if model is None and plain and not Path(path).is_dir():
+        path = str(TINY)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        cure = f"`verl-hier tiny {recipe}` makes one" if plain else "name its folder with --model"
+        raise HierError(f"there is no tokenizer at {path} ({type(error).__name__}); {cure}.") from error
+    room = hier.rollout.context_tokens or config.data.max_prompt_length + config.data.max_response_length
+    limits = replace(limits_of(hier), context_tokens=room)
+    return Student(parts.worker, _renderer(plain, tokenizer, path, config), tokenizer, limits)
+
+
+def _renderer(plain: bool, tokenizer: Any, path: str, config: Any) -> Any:
+    from verl_hier.rollout.render import PlainRenderer
+
+    if plain:
+        return PlainRenderer(tokenizer)
+    from transformers import AutoConfig
+
+    from verl_hier.compat.chat import ChatRenderer
+
+    options = config.data.get("apply_chat_template_kwargs") or {}
+    return ChatRenderer(tokenizer, AutoConfig.from_pretrained(path).model_type, dict(options))
