@@ -46,7 +46,8 @@ def local(name: str, model: Path) -> tuple[str, ...]:
 
 def test_the_promised_recipes_are_there() -> None:
     assert {"quickstart", *(f"{method}_alfworld_{size}" for method in METHODS for size in SIZES)} <= set(NAMES)
-    assert {f"{method}_alfworld_{size}" for method in BRANCHING for size in ("cpu", "1.5b_vllm", "7b_vllm")} <= set(NAMES)
+    sizes = ("cpu", "1.5b_vllm", "7b_vllm")
+    assert {f"{method}_alfworld_{size}" for method in BRANCHING for size in sizes} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
