@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import verl_hier_plugins
+from verl_hier_plugins.aepo.sampler import BalancedOptions
 from verl_hier_plugins.alternating import AlternatingOptions
 from verl_hier_plugins.anchored.sampler import AnchoredOptions
+from verl_hier_plugins.arpo.chains import ChainOptions
 from verl_hier_plugins.best_of_turn.sampler import BestOfTurnOptions
 from verl_hier_plugins.bottom_up import BottomUpOptions
 from verl_hier_plugins.designer_executor.design import FAILURES
@@ -93,6 +95,8 @@ OPTIONS = [
     ("workers/designer_executor.md", DesignerExecutorOptions, RoleOptions),
     ("samplers/nested.md", NestedOptions),
     ("samplers/anchored.md", AnchoredOptions),
+    ("samplers/arpo.md", ChainOptions),
+    ("samplers/aepo.md", BalancedOptions),
     ("samplers/best_of_turn.md", BestOfTurnOptions),
     ("samplers/designs.md", DesignsOptions),
     ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl_hier_plugins.aepo import SAMPLER
 from verl_hier_plugins.aepo.sampler import AEPO, Balanced, BalancedOptions, Streak, starting_chains
-from verl_hier_plugins.react.worker import React, ReactOptions
 
 from verl_hier.errors import RecipeError
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.recorded import differences
 from verl_hier.rollout.rollout import Limits
 from verl_hier.specs import build_options
-from verl_hier.testing.rollout import replay_scripted, roll_out_scripted
 from verl_hier.trajectory import build_table, graph_rows
 
 from .conftest import Corridor
+from .sampler_cases import Trap, check_budgets, check_repeatable, roll
+from .test_arpo import wander
 
 UNIT = 1 / math.log(1000)
 
@@ -33,22 +30,17 @@ def streak(*grew: bool, reset="sane", others=()) -> Streak:
     return made
 
 
-def wander(prompt: str, sampling) -> str:
-    rng = random.Random(sampling.seed)
-    return rng.choice(["right", "right", "right now please", "left"])
+SHORT = Limits(max_turns=9)
 
 
-def parts(environment=lambda: Corridor(4), **options):
-    return {
-        "environment": environment,
-        "worker": lambda: React(ReactOptions()),
-        "sampler": AEPO(BalancedOptions(**options)),
-        "limits": Limits(max_turns=9),
-    }
+def aepo(**options) -> AEPO:
+    return AEPO(BalancedOptions(**options))
 
 
-def roll(answer=wander, n=6, seed=0, budget=None, **options):
-    return asyncio.run(roll_out_scripted(answer=answer, n=n, seed=seed, budget=budget, **parts(**options)))
+def grow(answer=wander, **changes):
+    """A rollout; what is an option goes to the sampler."""
+    options = {name: changes.pop(name) for name in list(changes) if name in BalancedOptions.__dataclass_fields__}
+    return roll(aepo(**options), answer=answer, **{"environment": lambda: Corridor(4), "limits": SHORT, **changes})
 
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
@@ -100,12 +92,12 @@ def test_branches_carry_their_streak():
     def answer(prompt: str, sampling) -> str:
         return "left"
 
-    graph, _ = roll(answer, n=5, initial_rollouts=1, branch_probability=0.0, beam_size=2)
+    graph = grow(answer, n=5, initial_rollouts=1, branch_probability=0.0, beam_size=2)
     assert [e.decision.get("streak") for e in graph.episodes] == [None, 0, 1, 1, 2]
     assert [e.source for e in graph.episodes] == [-1, 0, 0, 1, 0]
     # p_b = 0.96 and factor 1 - 0.05: a draw would have to be 1.01 to branch twice in a row
-    for seed in range(20):
-        graph, _ = roll(answer, n=9, initial_rollouts=1, branch_probability=0.96, penalty=0.05, seed=seed)
+    for seed in range(6):
+        graph = grow(answer, n=9, initial_rollouts=1, branch_probability=0.96, penalty=0.05, seed=seed)
         assert {e.decision["streak"] for e in graph.episodes if e.source >= 0} <= {0}
 
 
@@ -115,7 +107,7 @@ def test_the_probe_decides_how_many_chains_start_and_trains_nothing():
     def answer(prompt: str, sampling) -> str:
         return "right" if prompt.count("<act>") != 2 else "left and right"
 
-    graph, _ = roll(answer, n=6, dynamic=True, sensitivity=10.0, branch_probability=1.0, environment=Corridor)
+    graph = grow(answer, n=6, dynamic=True, sensitivity=10.0, branch_probability=1.0, environment=Corridor)
     root, probe = graph.episodes[:2]
     assert (root.status, root.error, probe.status) == ("pruned", "probe", "finished")
     assert not root.trained and not probe.trained and not any(n.trained for n in graph.nodes if n.episode < 2)
@@ -138,22 +130,13 @@ def test_the_root_is_cut_short():
     def answer(prompt: str, sampling) -> str:
         return " ".join(["right"] * 9)
 
-    graph, _ = roll(answer, n=4, dynamic=True, root_tokens=3)
+    graph = grow(answer, n=4, dynamic=True, root_tokens=3)
     assert graph.nodes[0].partial and len(graph.nodes[0].action) == 3
     assert graph.episodes[1].decision["root_entropy"] == pytest.approx(3 * UNIT)
 
 
-class Hole(Corridor):
-    """Loses who goes left."""
-
-    def step(self, action):
-        if action == "left":
-            raise RuntimeError("a hole")
-        return super().step(action)
-
-
 def test_a_lost_probe_leaves_the_fixed_number():
-    graph, _ = roll(lambda prompt, sampling: "left", n=5, dynamic=True, initial_rollouts=3, environment=Hole)
+    graph = grow(lambda prompt, sampling: "jump", n=5, dynamic=True, initial_rollouts=3, environment=Trap)
     assert graph.counts["probes_lost"] == 1 and graph.short
     assert [e.decision["reason"] for e in graph.episodes] == ["root", "probe", *["initial"] * 3, "fresh", "fresh"]
 
@@ -164,23 +147,20 @@ def test_a_lost_probe_leaves_the_fixed_number():
     st.sampled_from([{}, {"turns": 9}, {"tokens": 30}, {"environment_calls": 7}, {"leaves": 3}]),
 )  # fmt: skip
 def test_faults_and_budgets_cost_their_own_chains(seed, n, dynamic, reset, limits):
-    options = {"dynamic": dynamic, "reset": reset, "initial_rollouts": 2, "environment": Hole}
-    graph, _ = roll(n=n, seed=seed, budget=BudgetOptions(**limits), **options)
+    options = {"dynamic": dynamic, "reset": reset, "initial_rollouts": 2, "environment": Trap}
+    graph = grow(n=n, seed=seed, budget=BudgetOptions(**limits), **options)
     leaves = [e for e in graph.complete() if e.trained]
     assert len(leaves) <= n and graph.short == (len(leaves) < n)
-    paths = [tuple(graph.path(e.id)) for e in leaves]
-    assert len(set(paths)) == len(paths)
     for name, (used, most) in graph.budget.items():
         assert used <= most, name
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_stored_tree_is_made_again(dynamic):
+def test_the_tree_is_repeatable_also_within_budgets(dynamic):
     options = {"initial_rollouts": 2, "beam_size": 3, "dynamic": dynamic}
-    stored, policy = roll(n=7, seed=4, **options)
-    assert stored.counts["forks"] > 0
-    again = asyncio.run(replay_scripted(stored, policy.tokenizer, **parts(**options)))
-    assert differences(stored, again) == []
+    assert grow(n=7, seed=4, **options).counts["forks"] > 0
+    check_repeatable(lambda: aepo(**options), answer=wander, n=7, seed=4, limits=SHORT)
+    check_budgets(lambda: aepo(**options), n=6, limits=SHORT)
 
 
 def test_a_group_smaller_than_its_start_is_refused_unless_a_probe_decides():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 
@@ -12,50 +11,38 @@ from hypothesis import strategies as st
 from verl_hier_plugins.arpo import SAMPLER
 from verl_hier_plugins.arpo.chains import ChainOptions, step_entropy
 from verl_hier_plugins.arpo.sampler import ARPO, Rising
-from verl_hier_plugins.react.worker import React, ReactOptions
 
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.interfaces import Generation
-from verl_hier.rollout.recorded import differences
 from verl_hier.rollout.rollout import Limits
 from verl_hier.specs import build_options
-from verl_hier.testing.rollout import ScriptedPolicy, replay_scripted, roll_out_scripted
+from verl_hier.testing.rollout import ScriptedPolicy
 
 from .conftest import Corridor
+from .sampler_cases import Trap, check_budgets, check_repeatable, roll
 
 # A turn has log p = -1 a token in the scripted policy, so its step entropy is its number of tokens over ln 1000.
 UNIT = 1 / math.log(1000)
 
 
-class Trap(Corridor):
-    """A corridor in which whoever jumps is lost."""
-
-    def step(self, action):
-        if action == "jump":
-            raise RuntimeError("there is no floor")
-        return super().step(action)
+SHORT = Limits(max_turns=9)
 
 
 def wander(prompt: str, sampling) -> str:
-    rng = random.Random(sampling.seed)
-    return rng.choice(["right", "right", "right now please", "left", "jump"])
+    """Turns of 2 and 4 tokens, some of which lose their world."""
+    return random.Random(sampling.seed).choice(["right", "right", "right right right", "left", "jump"])
 
 
-def parts(**options):
-    return {
-        "environment": lambda: Trap(4),
-        "worker": lambda: React(ReactOptions()),
-        "sampler": ARPO(ChainOptions(**options)),
-        "limits": Limits(max_turns=9),
-    }
+def arpo(**options) -> ARPO:
+    return ARPO(ChainOptions(**options))
 
 
-def roll(answer=wander, **changes):
+def grow(answer=wander, **changes):
+    """A rollout; what is an option goes to the sampler."""
     options = {name: changes.pop(name) for name in list(changes) if name in ChainOptions.__dataclass_fields__}
-    given = {**parts(**options), **changes}
-    return asyncio.run(roll_out_scripted(answer=answer, **given))
+    return roll(arpo(**options), answer=answer, **{"environment": lambda: Trap(4), "limits": SHORT, **changes})
 
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
@@ -102,7 +89,7 @@ def test_a_tree_worked_out_by_hand():
     from its own first turn of 2 tokens, and branches after its second one. Then all four places but one are taken.
     """
     turns = by_turn("right", "right now please", "right", "right for the last time", "right", "right")
-    graph, _ = roll(turns, n=4, initial_rollouts=1, beam_size=2, branch_probability=0.0, entropy_weight=1e6, seed=3)
+    graph = grow(turns, n=4, initial_rollouts=1, beam_size=2, branch_probability=0.0, entropy_weight=1e6, seed=3)
     assert [e.source for e in graph.episodes] == [-1, 0, 0, 1]
     assert [e.shared for e in graph.episodes] == [0, 2, 4, 4]
     assert [e.decision["reason"] for e in graph.episodes] == ["initial", "branch", "branch", "branch"]
@@ -120,13 +107,13 @@ def test_a_tree_worked_out_by_hand():
 def test_a_chain_may_get_several_branches_and_room_ends_it():
     turns = by_turn("left", "right now please", "right", "right", "right", "right")
     options = {"initial_rollouts": 2, "branch_probability": 0.0, "entropy_weight": 1e6, "seed": 3}
-    graph, _ = roll(turns, n=6, beam_size=4, **options)
+    graph = grow(turns, n=6, beam_size=4, **options)
     assert [(e.source, e.shared) for e in graph.episodes] == [(-1, 0), (-1, 0), (0, 2), (0, 2), (0, 2), (1, 2)]
     assert [len(n.decision.get("draws", [])) for n in graph.nodes if n.turn == 1 and n.episode < 2] == [3, 1]
 
 
 def test_fresh_chains_fill_the_group_one_after_the_other():
-    graph, _ = roll(by_turn("right"), n=4, initial_rollouts=2, environment=lambda: Corridor(1))
+    graph = grow(by_turn("right"), n=4, initial_rollouts=2, environment=lambda: Corridor(1))
     assert [e.decision["reason"] for e in graph.episodes] == ["initial", "initial", "fresh", "fresh"]
     assert [e.tree for e in graph.episodes] == [0, 1, 2, 3] and graph.counts["fresh_chains"] == 2
     assert graph.counts.get("branch_draws", 0) == 0 and not graph.short
@@ -135,7 +122,7 @@ def test_fresh_chains_fill_the_group_one_after_the_other():
 def test_the_turn_limit_makes_no_copies():
     """A chain that may make no further turn looks alive; what is forked from it is given up and leaves its room."""
     options = {"n": 6, "initial_rollouts": 2, "branch_probability": 1.0, "limits": Limits(max_turns=1)}
-    graph, _ = roll(by_turn("left", "left"), **options)
+    graph = grow(by_turn("left", "left"), **options)
     paths = [tuple(graph.path(e.id)) for e in graph.complete()]
     assert len(paths) == len(set(paths)) == 6 and not graph.short
     assert graph.counts["idle_forks"] == sum(e.error == "idle" for e in graph.episodes) > 0
@@ -150,11 +137,9 @@ def test_the_turn_limit_makes_no_copies():
     st.sampled_from([{}, {"turns": 9}, {"tokens": 30}, {"environment_calls": 7}, {"leaves": 3}]),
 )  # fmt: skip
 def test_faults_and_budgets_cost_their_own_chains(seed, n, initial, beam, limits):
-    graph, _ = roll(n=n, initial_rollouts=initial, beam_size=beam, seed=seed, budget=BudgetOptions(**limits))
+    graph = grow(n=n, initial_rollouts=initial, beam_size=beam, seed=seed, budget=BudgetOptions(**limits))
     complete = list(graph.complete())
     assert len(complete) <= n and graph.short == (len(complete) < n)
-    paths = [tuple(graph.path(e.id)) for e in complete]
-    assert len(set(paths)) == len(paths), "a chain was filled in as a copy"
     failed = sum(e.status == "failed" for e in graph.episodes)
     cut = sum(e.status == "pruned" for e in graph.episodes)
     assert failed == graph.counts.get("failed_raised", 0)
@@ -165,42 +150,21 @@ def test_faults_and_budgets_cost_their_own_chains(seed, n, initial, beam, limits
         assert used <= most, name
 
 
+def test_budgets_hold_and_the_tree_stays_repeatable():
+    check_budgets(lambda: arpo(initial_rollouts=2, beam_size=3), n=6, limits=SHORT)
+
+
 def test_a_budget_of_leaves_is_a_smaller_group():
-    graph, _ = roll(by_turn(*["right"] * 4), n=6, initial_rollouts=2, budget=BudgetOptions(leaves=4))
+    graph = grow(by_turn(*["right"] * 4), n=6, initial_rollouts=2, budget=BudgetOptions(leaves=4))
     assert len(list(graph.complete())) == 4 and graph.short
 
 
-class Slow(ScriptedPolicy):
-    """Answers after a random while."""
-
-    async def generate(self, prompt, sampling, conversation) -> Generation:
-        await asyncio.sleep(random.random() / 500)
-        return await super().generate(prompt, sampling, conversation)
-
-
-@pytest.mark.parametrize("limits", [{}, {"tokens": 40}, {"turns": 15}])
-def test_the_tree_depends_on_the_seed_alone(limits):
-    given = {"n": 6, "initial_rollouts": 2, "beam_size": 3, "budget": BudgetOptions(**limits)}
-    trees = [tree(roll(seed=seed, **given)[0]) for seed in (1, 1, 2)]
-    assert trees[0] == trees[1] != trees[2]
-    assert tree(roll(seed=1, policy=Slow, **given)[0]) == trees[0]
-
-
-def tree(graph):
-    """All but the token ids: the scripted tokenizer numbers words in the order in which it meets them."""
-    data = graph.to_dict()
-    for node in data["nodes"]:
-        node["action"], node["observation"] = len(node["action"]), len(node["observation"])
-    return data
-
-
-@pytest.mark.parametrize("source", ["sampled", "prefill"])
-def test_a_stored_tree_is_made_again(source):
-    options, entropy = {"initial_rollouts": 2, "beam_size": 3}, EntropyOptions(source)
-    stored, policy = roll(n=6, seed=4, entropy=entropy, **options)
-    assert stored.counts["forks"] > 0
-    again = asyncio.run(replay_scripted(stored, policy.tokenizer, entropy=entropy, **parts(**options)))
-    assert differences(stored, again) == []
+def test_the_tree_depends_on_the_seed_alone_and_can_be_made_again():
+    options = {"initial_rollouts": 2, "beam_size": 3}
+    trees = [grow(n=6, seed=seed, **options).to_dict()["episodes"] for seed in (1, 2)]
+    assert trees[0] != trees[1]
+    for changes in ({}, {"entropy": EntropyOptions("prefill")}, {"budget": BudgetOptions(tokens=40)}):
+        check_repeatable(lambda: arpo(**options), answer=wander, n=6, limits=SHORT, **changes)
 
 
 class Silent(ScriptedPolicy):
@@ -212,7 +176,7 @@ class Silent(ScriptedPolicy):
 
 def test_no_log_probs_is_a_sentence():
     with pytest.raises(RolloutError, match="calculate_log_probs: true"):
-        roll(by_turn(*["right"] * 4), n=2, initial_rollouts=1, policy=Silent)
+        grow(by_turn(*["right"] * 4), n=2, initial_rollouts=1, policy=Silent)
 
 
 def test_a_group_smaller_than_its_start_is_refused():
