@@ -18,6 +18,8 @@ pytestmark = pytest.mark.e2e
 
 STEPS = 2
 SMALL = {
+    "aepo": {"initial_rollouts": 2, "dynamic": True},
+    "arpo": {"initial_rollouts": 2},
     "nested": {"plans": 2},
     "tree_grpo": {"trees": 2, "leaves": 2},
 }
