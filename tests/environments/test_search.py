@@ -430,6 +430,22 @@ def test_the_expert_says_only_names_that_it_was_told(remember):
             told += f" {step.text}"
 
 
+def test_a_fresh_context_is_shown_what_it_needs():
+    """Without memory the latest search shows each hop's document, even if an earlier one had shown it by the way."""
+    options = SearchOptions(hops=3, pool=120, validation=1, top_k=4)
+    environment = SPEC.factory(options)
+    shortcuts = 0
+    for task in SPEC.tasks(options, "train"):
+        environment.reset(task, 0)
+        expert = environment.expert(random.Random(0), remember=False)
+        for number, title in enumerate(task["support"]):
+            shortcuts += title in environment.found and title not in {found.title for found in environment.last}
+            while (action := expert.advise(number)) is not None:
+                environment.step(action)
+            assert title in {found.title for found in environment.last}
+    assert shortcuts, "the case must occur for the test to mean anything"
+
+
 def test_the_expert_recovers_from_mistakes():
     options = SearchOptions(hops=(2, 3), pool=40, max_steps=30)
     environment = SPEC.factory(options)
