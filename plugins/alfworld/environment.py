@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from verl_hier_plugins.alfworld.world import Goal, build_world, names
 
 from verl_hier.environments.base import Environment, Step
 from verl_hier.environments.expert import Expert
+from verl_hier.environments.shelf import Shelf
 from verl_hier.errors import RecipeError
 
 KEPT_GAMES = 1024
@@ -30,16 +30,12 @@ class Library:
 
     def __init__(self, options: AlfworldOptions) -> None:
         self._options = options
-        self._games: OrderedDict[str, tuple[Game, tuple[Goal, ...]]] = OrderedDict()
+        self._shelf: Shelf[tuple[Game, tuple[Goal, ...]]] = Shelf(KEPT_GAMES, KEPT_STATES, lambda kept: kept[0].states)
 
     def game(self, task: Mapping[str, Any]) -> tuple[Game, tuple[Goal, ...]]:
         """The game of a task, and its goals where they are known (generated tasks)."""
         key = json.dumps(task["world"], sort_keys=True) if "world" in task else str(task.get("game"))
-        if key not in self._games:
-            self._games[key] = self._load(task)
-        self._games.move_to_end(key)
-        self._forget(key)
-        return self._games[key]
+        return self._shelf.get(key, lambda: self._load(task))
 
     def _load(self, task: Mapping[str, Any]) -> tuple[Game, tuple[Goal, ...]]:
         if "world" in task:
@@ -49,13 +45,6 @@ class Library:
             file = data_root(self._options) / task["game"]
             return Game(json.loads(file.read_text())), goals_of_file(file)
         raise RecipeError("hier.environment: an alfworld task needs a `world` or a `game` entry; make it with `tasks`.")
-
-    def _forget(self, key: str) -> None:
-        """Drop what was used longest ago. Environments that still play a dropped game keep it alive themselves."""
-        while len(self._games) > KEPT_GAMES or (
-            len(self._games) > 1 and sum(game.states for game, _ in self._games.values()) > KEPT_STATES
-        ):
-            self._games.popitem(last=False)
 
 
 class AlfworldEnvironment(Environment):

@@ -1,0 +1,37 @@
+"""The shelf of worlds: made once, dropped in the order of their last use, bounded by number and by states."""
+
+from verl_hier.environments.shelf import Shelf
+
+
+def test_worlds_are_made_once_and_the_oldest_go_first():
+    made = []
+
+    def world(key):
+        return shelf.get(key, lambda: made.append(key) or [key])
+
+    shelf = Shelf(2, 100, len)
+    first = world("a")
+    world("b")
+    assert world("a") is first and made == ["a", "b"]
+    world("c")
+    world("a")
+    assert made == ["a", "b", "c"], "b was used longest ago"
+    world("b")
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_states_are_bounded_but_the_last_world_stays():
+    shelf, made = Shelf(10, 5, len), []
+
+    def world(key, states):
+        return shelf.get(key, lambda: made.append(key) or [0] * states)
+
+    world("a", 3)
+    growing = world("b", 1)
+    world("a", 3)
+    growing += [0] * 4
+    world("b", 1)
+    world("a", 3)
+    assert made == ["a", "b", "a"], "b had grown, so a was dropped; then b went for a"
+    world("huge", 50)
+    assert world("huge", 50) == [0] * 50 and made[-1] == "huge" and made.count("huge") == 1
