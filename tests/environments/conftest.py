@@ -1,7 +1,11 @@
-"""Without an environment's extra its tests are not collected; those of the pool and the kit always are."""
+"""Without an environment's extra only the tests that need it are left out."""
 
 from importlib.util import find_spec
 
-NEEDS = {"test_alfworld*.py": ("alfworld", "textworld"), "test_search*.py": ("bm25s",)}
+NEEDS = {
+    "test_alfworld*.py": ("alfworld", "textworld"),
+    "test_textworld*.py": ("textworld",),
+    "test_textarena*.py": ("textarena",),
+}
 
-collect_ignore_glob = [files for files, modules in NEEDS.items() if not all(map(find_spec, modules))]
+collect_ignore_glob = [files for files, packages in NEEDS.items() if not all(map(find_spec, packages))]

@@ -1,0 +1,65 @@
+"""What a recipe can say about TextArena: the schema of `hier.environment` when its name is `textarena`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SHORT = ("FrozenLake", "Sokoban", "TowerOfHanoi", "TicTacToe", "ConnectFour", "KuhnPoker")
+"""Games whose moves and boards this plugin knows by itself; `games.GAMES` has an entry for each."""
+
+
+def family(game: str) -> str:
+    """`FrozenLake` for `FrozenLake-v0-hardcore`."""
+    return game.partition("-v")[0]
+
+
+@dataclass(frozen=True)
+class TextarenaOptions:
+    """Options of the `textarena` environment."""
+
+    game: str = "FrozenLake-v0"
+    """TextArena's name of the game, with its variant: `Sokoban-v0`, `FrozenLake-v0-hardcore`, `KuhnPoker-v0-short`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the game's class that override those of the variant: `{size: 5, num_holes: 6}`."""
+    players: int | None = None
+    """Players of the game; null takes one where the game can be played alone, else two."""
+    opponent: Literal["none", "random"] = "none"
+    """`none`: every player is a policy, and `info["player"]` says whose turn it is. `random`: one is, the others play a
+    random move that is possible."""
+    seat: int | None = None
+    """The player that the policy is when the others are random; null changes it from task to task."""
+    observation: Literal["full", "short"] = "full"
+    """`full` says what TextArena says; `short` only the board, in one word a cell."""
+    board: Literal["always", "changes"] = "always"
+    """`changes` shows a board whole once and then only its rows that changed since the player saw it last."""
+    rules: bool = True
+    """Begin a player's first observation with the game's rules; `{rules}` has them for prompts either way."""
+    reward: Literal["score", "won"] = "score"
+    """`score` is TextArena's own reward at the end, which pays an unsolved puzzle for its progress; `won` is 1 or 0."""
+    pool: int = 200
+    """Tasks in the training split."""
+    validation: int = 50
+    """Tasks in each held-out split."""
+    seed: int = 0
+    """Seed of the task pools."""
+    max_steps: int = 50
+    """Actions, of all policies together, after which the world cuts an episode (`truncated`)."""
+    invalid_penalty: float = 0.02
+    """Subtracted from the reward of an action that the game refuses."""
+
+    def __post_init__(self) -> None:
+        if self.observation == "short" and family(self.game) not in SHORT:
+            raise ValueError(f"observation: short knows the boards of {', '.join(SHORT)} only; take `full`")
+        for name in ("pool", "validation", "max_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.players is not None and self.players < 1:
+            raise ValueError(f"players must be at least 1, got {self.players}")
+        if self.seat is not None and self.opponent == "none":
+            raise ValueError("seat needs `opponent: random`; without opponents every seat is a policy")
+        if self.seat is not None and self.seat < 0:
+            raise ValueError(f"seat counts from 0, got {self.seat}")
+        if self.invalid_penalty < 0:
+            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")

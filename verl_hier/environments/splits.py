@@ -1,0 +1,56 @@
+"""Disjoint splits of generated tasks: a hash of what a task says decides which split it may be in.
+
+Train, val and test therefore share no task, whatever their sizes and seeds are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from verl_hier.errors import RecipeError
+
+SPLITS = ("train", "val", "test")
+DRAWS_A_TASK = 50
+"""Draws for one wanted task, after which a generator counts as exhausted."""
+
+
+def split_of(fingerprint: str) -> str:
+    """The split of a task: three of five are for training, one each for `val` and `test`."""
+    number = int.from_bytes(hashlib.blake2b(fingerprint.encode(), digest_size=8).digest(), "big") % 5
+    return SPLITS[max(0, number - 2)]
+
+
+def draw_tasks(
+    make: Callable[[int, int], tuple[str, dict[str, Any]] | None], split: str, size: int, name: str
+) -> list[dict[str, Any]]:
+    """The first `size` different tasks of a split.
+
+    Args:
+        make: `make(draw, number)` is the fingerprint and the task of a draw (0, 1, …), if `number` tasks are there
+            already, or None when the draw gives no task. A task's `id` is added here.
+        split: one of `SPLITS`.
+        size: how many.
+        name: the environment, for errors.
+
+    Raises:
+        RecipeError: for an unknown split, or when the generator has too few different tasks.
+    """
+    if split not in SPLITS:
+        raise RecipeError(f"hier.environment: {name} has no split {split!r}; it has {', '.join(SPLITS)}.")
+    found: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for draw in range(DRAWS_A_TASK * size + 1000):
+        if len(found) == size:
+            return found
+        made = make(draw, len(found))
+        if made is None or made[0] in seen or split_of(made[0]) != split:
+            continue
+        seen.add(made[0])
+        found.append({**made[1], "id": f"{split}-{len(found):05d}"})
+    option = "pool" if split == "train" else "validation"
+    raise RecipeError(
+        f"hier.environment.{option}: {name} found only {len(found)} different tasks for the split {split!r}, {size} "
+        "are asked for; lower it, or raise the difficulty or the number of families."
+    )
