@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 from verl_hier_plugins.react.worker import React, ReactOptions
 
@@ -96,12 +95,10 @@ def trained_turns(row) -> set[int]:
 def check_repeatable(make: MakeSampler, *, answer=wander, n: int = 4, seed: int = 3, **changes: Any) -> None:
     """Same seed, same tree: again, with a policy of uneven speed, and from the stored graph alone."""
     changes = {"environment": lambda: Trap(4), **changes}
-    with patch("verl_hier.testing.rollout.ScriptedPolicy", Steady):
-        first, policy = asyncio.run(roll_out_scripted(**parts(make(), **changes), answer=answer, n=n, seed=seed))
-        assert roll(make(), answer=answer, n=n, seed=seed, **changes).to_dict() == first.to_dict()
-    with patch("verl_hier.testing.rollout.ScriptedPolicy", Slow):
-        for _ in range(2):
-            assert roll(make(), answer=answer, n=n, seed=seed, **changes).to_dict() == first.to_dict()
+    asked = {"answer": answer, "n": n, "seed": seed}
+    first, policy = asyncio.run(roll_out_scripted(**parts(make(), **changes), **asked, policy=Steady))
+    for speed in (Steady, Slow, Slow):
+        assert roll(make(), **asked, **changes, policy=speed).to_dict() == first.to_dict()
     stored = RolloutGraph.from_dict(first.to_dict())
     again = asyncio.run(replay_scripted(stored, policy.tokenizer, **parts(make(), **changes)))
     assert differences(stored, again) == []
