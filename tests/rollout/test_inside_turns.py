@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 
 import pytest
 from verl_hier_plugins.latr.sampler import LATR, LATROptions, common_subsequence, common_suffix
@@ -14,36 +13,11 @@ from verl_hier_plugins.treerl.sampler import TreeRLSampler, TreeRLSamplerOptions
 
 from verl_hier.errors import RecipeError
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.interfaces import Generation
-from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer, roll_out_scripted
+from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier.trajectory import graph_rows
 
+from .babble import Babble, tokenizer
 from .conftest import Corridor
-
-WORDS = ("right", "left", "up", "down", "on")
-
-
-class Babble(ScriptedPolicy):
-    """Turns of a few words, a function of the seed; log-probs and runners-up are functions of the tokens so far."""
-
-    delay = 0.0
-
-    async def generate(self, prompt, sampling, conversation) -> Generation:
-        await asyncio.sleep(random.random() * self.delay)
-        self.prompts.append(list(prompt))
-        said: list[int] = []
-        logprobs: list[float] = []
-        top = []
-        while len(said) < sampling.max_tokens and (not said or said[-1] != 1):
-            chance = random.Random(f"{sampling.seed if sampling.temperature else 'greedy'} {prompt} {said}")
-            word = 1 if chance.random() < 0.25 else self.tokenizer.encode(chance.choice(WORDS))[0]
-            p = chance.uniform(0.3, 0.9)
-            other = self.tokenizer.encode(chance.choice([w for w in WORDS if self.tokenizer.encode(w)[0] != word]))[0]
-            said.append(word)
-            logprobs.append(math.log(p))
-            top.append([(word, math.log(p)), (other, math.log(min(1 - p, p)))])
-        return Generation(said, logprobs, "completed", top_logprobs=top if sampling.top_logprobs else [])
-
 
 SAMPLERS = {
     "treerl": lambda: TreeRLSampler(TreeRLSamplerOptions(trees=2, tokens=2, rounds=2, branches=1)),
@@ -54,8 +28,6 @@ SAMPLERS = {
 
 def roll(sampler, seed=0, delay=0.0, environment=None, **options):
     Babble.delay = delay
-    tokenizer = WordTokenizer()
-    tokenizer.encode(" ".join(WORDS))  # known from the start, so that ids do not depend on who speaks first
     return asyncio.run(
         roll_out_scripted(
             environment=environment or (lambda: Corridor(2)),
@@ -63,7 +35,7 @@ def roll(sampler, seed=0, delay=0.0, environment=None, **options):
             sampler=sampler,
             answer=lambda prompt, sampling: "",
             policy=Babble,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer(),
             seed=seed,
             n=options.pop("n", 6),
             **options,

@@ -34,12 +34,12 @@ class RecordedPolicy:
         nodes = self._said.get(-1 if sampling.seed is None else sampling.seed)
         if nodes is None:
             raise RolloutError("the replay asks for a turn that the stored rollout does not have.")
-        first = nodes[0]  # a turn that was cut since is several nodes
+        first, action = nodes[0], _joined(nodes, "action")  # what was cut since is several nodes
         forced = int(first.decision.get("forced", 0))
-        if self._graph.prompt(first.id) + first.action[:forced] != prompt:
+        if self._graph.prompt(first.id) + action[:forced] != prompt:
             raise RolloutError(f"the replay reaches turn {first.id} of the stored rollout with another prompt.")
         return Generation(
-            token_ids=_joined(nodes, "action")[forced:],
+            token_ids=action[forced:],
             logprobs=_joined(nodes, "logprobs")[forced:],
             stop_reason=first.stop_reason,
             version=(first.policy_version[0], first.policy_version[1]),
@@ -50,10 +50,10 @@ class RecordedPolicy:
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
         """See `rollout.Policy.score`; knows the tokens that were forced upon a turn."""
-        for node in self._graph.nodes:
-            forced = node.decision.get("forced", 0)
-            if forced and node.action[: len(tokens)] == tokens and self._graph.prompt(node.id) == prompt:
-                return Scored(node.logprobs[: len(tokens)])
+        for nodes in self._said.values():
+            forced = nodes[0].decision.get("forced", 0)
+            if forced and _joined(nodes, "action")[:forced] == tokens and self._graph.prompt(nodes[0].id) == prompt:
+                return Scored(_joined(nodes, "logprobs")[:forced])
         raise RolloutError("the replay scores tokens that the stored rollout did not.")
 
 
