@@ -16,7 +16,7 @@ from verl_hier.checks.memory import check_memory, lower_bound
 from verl_hier.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.checks.needs import check_needs, needs_critic
 from verl_hier.checks.resources import Sizes, check_resources
-from verl_hier.checks.tasks import check_source, check_tasks
+from verl_hier.checks.tasks import check_curriculum, check_source, check_tasks
 from verl_hier.compat.versions import require_supported
 from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError
@@ -98,6 +98,7 @@ def check_recipe(config: Any, *, offline: bool = True) -> Report:
     if not offline:
         check_machine(plain)
         check_tasks(plain, parts.environment)
+        check_curriculum(plain, hier, parts.environment)
     notes += _validate(config)
     return Report(
         parts=parts,

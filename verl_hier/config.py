@@ -77,6 +77,25 @@ class GuardOptions:
 
 
 @dataclass(frozen=True)
+class CurriculumOptions:
+    """Longer tasks later; see docs/schedules.md.
+
+    Attributes:
+        horizons: longest task of each stage, as the environment counts it (the `horizon` of its tasks); empty trains
+            on all tasks from the start.
+        steps: steps of each stage but the last, which has no end.
+    """
+
+    horizons: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        stages = max(len(self.horizons), 1)
+        if len(self.steps) != stages - 1 or min(self.steps, default=1) < 1:
+            raise ValueError(f"{stages} stages need {stages - 1} numbers of steps, each at least 1; got {self.steps}")
+
+
+@dataclass(frozen=True)
 class StoreOptions:
     """Where rollout graphs go.
 
@@ -108,6 +127,7 @@ class HierConfig:
     plugins: Mapping[str, bool] = field(default_factory=lambda: {"builtin": True})
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     guards: GuardOptions = field(default_factory=GuardOptions)
+    curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     seed: int | None = 0
     poll_interval_s: float = 0.05

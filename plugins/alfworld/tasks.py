@@ -25,8 +25,8 @@ _SOLVABLE = re.compile(r'"solvable"\s*:\s*true')
 def tasks(options: AlfworldOptions, split: str) -> list[dict[str, Any]]:
     """The tasks of a split, in a fixed order.
 
-    A generated task is `{instruction, data_source, id, world}`; one of the data set has `game` (a path below the data
-    root) instead of `world`.
+    A generated task is `{instruction, data_source, id, horizon, world}`; one of the data set has `game` (a path below
+    the data root) instead of `world`. The horizon is the number of goals.
     """
     if split not in SPLITS:
         raise RecipeError(f"hier.environment: alfworld has no split {split!r}; it has {', '.join(SPLITS)}.")
@@ -56,6 +56,7 @@ def _generated(options: AlfworldOptions, split: str) -> Iterator[dict[str, Any]]
             "instruction": world.instruction,
             "data_source": DATA_SOURCE,
             "id": f"{split}-{len(seen):05d}",
+            "horizon": len(kinds),
             "world": block,
         }
         seen.add(world.fingerprint)
@@ -105,6 +106,7 @@ def _games(options: AlfworldOptions, split: str) -> list[dict[str, Any]]:
                 "instruction": sentence,
                 "data_source": DATA_SOURCE,
                 "id": f"{split}-{len(found):05d}",
+                "horizon": 1,
                 "game": relative,
             }
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verl_hier.config import HierConfig
 from verl_hier.errors import HierError, RecipeError
 from verl_hier.plugins import Part
+from verl_hier.training.curriculum import Curriculum
 
 DATASET = "TaskDataset"
 
@@ -36,6 +38,17 @@ def check_tasks(config: Mapping[str, Any], environment: Part) -> None:
                 f"{found} in "
                 f"{', '.join(splits)}; lower it or ask hier.environment for more."
             )
+
+
+def check_curriculum(config: Mapping[str, Any], hier: HierConfig, environment: Part) -> None:
+    """Refuse a curriculum over tasks that do not say how long they are; makes the tasks."""
+    if not hier.curriculum.horizons:
+        return
+    if not _from_environment(config):
+        raise RecipeError("hier.curriculum: only tasks that hier.environment makes have a horizon; remove it.")
+    splits = config["data"]["train_files"]
+    splits = [splits] if isinstance(splits, str) else list(splits)
+    Curriculum(hier.curriculum, [task for split in splits for task in _tasks(environment, split, "train_files")])
 
 
 def _tasks(environment: Part, split: str, line: str) -> list[dict[str, Any]]:

@@ -13,6 +13,9 @@ from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError
 from verl_hier.plugins import resolve
 
+TASK_FIELDS = ("raw_prompt", "hier_task", "index", "data_source")
+"""Columns of an item that differ from task to task."""
+
 
 class TaskDataset(Dataset):
     """Tasks of `hier.environment`, made on the driver when the trainer starts.
@@ -43,6 +46,11 @@ class TaskDataset(Dataset):
         if not self._tasks:
             raise RecipeError(f"hier.environment: {part.spec.name!r} has no tasks in split {splits}.")
         self._source = part.spec.name
+
+    @property
+    def tasks(self) -> list[dict[str, Any]]:
+        """The tasks, as the environment made them. Not to be changed."""
+        return self._tasks
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -23,12 +23,14 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_hier.compat.client import ResumingClient
 from verl_hier.compat.counters import ServerCounters, read_servers
+from verl_hier.compat.dataset import TASK_FIELDS
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policy import CURE
 from verl_hier.compat.queue import FAULTS
 from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.plugins import PluginHost, resolve
+from verl_hier.training.curriculum import Curriculum
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.schedule import Schedule
 from verl_hier.training.step import Step, train_step
@@ -93,6 +95,7 @@ class HierTrainerMixin(_Base):
         self.host = PluginHost.load(self.hier.plugins)
         self.parts = resolve(self.hier, self.host)
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
+        self._curriculum: Curriculum | None = None
         self._step: Step | None = None
         if config.algorithm.use_kl_in_reward and not self.parts.estimator.spec.native:
             raise RecipeError(
@@ -123,9 +126,20 @@ class HierTrainerMixin(_Base):
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
         batch = super()._next_train_batch(num_prompts)
+        if self.hier.curriculum.horizons:
+            self._exchange_tasks(batch)
         phase = json.dumps(self.schedule.phase(self.global_steps).to_dict())
         tu.assign_non_tensor_data(batch, "hier_phase", phase)
         return batch
+
+    def _exchange_tasks(self, batch: TensorDict) -> None:
+        """Put tasks that are short enough in the place of those that are not."""
+        if self._curriculum is None:
+            self._curriculum = Curriculum(self.hier.curriculum, self.train_dataset.tasks)
+        places = self._curriculum.admit(self.global_steps, [int(place) for place in tu.get(batch, "index")])
+        items = [self.train_dataset[place] for place in places]
+        for name in TASK_FIELDS:
+            tu.assign_non_tensor_stack(batch, name, [item[name] for item in items])
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -275,6 +289,8 @@ class HierTrainerMixin(_Base):
         metrics.update(self._counters.metrics())
         step = self.global_steps
         metrics["hier/schedule/phase"] = float(ord(self.schedule.phase(step).name[0]))
+        if self._curriculum is not None:
+            metrics["hier/schedule/horizon"] = float(self._curriculum.longest(step))
         self.schedule.observe(step, metrics)
         self.host.hook.hier_step_end(step=step, metrics=metrics)
 
