@@ -123,8 +123,12 @@ def describe_options(options: type) -> Iterator[tuple[str, str, str, str]]:
 
 
 def option_texts(options: type) -> dict[str, str]:
-    """What the fields mean, from the string below each, or from an `Attributes:` section of the class."""
-    texts = _attributes_section(inspect.getdoc(options) or "")
+    """What the fields mean, from the string below each, or from an `Attributes:` section; inherited ones included."""
+    texts: dict[str, str] = {}
+    for base in reversed(options.__bases__):
+        if dataclasses.is_dataclass(base):
+            texts |= option_texts(base)
+    texts |= _attributes_section(inspect.cleandoc(options.__doc__ or ""))
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(options)))
     except (OSError, SyntaxError):
