@@ -6,14 +6,15 @@ Train, val and test therefore share no task, whatever their sizes and seeds are.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from verl_hier.errors import RecipeError
 
 SPLITS = ("train", "val", "test")
-DRAWS_A_TASK = 50
-"""Draws for one wanted task, after which a generator counts as exhausted."""
+MISSES = 1000
+"""Draws in a row that give nothing new, after which a generator counts as exhausted."""
 
 
 def split_of(fingerprint: str) -> str:
@@ -41,12 +42,17 @@ def draw_tasks(
         raise RecipeError(f"hier.environment: {name} has no split {split!r}; it has {', '.join(SPLITS)}.")
     found: list[dict[str, Any]] = []
     seen: set[str] = set()
-    for draw in range(DRAWS_A_TASK * size + 1000):
+    misses = 0
+    for draw in itertools.count():
         if len(found) == size:
             return found
+        if misses == MISSES:
+            break
         made = make(draw, len(found))
         if made is None or made[0] in seen or split_of(made[0]) != split:
+            misses += 1
             continue
+        misses = 0
         seen.add(made[0])
         found.append({**made[1], "id": f"{split}-{len(found):05d}"})
     option = "pool" if split == "train" else "validation"

@@ -1,0 +1,74 @@
+"""Plain arithmetic that needs no package, and its spelling in words for models with a small vocabulary."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal, InvalidOperation
+
+LEVELS = ((2, 2, "+-", 0), (3, 2, "+-", 0), (3, 2, "+-*", 0), (3, 3, "+-*", 1), (4, 3, "+-*", 2))
+"""Of each difficulty: operands, digits of a number, signs, and how many operands are sums in brackets."""
+
+WORDS = {
+    **{"0": "zero", "1": "one", "2": "two", "3": "three", "4": "four"},
+    **{"5": "five", "6": "six", "7": "seven", "8": "eight", "9": "nine"},
+    **{"+": "plus", "-": "minus", "*": "times", "(": "open", ")": "close"},
+}
+SIGNS = {word: sign for sign, word in WORDS.items()}
+
+
+def draw(rng: random.Random, difficulty: int) -> tuple[str, int]:
+    """An expression and its value."""
+    count, digits, signs, brackets = LEVELS[min(difficulty, len(LEVELS) - 1)]
+    operands = [_number_below(rng, digits) for _ in range(count)]
+    for place in rng.sample(range(count), brackets):
+        text, value = _chain(rng, [_number_below(rng, digits) for _ in range(2)], "+-")
+        operands[place] = f"({text})", value
+    return _chain(rng, operands, signs)
+
+
+def _number_below(rng: random.Random, digits: int) -> tuple[str, int]:
+    value = rng.randrange(10 ** rng.randint(1, digits))
+    return str(value), value
+
+
+def _chain(rng: random.Random, operands: list[tuple[str, int]], signs: str) -> tuple[str, int]:
+    """Operands joined by signs, products first."""
+    text, product = operands[0]
+    total = 0
+    for operand, value in operands[1:]:
+        sign = rng.choice(signs)
+        text += f" {sign} {operand}"
+        if sign == "*":
+            product *= value
+        else:
+            total += product
+            product = value if sign == "+" else -value
+    return text, total + product
+
+
+def spell(text: str) -> str:
+    """`-12 + 3` as `minus one two plus three`; what has no word is left out."""
+    return " ".join(WORDS[letter] for letter in text if letter in WORDS)
+
+
+def read(text: str) -> str | None:
+    """`minus one two plus three` as `-12+3`; None when a word is no digit and no sign."""
+    words = text.lower().split()
+    if not words or any(word not in SIGNS for word in words):
+        return None
+    return "".join(SIGNS[word] for word in words)
+
+
+def same_number(given: str, expected: str) -> bool:
+    """Whether two numbers are equal; `$1,234.50` and `1234.5` are."""
+    found = _number(given)
+    return found is not None and found == _number(expected)
+
+
+def _number(text: str) -> Decimal | None:
+    cleaned = text.strip().removesuffix(".").replace(",", "").replace("$", "").replace(" ", "")
+    try:
+        number = Decimal(cleaned)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None

@@ -1,0 +1,75 @@
+"""What a recipe can say about `python_tool`: the schema of `hier.environment`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ARITHMETIC = "arithmetic"
+REASONING_GYM = {
+    "arithmetic": (
+        *("basic_arithmetic", "bitwise_arithmetic", "calendar_arithmetic", "chain_sum", "count_bits"),
+        *("decimal_arithmetic", "decimal_chain_sum", "dice", "fraction_simplification", "gcd", "gsm_symbolic", "lcm"),
+        *("leg_counting", "number_format", "power_function", "prime_factorization", "products"),
+    ),
+    "logic": ("aiw", "circuit_logic", "knights_knaves", "self_reference", "syllogism", "zebra_puzzles"),
+}
+"""Families of reasoning-gym by category. Left out are those whose scorer runs an answer as code, `time_intervals`,
+whose tasks depend on the day, and `propositional_logic`, which is won by repeating a premise."""
+
+FAMILIES = (ARITHMETIC, *REASONING_GYM["arithmetic"], *REASONING_GYM["logic"])
+
+
+@dataclass(frozen=True)
+class PythonToolOptions:
+    """Options of `python_tool`."""
+
+    families: tuple[str, ...] = (ARITHMETIC,)
+    """`arithmetic` is generated here; every other name is one of reasoning-gym's. They take turns."""
+    difficulty: int = 0
+    """Level of every family, from 0; a family with fewer levels stays at its highest."""
+    data_path: str = ""
+    """Parquet with `question` and `answer` (`… #### 42`) instead of families: a file, or a directory with
+    `train*.parquet`, `val*.parquet` and `test*.parquet`."""
+    pool: int = 480
+    """Tasks in the training split; 0 takes all rows of a data set."""
+    validation: int = 64
+    """Tasks in each held-out split; 0 takes all rows of a data set."""
+    seed: int = 0
+    """Seed of the task pools. Splits are disjoint whatever it is."""
+    max_steps: int = 6
+    """Turns after which the world cuts an episode (`truncated`)."""
+    spelling: Literal["symbols", "words"] = "symbols"
+    """`words` spells numbers digit by digit and signs as words (`one two plus three`), for models with a small
+    vocabulary. Only for the family `arithmetic`."""
+    partial_credit: bool = False
+    """Reward is the scorer's score, between 0 and 1; otherwise it is 1 for a full score and 0 for less."""
+    invalid_penalty: float = 0.02
+    """Subtracted from the reward of a turn that is neither a call nor an answer."""
+    call_penalty: float = 0.0
+    """Subtracted from the reward of each call of the tool."""
+    output_chars: int = 800
+    """Characters of a call's output that the agent sees; the middle of a longer one is left out."""
+    time_limit_s: float = 5.0
+    """Wall time of one call; processor time is limited to the same, rounded up."""
+    memory_mb: int = 256
+    """Address space of one call."""
+
+    def __post_init__(self) -> None:
+        unknown = [family for family in self.families if family not in FAMILIES]
+        if unknown or not self.families:
+            raise ValueError(
+                f"families must name some of {', '.join(FAMILIES)}; got {list(self.families)} (those whose scorer "
+                "runs an answer as code are left out on purpose)"
+            )
+        if self.spelling == "words" and (self.families != (ARITHMETIC,) or self.data_path):
+            raise ValueError("spelling words is for families [arithmetic] only")
+        for name in ("difficulty", "invalid_penalty", "call_penalty", "pool", "validation"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not self.data_path and not (self.pool and self.validation):
+            raise ValueError("pool and validation must be at least 1 for generated tasks")
+        if self.max_steps < 1 or self.output_chars < 20:
+            raise ValueError("max_steps must be at least 1 and output_chars at least 20")
+        if not 0 < self.time_limit_s <= 20:
+            raise ValueError(f"time_limit_s must be above 0 and at most 20, got {self.time_limit_s}")
