@@ -36,7 +36,6 @@ MAX_TOKENS = 4000
 MAX_DEPTH = 12
 ROLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 RESERVED = ("Role", "designer", "range", "stop")
-FENCE = re.compile(r"^\s*```[a-z]*[ \t]*\n(.*?)\n?```", re.DOTALL | re.MULTILINE)
 WORDS = (tokenize.NAME, tokenize.NUMBER)
 SILENT = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 BUILTINS = ("eval", "exec", "compile", "open", "getattr", "setattr", "globals", "input")
@@ -70,8 +69,7 @@ def read(text: str, limits: Limits) -> Design:
     """
     if len(text) > limits.max_bytes or len(text.encode("utf-8", "replace")) > limits.max_bytes:
         raise DesignError("too_long", f"the script is longer than {limits.max_bytes} bytes")
-    fenced = FENCE.findall(text)
-    source = expand(fenced[-1] if fenced else text.strip())
+    source = expand(unfenced(text))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -83,6 +81,17 @@ def read(text: str, limits: Limits) -> Design:
     return _Reader(limits).design(tree)
 
 
+def unfenced(text: str) -> str:
+    """What stands between the last two lines that are a fence (```), or the whole text."""
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
+    pairs = len(fences) // 2
+    if not pairs:
+        return text.strip()
+    start, end = fences[2 * pairs - 2 : 2 * pairs]
+    return "\n".join(lines[start + 1 : end])
+
+
 # ---- calls without brackets ------------------------------------------------------------------------------------------
 
 
@@ -92,7 +101,7 @@ def expand(source: str) -> str:
     Raises:
         DesignError: `syntax` or `too_long`.
     """
-    lines = source.splitlines(keepends=True)
+    lines = source.split("\n")
     for statement in reversed(list(_statements(source))):
         first, second, last = statement[0], statement[1], statement[-1]
         if first.start[0] != last.end[0] or keyword.iskeyword(first.string):
@@ -101,7 +110,7 @@ def expand(source: str) -> str:
         line = lines[row]
         order = " ".join(line[second.start[1] : last.end[1]].split())
         lines[row] = f"{line[: first.start[1]]}{first.string}({order!r}){line[last.end[1] :]}"
-    return "".join(lines)
+    return "\n".join(lines)
 
 
 def _statements(source: str) -> Iterator[list[tokenize.TokenInfo]]:

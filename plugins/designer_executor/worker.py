@@ -32,16 +32,16 @@ ACTION_CHARACTERS = 4000
 """A longer action is refused."""
 
 GRAMMAR = """\
-NAME                             let a role work (also: NAME("what to do", OTHER), or: NAME what to do)
-TEXT = NAME("what to do")        keep what it says as TEXT
-NAME = Role("its job", tools=["act"], context="own", turns=5)
-for i in range(3):               repeat
+NAME = Role("its job", tools=["act"], context="own", turns=5)  # define a role
+NAME                           # let it work; also NAME("what to do", OTHER), or: NAME what to do
+TEXT = OTHER("what to do")     # keep what it says as TEXT
+for i in range(3):             # repeat
     NAME
-    if "ok" in OTHER: break      leave the loop when OTHER said ok
-if "yes" not in TEXT:            decide
+    if "ok" in OTHER: break    # leave the loop when OTHER said ok
+if "yes" not in TEXT:          # decide
     NAME
 else:
-    stop                         end the execution
+    stop                       # end the execution
 Nothing else is allowed: no imports, no functions, no while."""
 """The language in the words of {grammar}; docs/workers/designer_executor.md has it in full."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from verl_hier.environments.base import Step
@@ -44,8 +43,15 @@ def parse_action(text: str, tag: str | None) -> str | None:
     """
     if tag is None:
         return text.strip()
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)
-    return found[-1].strip() if found else None
+    # Linear in the text: a pattern would look for the end anew from each of a million beginnings.
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    found, end = None, 0
+    while (start := text.find(opening, end)) >= 0:
+        stop = text.find(closing, start + len(opening))
+        if stop < 0:
+            break
+        found, end = text[start + len(opening) : stop].strip(), stop + len(closing)
+    return found
 
 
 class React(Worker):

@@ -6,14 +6,18 @@ import dataclasses
 import json
 import os
 import re
+import textwrap
 from collections import Counter
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+from verl_hier_plugins.designer_executor.design import Role
 from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
-from verl_hier_plugins.designer_executor.worker import DesignerExecutor
+from verl_hier_plugins.designer_executor.script import Limits as ScriptLimits
+from verl_hier_plugins.designer_executor.script import read
+from verl_hier_plugins.designer_executor.worker import GRAMMAR, DesignerExecutor
 from verl_hier_plugins.designs import hier_samplers
 from verl_hier_plugins.designs.sampler import Designs, DesignsOptions
 from verl_hier_plugins.independent import Independent
@@ -179,6 +183,25 @@ def test_the_script_may_stand_in_a_tag_or_a_fence(play):
     assert play(f"x <design>{fenced}</design> y", design_tag="design").spoken()[0] == ("critic", 0)
     for text in ("<design>walker", "walker"):
         assert play(text, design_tag="design").graph.nodes[0].extra["failure"] == "design_missing"
+
+
+def test_the_scripts_on_the_page_are_sound():
+    page = (Path(__file__).parents[2] / "docs/workers/designer_executor.md").read_text(encoding="utf-8")
+    picture, language = (
+        page.split(start)[1].split(end)[0]
+        for start, end in (("in this picture is", "where the"), ("a large one. It is a part of Python:", "| | |"))
+    )
+    scripts = [
+        textwrap.dedent(part) for text in (picture, language) for part in text.strip("\n").split("\n\n") if part.strip()
+    ]
+    roles = {name: Role(name) for name in ("find", "heat", "put", "finder", "doer")}
+    assert [read(script, ScriptLimits(roles=roles, tools=("look",))).steps for script in scripts] == [3, 3, 7]
+
+
+def test_the_grammar_that_designers_are_told_is_a_sound_script():
+    script = "\n".join(GRAMMAR.splitlines()[:-1])
+    design = read(script, ScriptLimits(roles={"OTHER": Role("OTHER")}))
+    assert design.steps == 6 and set(design.roles) == {"NAME", "OTHER"}
 
 
 def test_the_designer_can_be_told_everything(play):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions,
 from verl_hier_plugins.designer_executor.script import Limits, read
 from verl_hier_plugins.designer_executor.worker import DesignerExecutor
 from verl_hier_plugins.designs.sampler import Designs, DesignsOptions
+from verl_hier_plugins.react.worker import parse_action
 
 from verl_hier.rollout.rollout import Limits as EpisodeLimits
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
@@ -129,6 +131,20 @@ def test_ten_megabytes_cost_nothing():
             read(text, LIMITS)
         assert caught.value.name == "too_long"
     assert time.perf_counter() - started < 0.5
+
+
+def test_tags_are_found_in_linear_time():
+    started = time.perf_counter()
+    assert parse_action("<action>" * 1_000_000, "action") is None
+    assert parse_action("<action>x</action>" * 300_000, "action") == "x"
+    assert time.perf_counter() - started < 1.0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["<a>", "</a>", "b", " ", "\n", "<a", "a>"]), max_size=12).map("".join))
+def test_tags_are_found_as_a_pattern_finds_them(text):
+    found = re.findall("<a>(.*?)</a>", text, flags=re.DOTALL)
+    assert parse_action(text, "a") == (found[-1].strip() if found else None)
 
 
 # ---- texts that try -------------------------------------------------------------------------------------------------
