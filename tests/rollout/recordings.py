@@ -11,8 +11,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-VOCABULARY = 1000
-RESULT = [7, 8]
 END = 2
 
 
@@ -44,10 +42,10 @@ class Recorder:
             "branch_probability": rng.choice([0.0, 0.3, 0.5, 0.7, 1.0]),
             "entropy_weight": rng.choice([0.0, 0.2, 1.5]),
             "dynamic": method == "aepo" and rng.random() < 0.5,
-            "vocab": VOCABULARY,
+            "vocab": rng.choice([50, 1000, 151936]),
             "tool_call_limit": rng.randint(0, 4),
             "max_response_len": rng.choice([4, 11, 20, 64]),
-            "tool_result_tokens": RESULT,
+            "tool_result_tokens": rng.choice([[7, 8], [7], [], [7, 8, 9, 9]]),
             **changes,
         }
         self.bare = [rng.randint(1, 5) for _ in range(self.given["batch"])]
@@ -102,7 +100,7 @@ class Recorder:
 
     def hear(self, line: Line, out: dict[str, Any]) -> bool:
         nats = -sum(math.exp(p) * p for position in out["top_logprobs"][:20] for p in position)
-        line.now = nats / math.log(VOCABULARY)
+        line.now = nats / math.log(self.given["vocab"])
         line.first = line.now if line.first is None else line.first
         line.tokens, line.mask = line.tokens + out["tokens"], line.mask + [1] * len(out["tokens"])
         if out["finish"] != "tool":
@@ -111,7 +109,8 @@ class Recorder:
             line.tokens, line.mask = [*line.tokens, END], [*line.mask, 1]
             return False
         line.calls += 1
-        line.tokens, line.mask = line.tokens + RESULT, line.mask + [0] * len(RESULT)
+        result = self.given["tool_result_tokens"]
+        line.tokens, line.mask = line.tokens + result, line.mask + [0] * len(result)
         return len(line.tokens) < self.given["max_response_len"]
 
     def grow(self, chains: list[Line], active: list[int]) -> list[int]:

@@ -23,7 +23,7 @@ def check(method: str, recording: dict) -> None:
 
 
 @pytest.mark.parametrize("method", ["arpo", "aepo"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_any_recording_is_played_back(method, seed, one_by_one):
     check(method, Recorder(method, seed, one_by_one).make())
