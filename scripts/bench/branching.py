@@ -53,7 +53,7 @@ class Figures:
     leaves: int
     generated: int
     computed: int
-    unique: int
+    distinct: int
     calls: int
     wall_s: float
     hit: float
@@ -106,33 +106,40 @@ async def measure(model: Path, sampler: str, tasks: int) -> Figures:
         await pool.close()
     wall = time.perf_counter() - started
     counted = await server.statistics()
+    distinct, best_hit = tokens_of(graphs)
     return Figures(
         leaves=sum(e.trained for graph in graphs for e in graph.complete()),
         generated=counted["generated_tokens"],
         computed=counted["prefill_tokens"] + counted["decode_tokens"],
-        unique=sum(len(n.observation) + len(n.action) for graph in graphs for n in graph.nodes),
+        distinct=distinct,
         calls=sum(g.counts.get("environment_calls", 0) + g.counts.get("replayed_calls", 0) for g in graphs),
         wall_s=wall,
         hit=counted["cached_tokens"] / counted["prompt_tokens"],
-        best_hit=best_hit(graphs),
+        best_hit=best_hit,
     )
 
 
-def best_hit(graphs: list[RolloutGraph]) -> float:
-    """Share of the prompt tokens that nothing forces a server to compute: they, and all before them, were computed for
-    another prompt or while another turn was generated."""
-    asked, prompted, decoded = 0, set(), set()
+def tokens_of(graphs: list[RolloutGraph]) -> tuple[int, float]:
+    """What a server cannot avoid: distinct tokens, and the best prefix hit.
+
+    Returns:
+        Sampled tokens of all nodes, and the tokens between them, these once however many nodes stand behind the same
+        beginning; and the share of the prompt tokens that were computed for another prompt or while another turn was
+        generated.
+    """
+    asked, sampled, read, prompted, decoded = 0, 0, set(), set(), set()
     for graph in graphs:
         for node in graph.nodes:
-            if not node.prompt_tokens:
-                continue
             forced = node.decision.get("forced", 0)
-            prompt = graph.prompt(node.id) + node.action[:forced]
-            places = chain([*prompt, *node.action[forced:-1]])
-            asked += len(prompt)
-            prompted.update(places[: len(prompt)])
-            decoded.update(places[len(prompt) :])
-    return 1 - len(prompted - decoded) / asked
+            prompt = graph.prompt(node.id)
+            places = chain([*prompt, *node.action])
+            sampled += len(node.action)
+            read.update(places[len(prompt) - len(node.observation) : len(prompt)])
+            if node.prompt_tokens:
+                asked += len(prompt) + forced
+                prompted.update(places[: len(prompt) + forced])
+            decoded.update(places[len(prompt) + forced : None if node.partial else -1])
+    return sampled + len(read), 1 - len(prompted - decoded) / asked
 
 
 def chain(tokens: list[int]) -> list[int]:
@@ -178,9 +185,9 @@ def report(found: dict[str, Figures], tasks: int) -> int:
     broken = []
     for name, f in found.items():
         share = f"{f.computed / base.computed:.2f}" if base else "–"
-        ratio = f.computed / f.unique
+        ratio = f.computed / f.distinct
         print(
-            f"| {name} | {f.leaves} | {f.generated} | {f.computed} | {share} | {f.unique} | {ratio:.3f} | {f.calls} "
+            f"| {name} | {f.leaves} | {f.generated} | {f.computed} | {share} | {f.distinct} | {ratio:.3f} | {f.calls} "
             f"| {f.wall_s:.1f} | {f.hit:.3f} | {f.best_hit:.3f} |"
         )
         if name != "independent" and ratio > MOST_COMPUTED:
