@@ -15,8 +15,9 @@ from verl_hier.environments.pool import EnvironmentFailure, Handle
 from verl_hier.errors import HierError, RolloutError
 from verl_hier.rollout.budget import Grant
 from verl_hier.rollout.context import Context
-from verl_hier.rollout.interfaces import Generation, Worker
+from verl_hier.rollout.interfaces import Worker
 from verl_hier.rollout.seeds import generator
+from verl_hier.rollout.speech import Forced, Wish, sample_node
 from verl_hier.rollout.stage import EpisodeOver, Stage, Turn
 from verl_hier.trajectory.graph import EpisodeRecord, Node
 
@@ -31,17 +32,6 @@ class Event:
     node: Node | None = None
     action: str | None = None
     step: Step | None = None
-
-
-@dataclass(frozen=True)
-class _Fresh:
-    """What a worker says about the turn it wants, apart from the tokens of its context."""
-
-    context: Context
-    before: Node | None
-    observation: list[int]
-    segment: int
-    plan: Node | None
 
 
 class Episode:
@@ -65,7 +55,7 @@ class Episode:
         self.events: list[Event] = []
         self.script = script or []
         self._position = 0
-        self._forced: tuple[list[int], list[float]] = ([], [])
+        self._forced = Forced()
         self._piece: int | None = None
         self._calls_left: int | None = None
         self._handle: Handle | None = None
@@ -177,7 +167,7 @@ class Episode:
                 break
             script.append(event)
         episode = self.rollout.adopt(self, shared, script, decision)
-        episode._forced = (list(forced or []), list(forced_logprobs or []))
+        episode._forced = Forced(list(forced or []), list(forced_logprobs or []))
         if self._handle is not None and len(script) == len(self.events) and self._at_gate.is_set():
             await episode.take_copy_of(self._handle)
         return episode
@@ -271,75 +261,33 @@ class Episode:
             else:
                 live = True
                 before = node or (context.node if kept else None)
-                fresh = _Fresh(context, before, [] if node else prompt[kept:], segment, plan)
-                node = await self._sample(fresh, prompt + said, wanted - len(said), stop)
+                wish = Wish(context, before, [] if node else prompt[kept:], segment, plan)
+                node = await self._sample(wish, prompt + said, wanted - len(said), stop)
             said = said + node.action
         text = context.commit(prompt, said, node)
         return Turn(self.rollout.graph, node, text, live)
 
-    async def _sample(self, fresh: _Fresh, prompt: list[int], wanted: int, stop: tuple[str, ...]) -> Node:
+    async def _sample(self, wish: Wish, prompt: list[int], wanted: int, stop: tuple[str, ...]) -> Node:
         """Wait for permission, then sample one node after `prompt`."""
         self._at_gate.set()
         await self._permits.acquire()
-        rollout, tip = self.rollout, self.tip
-        turn = 0 if tip is None else tip.turn + (not tip.partial)
-        if turn >= rollout.limits.max_turns:
+        tip = self.tip
+        if (0 if tip is None else tip.turn + (not tip.partial)) >= self.rollout.limits.max_turns:
             raise EpisodeOver("max_turns")
-        room = rollout.limits.context_tokens - len(prompt)
+        room = self.rollout.limits.context_tokens - len(prompt)
         if room <= 0:
             raise EpisodeOver("context_tokens")
-        (forced, forced_logprobs), self._forced = self._forced, ([], [])
-        most = min(room, wanted)
-        limit = most if self._piece is None else min(most, max(self._piece, len(forced) + 1))
-        sampling = rollout.sampling(f"{self.lineage}/{len(self.path)}", self.greedy, limit - len(forced), stop)
-        if forced and (rollout.renderer.ends(forced) or sampling.max_tokens < 1):
-            generation = Generation([], [])
-        else:
-            generation = await rollout.generate(prompt + forced, sampling)
-        action = forced + generation.token_ids
-        if not action:
+        forced, self._forced = self._forced, Forced()
+        node, generation = await sample_node(self, wish, prompt, forced, min(room, wanted), self._piece, stop)
+        if not node.action:
             raise EpisodeOver("empty_action")
-        known = len(forced_logprobs) == len(forced) and len(generation.logprobs) == len(generation.token_ids)
-        node = Node(
-            id=len(rollout.graph.nodes),
-            parent=self.record.leaf,
-            context=_id(fresh.before),
-            episode=self.id,
-            agent=fresh.context.agent,
-            role=fresh.context.role,
-            level=fresh.context.level,
-            turn=turn,
-            segment=fresh.segment,
-            plan=_id(fresh.plan),
-            observation=fresh.observation,
-            action=action,
-            logprobs=forced_logprobs + generation.logprobs if known else [],
-            partial=limit < most and len(action) >= limit and not self._ended_itself(action, stop),
-            trained=self.trained,
-            anchor=None if self.latest is None or (tip is not None and tip.partial) else self.latest.anchor,
-            policy_version=list(generation.version),
-            prompt_tokens=len(prompt) if generation.token_ids else 0,
-            cached_tokens=generation.cached_tokens,
-            stop_reason=generation.stop_reason,
-            decision={"seed": sampling.seed, "greedy": self.greedy},
-        )
-        node.text = rollout.renderer.decode(action)
-        if forced:
-            node.decision["forced"] = len(forced)
-        if self.record.leaf < 0 or rollout.graph.nodes[self.record.leaf].episode != self.id:
-            node.decision |= self.record.decision
-        rollout.graph.nodes.append(node)
+        self.rollout.graph.nodes.append(node)
         self.record.leaf = node.id
         self.events.append(Event(node=node))
-        rollout.budget.charge("tokens", len(generation.token_ids))
-        rollout.budget.charge("turns", 1)
-        await rollout.note_entropy(node, prompt + forced, generation)
+        self.rollout.budget.charge("tokens", len(generation.token_ids))
+        self.rollout.budget.charge("turns", 1)
+        await self.rollout.note_entropy(node, prompt + forced.tokens, generation)
         return node
-
-    def _ended_itself(self, action: list[int], stop: tuple[str, ...]) -> bool:
-        """Whether a node that used up its piece ended its turn with the very last token."""
-        renderer = self.rollout.renderer
-        return renderer.ends(action) or any(renderer.decode(action).endswith(word) for word in stop)
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
@@ -444,8 +392,3 @@ class Episode:
     async def _catch_up(self) -> Handle:
         """A world in the state that the replayed part of the script left it in."""
         return await self.rollout.world_after([e for e in self.events if e.action is not None])
-
-
-def _id(node: Node | None) -> int:
-    """Its number now; a cut elsewhere in the graph may change it."""
-    return -1 if node is None else node.id

@@ -1,0 +1,112 @@
+"""From what a worker wants to say to a node of the graph: one request, or none when every token is forced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from verl_hier.rollout.context import Context
+from verl_hier.rollout.interfaces import Generation
+from verl_hier.trajectory.graph import Node
+
+if TYPE_CHECKING:
+    from verl_hier.rollout.episode import Episode
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a worker says about the turn it wants.
+
+    Attributes:
+        context: whose turn it is.
+        before: node whose tokens it continues, None in a new context.
+        observation: tokens that its prompt adds.
+        segment, plan: see `Node`.
+    """
+
+    context: Context
+    before: Node | None
+    observation: list[int]
+    segment: int
+    plan: Node | None
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Tokens that a node begins with although they were not sampled for it, and log p of each."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+async def sample_node(
+    episode: Episode,
+    wish: Wish,
+    prompt: list[int],
+    forced: Forced,
+    most: int,
+    piece: int | None,
+    stop: tuple[str, ...],
+) -> tuple[Node, Generation]:
+    """The next node of an episode, not yet part of the graph, and what the server answered.
+
+    Args:
+        episode: who speaks.
+        wish: what for.
+        prompt: the exact tokens before the node.
+        forced: how it begins.
+        most: tokens that its turn may still have.
+        piece: tokens that this node may have; when that is fewer and not enough, the node is `partial`.
+        stop: strings that end the turn.
+    """
+    rollout, tip = episode.rollout, episode.tip
+    given = len(forced.tokens)
+    limit = most if piece is None else min(most, max(piece, given + 1))
+    sampling = rollout.sampling(f"{episode.lineage}/{len(episode.path)}", episode.greedy, limit - given, stop)
+    if given and (rollout.renderer.ends(forced.tokens) or sampling.max_tokens < 1):
+        generation = Generation([], [])
+    else:
+        generation = await rollout.generate(prompt + forced.tokens, sampling)
+    action = forced.tokens + generation.token_ids
+    known = len(forced.logprobs) == given and len(generation.logprobs) == len(generation.token_ids)
+    decision = {"seed": sampling.seed, "greedy": episode.greedy}
+    if given:
+        decision["forced"] = given
+    if tip is None or tip.episode != episode.id:
+        decision |= episode.record.decision
+    node = Node(
+        id=len(rollout.graph.nodes),
+        parent=episode.record.leaf,
+        context=_number(wish.before),
+        episode=episode.id,
+        agent=wish.context.agent,
+        role=wish.context.role,
+        level=wish.context.level,
+        turn=0 if tip is None else tip.turn + (not tip.partial),
+        segment=wish.segment,
+        plan=_number(wish.plan),
+        observation=wish.observation,
+        action=action,
+        logprobs=forced.logprobs + generation.logprobs if known else [],
+        partial=limit < most and len(action) >= limit and not _ended(episode, action, stop),
+        trained=episode.trained,
+        anchor=None if episode.latest is None or (tip is not None and tip.partial) else episode.latest.anchor,
+        text=rollout.renderer.decode(action),
+        policy_version=list(generation.version),
+        prompt_tokens=len(prompt) if generation.token_ids else 0,
+        cached_tokens=generation.cached_tokens,
+        stop_reason=generation.stop_reason,
+        decision=decision,
+    )
+    return node, generation
+
+
+def _ended(episode: Episode, action: list[int], stop: tuple[str, ...]) -> bool:
+    """Whether a node that used up its piece ended its turn with the very last token."""
+    renderer = episode.rollout.renderer
+    return renderer.ends(action) or any(renderer.decode(action).endswith(word) for word in stop)
+
+
+def _number(node: Node | None) -> int:
+    """Its number now; a cut elsewhere in the graph may have changed it while the worker waited."""
+    return -1 if node is None else node.id
