@@ -38,9 +38,9 @@ class TextarenaOptions:
     """Begin a player's first observation with the game's rules; `{rules}` has them for prompts either way."""
     reward: Literal["score", "won"] = "score"
     """`score` is TextArena's own reward at the end, which pays an unsolved puzzle for its progress; `won` is 1 or 0."""
-    pool: int = 200
+    pool: int = 150
     """Tasks in the training split."""
-    validation: int = 50
+    validation: int = 40
     """Tasks in each held-out split."""
     seed: int = 0
     """Seed of the task pools."""

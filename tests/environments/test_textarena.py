@@ -338,13 +338,14 @@ def test_the_mistakes_of_the_expert_are_refused():
 
 
 def test_a_start_is_in_one_split_and_once():
-    options = TextarenaOptions(pool=120, validation=30)
+    # The default pools are there.
+    options = TextarenaOptions()
     environment = TextarenaEnvironment(options)
     starts = {}
     for split in ("train", "val", "test"):
         tasks = SPEC.tasks(options, split)
         starts[split] = [environment.reset(task, 0).anchor for task in tasks]
-        assert len(set(starts[split])) == len(tasks) == (120 if split == "train" else 30)
+        assert len(set(starts[split])) == len(tasks) == (150 if split == "train" else 40)
         assert all(split_of(anchor) == split for anchor in starts[split])
     other = SPEC.tasks(TextarenaOptions(pool=20, validation=20, seed=5), "val")
     assert all(split_of(environment.reset(task, 0).anchor) == "val" for task in other)
