@@ -71,6 +71,11 @@ class Turn:
         for piece in self._graph.pieces(self._node):
             piece.role, piece.level, piece.agent = role, level, agent or role
 
+    def in_segment(self, segment: int) -> None:
+        """Say which segment it belongs to, where only the text tells whether it begins one."""
+        for piece in self._graph.pieces(self._node):
+            piece.segment = segment
+
     def reward(self, amount: float) -> None:
         """Add a reward that the worker gives the turn, for instance a format penalty."""
         if self._live:
