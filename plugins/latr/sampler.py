@@ -11,7 +11,7 @@ from verl_hier.rollout import Sampler
 from verl_hier.rollout.branching import starts
 from verl_hier.rollout.budget import BudgetSpent
 from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.offsets import action_tokens, place_before, token_at
+from verl_hier.rollout.offsets import action_tokens, place_before, reach, token_at
 from verl_hier.rollout.rollout import Rollout
 
 
@@ -110,7 +110,7 @@ class _Tree:
             path.greedy = True
         start = 0
         while self._running() and start < options.tree_tokens and len(self._alive()) < options.full * self._wanted:
-            await self._fill(self._running(), start + window)
+            await reach(rollout, self._running(), start + window)
             await self._branch(start, start + window)
             self._prune()
             start += window
@@ -123,13 +123,6 @@ class _Tree:
     def _running(self) -> list[Episode]:
         return [episode for episode in self._rollout.episodes if not episode.over]
 
-    async def _fill(self, paths: Sequence[Episode], length: int) -> None:
-        """Let paths go on until each has `length` action tokens."""
-        while short := [path for path in paths if not path.over and len(action_tokens(path)) < length]:
-            missing = {path.id: length - len(action_tokens(path)) for path in short}
-            for tokens in sorted(set(missing.values())):
-                await self._rollout.advance([path for path in short if missing[path.id] == tokens], tokens)
-
     async def _branch(self, start: int, stop: int) -> None:
         """Fork at the close seconds of a window, token by token; of one token, path by path."""
         for offset in range(start, stop):
@@ -139,7 +132,7 @@ class _Tree:
                     break
                 fork = await self._fork(path, offset)
                 fresh += [fork] if fork is not None else []
-            await self._fill(fresh, stop)
+            await reach(self._rollout, fresh, stop)
 
     async def _fork(self, path: Episode, offset: int) -> Episode | None:
         """A fork that takes the second token at `offset` of a path, if that is close."""

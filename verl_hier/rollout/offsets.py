@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from verl_hier.rollout.branching import Place
 from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.rollout import Rollout
@@ -40,3 +42,11 @@ def place_before(rollout: Rollout, episode: Episode, offset: int) -> Place:
     if at:
         rollout.split(node, at)
     return Place(episode, episode.path.index(node.id))
+
+
+async def reach(rollout: Rollout, episodes: Sequence[Episode], length: int) -> None:
+    """Let episodes go on until each has `length` action tokens or is over; a turn that goes on behind them is cut."""
+    while short := [episode for episode in episodes if not episode.over and len(action_tokens(episode)) < length]:
+        missing = {episode.id: length - len(action_tokens(episode)) for episode in short}
+        for tokens in sorted(set(missing.values())):
+            await rollout.advance([episode for episode in short if missing[episode.id] == tokens], tokens)
