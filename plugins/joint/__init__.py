@@ -1,22 +1,36 @@
-"""Everybody learns in every step; docs/schedules.md."""
+"""One phase for ever: everybody learns in every step, or chosen roles do; docs/schedules.md."""
+
+from dataclasses import dataclass
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.specs import NoOptions, ScheduleSpec
+from verl_hier.specs import ScheduleSpec
 from verl_hier.training.schedule import Phase, Schedule
 
 
-class Joint(Schedule):
-    """All levels and roles, always."""
+@dataclass(frozen=True)
+class JointOptions:
+    """Options of `joint`."""
 
-    def __init__(self, options: NoOptions) -> None:
+    roles: tuple[str, ...] = ()
+    """Roles that learn, the others only act (AgentFlow trains its planner alone); empty: all."""
+
+
+class Joint(Schedule):
+    """All levels, and all or the chosen roles, always."""
+
+    def __init__(self, options: JointOptions) -> None:
         self._options = options
 
     def phase(self, step: int) -> Phase:
         """See `Schedule.phase`."""
-        return Phase("joint")
+        return Phase("joint", roles=frozenset(self._options.roles) or None)
 
 
 @hookimpl
 def hier_schedules() -> list[ScheduleSpec]:
     """The `joint` schedule."""
-    return [ScheduleSpec("joint", Joint, summary="all levels learn in every step", doc="schedules.md")]
+    return [
+        ScheduleSpec(
+            "joint", Joint, JointOptions, summary="all levels, or chosen roles, learn in every step", doc="schedules.md"
+        )
+    ]

@@ -5,16 +5,15 @@ import json
 import pytest
 from verl_hier_plugins.alternating import Alternating, AlternatingOptions
 from verl_hier_plugins.bottom_up import BottomUp, BottomUpOptions
-from verl_hier_plugins.joint import Joint
+from verl_hier_plugins.joint import Joint, JointOptions
 from verl_hier_plugins.stagewise import Stagewise, StagewiseOptions
 
 from tests.trajectory import cases
-from verl_hier.specs import NoOptions
 from verl_hier.training.schedule import Phase
 
 
 def test_joint_trains_everything():
-    schedule = Joint(NoOptions())
+    schedule = Joint(JointOptions())
     assert {schedule.phase(step) for step in range(1, 9)} == {Phase("joint")}
     assert all(schedule.phase(1).trains(node) for node in cases.hierarchical().nodes)
     assert schedule.state_dict() == {}

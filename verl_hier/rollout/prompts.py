@@ -7,7 +7,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.rollout.stage import Stage
 
 
-def fields(stage: Stage, step: Step, first: Step, **more: str) -> dict[str, str]:
+def fields(stage: Stage, step: Step, first: Step, /, **more: str) -> dict[str, str]:
     """What every template may use.
 
     Args:

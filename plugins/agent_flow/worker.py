@@ -1,0 +1,129 @@
+"""Four modules, each in a fresh context that holds the task and the memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_hier_plugins.react.worker import parse_action
+
+from verl_hier.environments.base import Step
+from verl_hier.rollout import Worker
+from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.stage import Stage, Turn
+
+STOP = "stop"
+
+
+@dataclass(frozen=True)
+class AgentFlowOptions:
+    """Options of `agent_flow`.
+
+    Templates may use {instruction}, {observation}, {admissible}, {memory} (what was done and seen so far) and whatever
+    the environment puts into the `info` of its reset; the executor's also {step}, what the planner chose.
+    """
+
+    planner_prompt: str = "plan: {instruction} | {memory}"
+    """What the planner sees; it answers with the next step."""
+    planner_system: str | None = None
+    """System message of the planner, for chat models."""
+    executor_prompt: str = "do: {step} | {observation}"
+    """What the executor sees; it answers with one action."""
+    executor_system: str | None = None
+    """System message of the executor, for chat models."""
+    action_tag: str | None = None
+    """When set, the executor's action is the text inside <tag>…</tag>."""
+    verifier: bool = True
+    """Whether a verifier says after each step if the memory is enough; else only the world and `steps` end it."""
+    verifier_prompt: str = "enough: {instruction} | {memory}"
+    """What the verifier sees; an answer that holds `stop` ends the steps."""
+    verifier_system: str | None = None
+    """System message of the verifier, for chat models."""
+    generator_prompt: str = "answer: {instruction} | {memory}"
+    """What the generator sees when the steps are over."""
+    generator_system: str | None = None
+    """System message of the generator, for chat models."""
+    answer_action: str | None = None
+    """The world's action that the generator's text makes, with {content}; omitted: there is no generator."""
+    steps: int = 10
+    """Steps of one episode at most."""
+    memory_characters: int = 4000
+    """Characters of the memory that modules see, its latest ones."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.memory_characters < 1:
+            raise ValueError("steps and memory_characters must be at least 1")
+        if self.answer_action is not None:
+            try:
+                self.answer_action.format(content="")
+            except (KeyError, IndexError, ValueError) as error:
+                raise ValueError(f"answer_action may use {{content}} only ({error})") from error
+
+
+class AgentFlow(Worker):
+    """See `plugins/agent_flow`."""
+
+    def __init__(self, options: AgentFlowOptions) -> None:
+        self._options = options
+
+    async def run(self, stage: Stage) -> None:
+        """See `Worker.run`."""
+        options = self._options
+        flow = _Flow(options, stage, await stage.reset())
+        for number in range(options.steps):
+            await flow.step(number)
+            if flow.over:
+                return
+            if options.verifier and await flow.enough(number):
+                break
+        if options.answer_action is not None:
+            await flow.answer()
+
+
+class _Flow:
+    """One episode: the world's latest answer, the memory, and who speaks about it."""
+
+    def __init__(self, options: AgentFlowOptions, stage: Stage, first: Step) -> None:
+        self._options = options
+        self._stage = stage
+        self._first = self._latest = first
+        self._memory: list[str] = []
+        self._plan: Turn | None = None
+        self._number = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the world has ended the episode."""
+        return self._latest.done or self._latest.truncated
+
+    async def step(self, number: int) -> None:
+        """The planner chooses, the executor acts, the memory grows."""
+        self._number, self._plan = number, None
+        self._plan = await self._say("planner", 0)
+        turn = await self._say("executor", 1, step=self._plan.text)
+        action = parse_action(turn.text, self._options.action_tag)
+        if action is None:
+            turn.mark(valid=False, failure="no_action_tag")
+        self._latest = await self._stage.act(action or "")
+        self._memory.append(f"{action or ''} > {self._latest.text}")
+
+    async def enough(self, number: int) -> bool:
+        """Whether the verifier wants no further step."""
+        return STOP in (await self._say("verifier", 1)).text.lower()
+
+    async def answer(self) -> None:
+        """The generator's answer, as an action of the world."""
+        turn = await self._say("generator", 1)
+        if not turn.text.strip():
+            turn.mark(valid=False, failure="empty_answer")
+        await self._stage.act(str(self._options.answer_action).format(content=turn.text.strip()))
+
+    async def _say(self, role: str, level: int, **more: str) -> Turn:
+        system = getattr(self._options, f"{role}_system")
+        context = self._stage.context(role, level=level)
+        if system:
+            context.observe(system, role="system")
+        memory = " ; ".join(self._memory)[-self._options.memory_characters :]
+        known = fields(self._stage, self._latest, self._first, memory=memory, **more)
+        name = f"{role}_prompt"
+        context.observe(fill(getattr(self._options, name), known, name))
+        return await self._stage.say(context, segment=self._number, plan=self._plan)
