@@ -21,6 +21,7 @@ from verl_hier_plugins.designer_executor.design import FAILURES
 from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
 from verl_hier_plugins.designs.sampler import DesignsOptions
 from verl_hier_plugins.independent import Independent
+from verl_hier_plugins.joint import JointOptions
 from verl_hier_plugins.nested.sampler import NestedOptions
 from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
 from verl_hier_plugins.portool.sampler import PORToolSamplerOptions
@@ -102,7 +103,7 @@ OPTIONS = [
     ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),
     ("samplers/portool.md", PORToolSamplerOptions),
     ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
-    ("schedules.md", AlternatingOptions, StagewiseOptions, BottomUpOptions),
+    ("schedules.md", JointOptions, AlternatingOptions, StagewiseOptions, BottomUpOptions),
 ]
 
 
