@@ -58,9 +58,15 @@ def overrides(goals: int, seed: int, model: Path, folder: Path) -> list[str]:
 
 
 def train(method: str, goals: int, seed: int, model: Path, budget: int, folder: Path) -> list[dict[str, Any]]:
-    """Train until a measurement lies at or beyond the token budget; the curve of held-out success."""
+    """Train until a measurement lies at or beyond the token budget; the curve of held-out success.
+
+    A run that is there already and went as far is used again: `--work` belongs to one setting.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     metrics = folder / "metrics.jsonl"
+    curve = read_curve(metrics)
+    if curve and curve[-1]["tokens"] >= budget:
+        return curve
     metrics.unlink(missing_ok=True)
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics), "OMP_NUM_THREADS": "1"}
     arguments = command(METHODS[method], overrides(goals, seed, model, folder))
