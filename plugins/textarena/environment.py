@@ -33,11 +33,6 @@ class TextarenaEnvironment(Environment):
         self._known = GAMES.get(family(options.game))
         self.game: Any = None
 
-    @property
-    def options(self) -> TextarenaOptions:
-        """The recipe's block."""
-        return self._options
-
     def reset(self, task: Mapping[str, Any], seed: int) -> Step:
         """Start a task. Its own seed decides the start; that and `seed` together decide what chance does afterwards."""
         options = self._options
