@@ -284,6 +284,35 @@ def test_entropies_of_likeliest_tokens_that_nobody_returns(refused: Refused) -> 
     assert sentence.startswith("hier.rollout.entropy.source: top_k needs") and "use sampled or prefill" in sentence
 
 
+@pytest.mark.parametrize("limit", ["tokens", "turns", "environment_calls", "leaves", "wall_s"])
+def test_a_zero_budget(refused: Refused, limit: str) -> None:
+    sentence = refused(f"hier.rollout.budget.{limit}=0")
+    assert sentence.startswith("hier.rollout.budget: ") and f"{limit} must be positive, got 0" in sentence
+
+
+@pytest.mark.parametrize(
+    ("recipe", "n"),
+    [
+        ("arpo_alfworld_cpu", 2),
+        ("aepo_alfworld_cpu", 2),
+        ("tree_grpo_alfworld_cpu", 5),
+        ("treerl_alfworld_cpu", 99),
+        ("treepo_alfworld_cpu", 1),
+        ("latr_alfworld_cpu", 1),
+        ("portool_alfworld_cpu", 0),
+        ("metaagentx_alfworld_cpu", 3),
+    ],
+)
+def test_n_that_does_not_fit_a_tree(refused: Refused, recipe: str, n: int) -> None:
+    sentence = refused(f"actor_rollout_ref.rollout.n={n}", recipe=recipe)
+    assert sentence.startswith("actor_rollout_ref.rollout.n: ") and str(n) in sentence
+
+
+def test_likeliest_tokens_on_a_server_that_returns_none(refused: Refused) -> None:
+    sentence = refused("actor_rollout_ref.rollout.name=sglang", recipe="latr_alfworld_cpu")
+    assert "sampler 'latr' needs the log-probs of the likeliest tokens" in sentence and "'sglang'" in sentence
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_hier.errors import RecipeError
 
