@@ -29,6 +29,7 @@ WORKER = WorkerSpec(
     roles=LEVELS,
     provides=tuple(f"tokens.{role}" for role in LEVELS if role != UNREADABLE),
     tell=tell,
+    needs_stop_strings=True,
 )
 
 

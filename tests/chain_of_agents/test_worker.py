@@ -13,10 +13,12 @@ from verl_hier_plugins.chain_of_agents.worker import ChainOfAgents, ChainOptions
 from verl_hier_plugins.independent import Independent
 
 from tests.chain_of_agents.test_grammar import PIECES
+from verl_hier.check import check_recipe
 from verl_hier.credit.estimate import estimate
 from verl_hier.environments.base import Environment, Step
 from verl_hier.errors import RecipeError
 from verl_hier.plugins import PluginHost
+from verl_hier.recipes import compose
 from verl_hier.rollout import Sampler
 from verl_hier.rollout.rollout import Limits
 from verl_hier.specs import NoOptions, build_options
@@ -328,6 +330,14 @@ def test_ten_megabytes_in_a_turn(play):
 def test_options_that_make_no_sense(options, words):
     with pytest.raises(RecipeError, match=words):
         build_options(WORKER, options)
+
+
+def test_a_server_that_cannot_stop_at_strings_is_refused():
+    off = compose("chain_of_agents_alfworld_1.5b_sglang", ["actor_rollout_ref.rollout.skip_tokenizer_init=true"])
+    with pytest.raises(RecipeError, match=r"skip_tokenizer_init: worker 'chain_of_agents'.*set it to false"):
+        check_recipe(off)
+    check_recipe(compose("chain_of_agents_alfworld_1.5b_sglang"))
+    check_recipe(compose("grpo_alfworld_1.5b_sglang"))
 
 
 def test_a_field_that_nobody_fills_is_named(play):

@@ -32,6 +32,7 @@ def check_needs(config: Mapping[str, Any], hier: HierConfig, parts: Parts, host:
     check_critic(config, parts)
     check_kl(config, parts)
     check_sampler(config, parts, host)
+    check_stop_strings(config, parts)
     check_entropy(config, hier)
     return check_episodes(config, parts)
 
@@ -149,6 +150,17 @@ def check_entropy(config: Mapping[str, Any], hier: HierConfig) -> None:
 
 def _returns_top_logprobs(server: str) -> bool:
     return server in TOP_LOGPROB_SERVERS or server.endswith(TOP_LOGPROB_SUFFIX)
+
+
+def check_stop_strings(config: Mapping[str, Any], parts: Parts) -> None:
+    """Refuse a worker that ends turns at strings on SGLang without a tokenizer, which dies of the first request
+    (sgl-project/sglang#27882)."""
+    worker, rollout = parts.worker.spec, config["actor_rollout_ref"]["rollout"]
+    if worker.needs_stop_strings and rollout["name"] == "sglang" and rollout.get("skip_tokenizer_init", True):
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.skip_tokenizer_init: worker {worker.name!r} ends its turns at strings, which "
+            "SGLang cannot see without its tokenizer; set it to false."
+        )
 
 
 def check_episodes(config: Mapping[str, Any], parts: Parts) -> int:

@@ -261,7 +261,7 @@ class _Distiller:
             rows += result.rows * (self._plan.filters.upsample if result.reflects else 1)
         report.rows = len(rows)
         report.tokens = sum(len(row["input_ids"]) for row in rows)
-        report.trained_tokens = sum(weight > 0 for row in rows for weight in row["weights"])
+        report.trained_tokens = sum(weight > self._plan.weights.read for row in rows for weight in row["weights"])
         out.mkdir(parents=True, exist_ok=True)
         (out / REPORT).write_text(json.dumps(report.to_dict(), indent=2) + "\n")
         with (out / EPISODES).open("w") as stream:

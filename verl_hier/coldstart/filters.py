@@ -80,7 +80,17 @@ def solved(record: EpisodeRecord) -> bool:
 
 @dataclass
 class Report:
-    """What happened to the episodes; `dropped` has the reasons of each filter, in order."""
+    """What happened to the episodes.
+
+    Attributes:
+        played: by the teacher.
+        dropped: filter to the number of episodes for each reason, in the order of the filters.
+        kept: what is left.
+        reflecting: of those, how many reflect or mend a refused action.
+        rows, tokens: in the data, copies included.
+        trained_tokens: of them, those that weigh more than what is only read.
+        refused_requests: see `distill.Teacher`.
+    """
 
     played: int = 0
     dropped: dict[str, Counter[str]] = field(
@@ -107,7 +117,7 @@ class Report:
             lines.append((f"dropped by {name}", f"{reasons.total()}{f' ({why})' if why else ''}, {left} left"))
         lines.append(("reflect or mend an error", f"{self.reflecting} of {self.kept}"))
         lines.append(("rows written", str(self.rows)))
-        lines.append(("tokens", f"{self.tokens}, {self.trained_tokens} of them trained"))
+        lines.append(("tokens", f"{self.tokens}, {self.trained_tokens} of them said by the policy"))
         if self.refused_requests:
             lines.append(("requests that the teacher refused", str(self.refused_requests)))
         return lines
