@@ -80,12 +80,14 @@ class WorkerSpec(Spec):
         tell: `tell(options, transcript) -> list[str]`, what a policy would have to say in this worker to do what another
             worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word when it cannot be said.
             `verl-hier distill` makes data for workers that have it.
+        needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
     """
 
     kind: ClassVar[Kind] = "worker"
     roles: Mapping[str, int] = field(default_factory=dict)
     provides: tuple[str, ...] = ()
     tell: Callable[[Any, Any], list[str]] | None = None
+    needs_stop_strings: bool = False
 
 
 @dataclass(frozen=True)
