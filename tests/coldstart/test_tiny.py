@@ -5,7 +5,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_hier_plugins.alfworld import SPEC
 from verl_hier_plugins.alfworld.environment import build
 
-from verl_hier.coldstart import TinyShape, build_tiny
+from verl_hier.coldstart import TinyShape, build_tiny, collect_texts
 from verl_hier.coldstart.tiny import ACT, END, PAD, SUB_DONE, UNKNOWN
 from verl_hier.coldstart.words import split_words
 
@@ -24,6 +24,12 @@ def test_held_out_worlds_use_no_other_words(tokenizer, options):
             first = environment.reset(task, 0)
             for text in (task["instruction"], first.text, *first.admissible):
                 assert tokenizer.unk_token_id not in tokenizer.encode(text), text
+
+
+def test_a_worker_that_writes_plans_of_its_own_finds_their_signs(options, workers):
+    """No prompt of the designer holds a `;`, but its designs do."""
+    texts = collect_texts(SPEC, options, (workers["designer_executor"],), walks=2)
+    assert ";" in {word for text in texts for word in split_words(text)}
 
 
 def test_a_decoded_action_is_understood(tokenizer, options):

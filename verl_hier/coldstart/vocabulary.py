@@ -6,7 +6,7 @@ import inspect
 import itertools
 import random
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from verl_hier.coldstart.experts import start
@@ -28,7 +28,8 @@ def collect_texts(
     Args:
         environment: a registered environment whose instances offer an expert.
         options: its options.
-        workers: worker specs with their options, whose prompt templates add their own words.
+        workers: worker specs with their options, whose prompt templates add their own words, and whose `write_plan`,
+            where they have one, adds those of its plans.
         walks: tasks of each split that are walked through.
         seed: seed of the random actions that widen the walks.
     """
@@ -36,6 +37,7 @@ def collect_texts(
         raise TypeError(f"the environment {environment.name!r} has no tasks")
     for _, worker_options in workers:
         yield from template_words(worker_options)
+    writers = [options.write_plan for _, options in workers if hasattr(options, "write_plan")]
     world = environment.factory(options)
     if isinstance(world, OffersVocabulary):
         yield from world.vocabulary()
@@ -43,7 +45,7 @@ def collect_texts(
         tasks = environment.tasks(options, split)
         yield from (str(task.get("instruction", "")) for task in tasks)
         for number, task in enumerate(itertools.islice(tasks, walks)):
-            yield from _walk(world, task, random.Random(f"{seed}-{split}-{number}"))
+            yield from _walk(world, task, random.Random(f"{seed}-{split}-{number}"), writers)
     world.close()
 
 
@@ -56,10 +58,12 @@ def template_words(options: Any) -> Iterator[str]:
             yield " ".join(literal for literal, *_ in string.Formatter().parse(value))
 
 
-def _walk(world: Any, task: dict[str, Any], rng: random.Random) -> Iterator[str]:
+def _walk(
+    world: Any, task: dict[str, Any], rng: random.Random, writers: Iterable[Callable[[Sequence[str]], str]]
+) -> Iterator[str]:
     expert, step = start(world, task, rng)
     said = [str(value) for value in step.info.values() if isinstance(value, str)]
-    yield from (step.text, *said, *expert.subgoals)
+    yield from (step.text, *said, *expert.subgoals, *(write(expert.subgoals) for write in writers))
     for number in range(len(expert.subgoals)):
         while not (step.done or step.truncated):
             action = expert.advise(number)
