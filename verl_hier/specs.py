@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -165,6 +166,31 @@ def nearest(word: str, known: typing.Iterable[str]) -> str:
     """' (did you mean X?)' when a known word is close, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def named_function(name: str, where: str) -> Callable[..., Any]:
+    """The function that a recipe names as `package.module:function`.
+
+    Raises:
+        RecipeError: naming the recipe line `where`, when there is no such function or its module cannot be imported.
+    """
+    module, _, path = name.partition(":")
+    if not (module and path):
+        raise RecipeError(f"{where}: {name!r} names no function; write `package.module:function`.")
+    try:
+        found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # whatever a stranger's module does at import
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RecipeError(f"{where}: module {module!r} cannot be imported: {text}.") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = (word for word in vars(found) if not word.startswith("_"))
+            raise RecipeError(f"{where}: {module!r} has no {path!r}{nearest(part, known)}.")
+        found = getattr(found, part)
+    if not callable(found):
+        raise RecipeError(f"{where}: {name!r} is a {type(found).__name__} and no function.")
+    function: Callable[..., Any] = found
+    return function
 
 
 def build_options(spec: Spec, block: Mapping[str, Any], where: str | None = None) -> Any:

@@ -25,6 +25,7 @@ from verl_hier_plugins.joint import JointOptions
 from verl_hier_plugins.nested.sampler import NestedOptions
 from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
 from verl_hier_plugins.portool.sampler import PORToolSamplerOptions
+from verl_hier_plugins.prune.sampler import PruneOptions
 from verl_hier_plugins.react.worker import React, ReactOptions
 from verl_hier_plugins.stagewise import StagewiseOptions
 from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSamplerOptions
@@ -102,6 +103,7 @@ OPTIONS = [
     ("samplers/designs.md", DesignsOptions),
     ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),
     ("samplers/portool.md", PORToolSamplerOptions),
+    ("samplers/prune.md", PruneOptions),
     ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
     ("schedules.md", JointOptions, AlternatingOptions, StagewiseOptions, BottomUpOptions),
 ]

@@ -313,6 +313,11 @@ def test_likeliest_tokens_on_a_server_that_returns_none(refused: Refused) -> Non
     assert "sampler 'latr' needs the log-probs of the likeliest tokens" in sentence and "'sglang'" in sentence
 
 
+def test_a_score_that_is_not_there(refused: Refused) -> None:
+    sentence = refused("hier.sampler={name: prune, score: 'os.path:nowhere'}", recipe="grpo_alfworld_cpu")
+    assert sentence == "hier.sampler.score: 'os.path' has no 'nowhere'."
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_hier.errors import RecipeError
 
