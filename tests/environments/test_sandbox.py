@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from verl_hier.environments import sandbox, walls
 from verl_hier.environments.sandbox import SandboxError, SandboxLimits, run_python
 
-QUICK = SandboxLimits(cpu_s=1, wall_s=2)
+# Processor time tells on every machine; wall time is short only where nothing but it can end a script.
+QUICK = SandboxLimits(cpu_s=1, wall_s=30)
 HASTY = SandboxLimits(cpu_s=1, wall_s=0.5)
 
 
@@ -29,8 +30,10 @@ def running(base):
 
 
 def check_nothing_is_left():
-    time.sleep(0.2)
     base = sandbox._PORTER.base
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and len(running(base)) > 1:
+        time.sleep(0.05)
     assert running(base) == [str(sandbox._PORTER._process.pid)] and not list(Path(base).iterdir())
 
 
@@ -102,9 +105,9 @@ def test_the_traceback_shows_the_line():
 )
 def test_limits(code, kind):
     began = time.monotonic()
-    outcome = run_python(code, HASTY if "sleep" in code or "SIG_IGN" in code else QUICK)
+    outcome = run_python(code, HASTY if "sleep" in code else QUICK)
     assert outcome.kind == kind, outcome
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     assert len(outcome.stdout) + len(outcome.stderr) <= QUICK.output_bytes
 
 
@@ -163,7 +166,7 @@ def test_a_fork_bomb_is_bounded_and_gone_afterwards():
         "except BlockingIOError: print(made, flush=True)\n"
         "time.sleep(77)\n"
     )
-    outcome = run_python(code, SandboxLimits(wall_s=0.7, processes=8))
+    outcome = run_python(code, SandboxLimits(wall_s=1.5, processes=8))
     assert (outcome.kind, outcome.stdout) == ("timeout", "7\n")
     check_nothing_is_left()
 
@@ -216,7 +219,7 @@ def test_the_script_ends_with_the_process_that_asked_for_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     base = done.stdout.strip()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline and (running(base) or os.path.exists(base)):
         time.sleep(0.1)
     assert not running(base) and not os.path.exists(base)
@@ -324,7 +327,7 @@ def plain_interpreter(monkeypatch):
     monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
 
 
-ALONE = SandboxLimits(cpu_s=1, wall_s=2, namespaces=False)
+ALONE = SandboxLimits(cpu_s=1, wall_s=30, namespaces=False)
 
 
 def test_without_namespaces_the_other_layers_remain(plain_interpreter, caplog, tmp_path):

@@ -29,6 +29,8 @@ PRELOADED = (
     *("_ast", "collections", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json"),
     *("linecache", "math", "operator", "re", "statistics", "string", "traceback"),
 )
+SETUP_LIMIT_S = 15.0
+"""How long walls may take to stand, on a machine that does other work."""
 LEAVE_S = 0.5
 """How long keepers get to kill their inmates when the caller is gone."""
 
@@ -41,6 +43,7 @@ def keep(request: dict[str, Any]) -> None:
     os.set_blocking(bell, False)
     signal.set_wakeup_fd(bell)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    ready, begins = os.pipe()
     walled = request["namespaces"] and walls.unshare()
     request["uid"] = walls.FIRST_UID + os.getpid()
     pid = os.fork()
@@ -48,26 +51,45 @@ def keep(request: dict[str, Any]) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         serve_time(request, walled)
-    status, usage, reason = watch(pid, alarm, time.monotonic() + request["wall_s"])
+    os.close(begins)
+    status, usage, reason = watch(pid, alarm, ready, request["wall_s"])
     if not walled:
         # What it started and left behind; in a process namespace that is gone already.
         _kill(pid)
     tell(f"end {status} {usage.ru_utime + usage.ru_stime:.3f} {reason}")
 
 
-def watch(pid: int, alarm: int, deadline: float) -> tuple[int, Any, str]:
-    """Wait for the inmate's end or bring it about: its wait status, what it used, and who ended it."""
+def watch(pid: int, alarm: int, ready: int, wall_s: float) -> tuple[int, Any, str]:
+    """Wait for the inmate's end or bring it about.
+
+    Args:
+        pid: the inmate.
+        alarm: can be read when a child has ended.
+        ready: is closed on the other side when the script begins, which is when its time begins.
+        wall_s: its time.
+
+    Returns:
+        Its wait status, what it used, and who ended it.
+    """
     reason = "itself"
+    deadline = time.monotonic() + SETUP_LIMIT_S
+    signs = [0, alarm, ready]
     while True:
         done, status, usage = os.wait4(pid, os.WNOHANG if reason == "itself" else 0)
         if done:
             return status, usage, reason
         left = deadline - time.monotonic()
-        ready, _, _ = select.select([0, alarm], [], [], max(left, 0))
-        if alarm in ready:
+        seen, _, _ = select.select(signs, [], [], max(left, 0))
+        if alarm in seen:
             os.read(alarm, 64)
-        elif 0 in ready or left <= 0:
-            reason = "caller" if 0 in ready else "wall"
+        elif 0 in seen:
+            reason = "caller"
+        elif ready in seen:
+            signs.remove(ready)
+            deadline = time.monotonic() + wall_s
+        elif left <= 0:
+            reason = "wall"
+        if reason != "itself":
             _kill(pid)
 
 

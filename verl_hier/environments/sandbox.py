@@ -271,7 +271,7 @@ class _Call:
         end, layers, failed = self._line("end"), self._line("layers"), self._line("failed")
         stdout, stderr = (self._written[name].decode(errors="replace") for name in ("stdout", "stderr"))
         if end is None or layers is None:
-            reason = " ".join(failed) if failed else stderr.strip()[-500:] or "it did not answer"
+            reason = " ".join(failed) if failed else stderr.strip()[-500:] or f"no answer after {wall_s:.0f} s"
             raise SandboxError(f"a sandbox could not be set up: {reason}")
         status, cpu_s = os.waitstatus_to_exitcode(int(end[0])), float(end[1])
         _warn(tuple(layers))
