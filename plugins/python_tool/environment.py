@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 import re
 from collections import OrderedDict
@@ -17,11 +16,14 @@ from verl_hier_plugins.python_tool.tasks import score
 from verl_hier.environments.base import Environment, Step
 from verl_hier.environments.expert import Expert
 from verl_hier.environments.sandbox import Outcome, SandboxError, SandboxLimits, run_python
+from verl_hier.environments.verbs import parse_verb
 from verl_hier.errors import RecipeError
 
 VERBS = ("python", "answer")
 LONGEST_SCRIPT = 20_000
 KEPT_CALLS = 4096
+PATIENCE = 3
+"""Wall seconds for one of processor time: a busy machine must not make a script fail."""
 TEXTS = {
     "symbols": {
         "opening": "Say `python <code>` to run a script and see what it prints, or `answer <text>` to answer, once.",
@@ -38,27 +40,7 @@ ENDINGS = {
     "output": "The script printed too much.",
     "killed": "The script crashed.",
 }
-_PLAIN = re.compile(r"\s*(python|answer)\b[ \t]*:?", re.IGNORECASE)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
-
-
-def parse(text: str) -> tuple[str, str] | None:
-    """The verb and the body of an action: the last `<verb>…</verb>`, else a text that begins with a verb."""
-    ends = {verb: text.rfind(f"</{verb}>") for verb in VERBS}
-    verb = max(ends, key=lambda each: ends[each])
-    start = text.rfind(f"<{verb}>", 0, max(ends[verb], 0))
-    if start >= 0:
-        return verb, _unfenced(text[start + len(verb) + 2 : ends[verb]])
-    found = _PLAIN.match(text)
-    return (found.group(1).lower(), _unfenced(text[found.end() :])) if found else None
-
-
-def _unfenced(body: str) -> str:
-    """A body without the fence that chat models like to put around code."""
-    body = body.strip()
-    if body.startswith("```") and "\n" in body:
-        body = body.partition("\n")[2].rstrip().removesuffix("```")
-    return body.strip()
 
 
 class Tool:
@@ -67,7 +49,7 @@ class Tool:
     def __init__(self, options: PythonToolOptions) -> None:
         self._options = options
         self._limits = SandboxLimits(
-            cpu_s=math.ceil(options.time_limit_s), wall_s=options.time_limit_s, memory_mb=options.memory_mb
+            cpu_s=options.time_limit_s, wall_s=PATIENCE * options.time_limit_s, memory_mb=options.memory_mb
         )
         self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
@@ -128,7 +110,7 @@ class PythonToolEnvironment(Environment):
         if self._over:
             return self._answer(self._texts["over"], valid=False)
         self._turns += 1
-        parsed = parse(action)
+        parsed = parse_verb(action, VERBS)
         if parsed is not None and parsed[1]:
             verb, body = parsed
             if verb == "answer":

@@ -50,8 +50,8 @@ class PythonToolOptions:
     """Subtracted from the reward of each call of the tool."""
     output_chars: int = 800
     """Characters of a call's output that the agent sees; the middle of a longer one is left out."""
-    time_limit_s: float = 5.0
-    """Wall time of one call; processor time is limited to the same, rounded up."""
+    time_limit_s: int = 2
+    """Processor seconds of one call; it may take three times as long where it waits."""
     memory_mb: int = 256
     """Address space of one call."""
 
@@ -71,5 +71,5 @@ class PythonToolOptions:
             raise ValueError("pool and validation must be at least 1 for generated tasks")
         if self.max_steps < 1 or self.output_chars < 20:
             raise ValueError("max_steps must be at least 1 and output_chars at least 20")
-        if not 0 < self.time_limit_s <= 20:
-            raise ValueError(f"time_limit_s must be above 0 and at most 20, got {self.time_limit_s}")
+        if not 1 <= self.time_limit_s <= 6:
+            raise ValueError(f"time_limit_s must be from 1 to 6, got {self.time_limit_s}")

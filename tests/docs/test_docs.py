@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import verl_hier_plugins
+from verl_hier_plugins.adaptive_n.sampler import AdaptiveNOptions
 from verl_hier_plugins.aepo.sampler import BalancedOptions
 from verl_hier_plugins.alternating import AlternatingOptions
 from verl_hier_plugins.anchored.sampler import AnchoredOptions
 from verl_hier_plugins.arpo.chains import ChainOptions
 from verl_hier_plugins.best_of_turn.sampler import BestOfTurnOptions
 from verl_hier_plugins.bottom_up import BottomUpOptions
+from verl_hier_plugins.bug_reproduction.options import BugReproductionOptions
 from verl_hier_plugins.designer_executor.design import FAILURES
 from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
 from verl_hier_plugins.designs.sampler import DesignsOptions
@@ -26,6 +28,7 @@ from verl_hier_plugins.nested.sampler import NestedOptions
 from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
 from verl_hier_plugins.portool.sampler import PORToolSamplerOptions
 from verl_hier_plugins.prune.sampler import PruneOptions
+from verl_hier_plugins.python_tool.options import PythonToolOptions
 from verl_hier_plugins.react.worker import React, ReactOptions
 from verl_hier_plugins.stagewise import StagewiseOptions
 from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSamplerOptions
@@ -102,9 +105,12 @@ OPTIONS = [
     ("samplers/best_of_turn.md", BestOfTurnOptions),
     ("samplers/designs.md", DesignsOptions),
     ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),
+    ("samplers/adaptive_n.md", AdaptiveNOptions),
     ("samplers/portool.md", PORToolSamplerOptions),
     ("samplers/prune.md", PruneOptions),
     ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
+    ("environments/python_tool.md", PythonToolOptions),
+    ("environments/bug_reproduction.md", BugReproductionOptions),
     ("schedules.md", JointOptions, AlternatingOptions, StagewiseOptions, BottomUpOptions),
 ]
 

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl_hier_plugins.python_tool import SPEC
 from verl_hier_plugins.python_tool.arithmetic import LEVELS, draw, read, same_number, spell
-from verl_hier_plugins.python_tool.environment import build, parse
+from verl_hier_plugins.python_tool.environment import VERBS, build
 from verl_hier_plugins.python_tool.expert import SCRIPTS
 from verl_hier_plugins.python_tool.options import FAMILIES, REASONING_GYM, PythonToolOptions
 from verl_hier_plugins.python_tool.tasks import entry_of, score
 
 from verl_hier.environments.splits import SPLITS
+from verl_hier.environments.verbs import parse_verb
 from verl_hier.errors import RecipeError
 from verl_hier.specs import build_options
 from verl_hier.testing.environment import check_environment
@@ -106,7 +107,7 @@ def test_a_split_that_is_none_and_a_pool_that_is_too_big(monkeypatch):
         ({"families": []}, "families must name some"),
         ({"spelling": "words", "families": ["arithmetic", "gcd"]}, "spelling words is for families"),
         ({"pool": 0}, "at least 1"),
-        ({"time_limit_s": 60}, "at most 20"),
+        ({"time_limit_s": 60}, "from 1 to 6"),
         ({"invalid_penalty": -1}, "must not be negative"),
         ({"famlies": ["gcd"]}, "no option 'famlies'"),
     ],
@@ -139,7 +140,7 @@ def test_options_that_make_no_sense_are_refused(block, sentence):
     ],
 )
 def test_actions_are_understood(text, parsed):
-    assert parse(text) == parsed
+    assert parse_verb(text, VERBS) == parsed
 
 
 def test_an_episode():
@@ -173,7 +174,7 @@ def test_a_wrong_answer_ends_the_episode_too():
     ],
 )
 def test_what_a_call_says(code, text, kind):
-    world, _ = started(small(time_limit_s=1.0))
+    world, _ = started(small(time_limit_s=1))
     step = world.step(f"python {code}")
     assert (step.text, step.info["tool"], step.valid, step.reward) == (text, kind, True, 0.0)
 
@@ -438,7 +439,7 @@ def test_any_text_is_answered(parts):
     text = "".join(parts)
     step = world.step(text.replace("</python>", ""))
     assert step.done or not step.valid
-    parse(text)
+    parse_verb(text, VERBS)
 
 
 def test_ten_megabytes_are_answered():

@@ -1,0 +1,61 @@
+"""What a recipe can say about `bug_reproduction`: the schema of `hier.environment`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HIGHEST = 3
+
+
+@dataclass(frozen=True)
+class BugReproductionOptions:
+    """Options of `bug_reproduction`."""
+
+    difficulty: int | tuple[int, ...] = 0
+    """0: one whole number, and the bug report says when it happens; 1: two arguments and lists, too; 2: texts as well,
+    and the report only says what for; 3: the report only says that there is a bug. A list mixes them evenly."""
+    show_code: bool = False
+    """Put the buggy function's source into the instruction."""
+    pool: int = 480
+    """Tasks in the training split."""
+    validation: int = 64
+    """Tasks in each held-out split."""
+    seed: int = 0
+    """Seed of the task pools. Splits are disjoint whatever it is."""
+    max_steps: int = 6
+    """Tests that may be submitted; then the world cuts the episode (`truncated`)."""
+    max_checks: int = 3
+    """Checks (`f(…) == …`) that one test may hold."""
+    reveal: bool = False
+    """Tell what the correct function returned where a test expects something else."""
+    spelling: Literal["symbols", "words"] = "symbols"
+    """`words` spells numbers digit by digit and tests as `test one two comma three is five`, for models with a small
+    vocabulary. Needs a difficulty below 2 and no code."""
+    stage_scores: tuple[float, ...] = (0.0, 0.0, 1.0)
+    """Score of a test that was understood, that passes on the correct function, that fails on the buggy one as well.
+    The reward of a turn is by how much it raises the episode's best score."""
+    invalid_penalty: float = 0.02
+    """Subtracted from the reward of a turn that is no test."""
+    time_limit_s: int = 1
+    """Processor seconds of one run of a function; it may take three times as long."""
+
+    def __post_init__(self) -> None:
+        if not self.levels or min(self.levels) < 0 or max(self.levels) > HIGHEST:
+            raise ValueError(f"difficulty must be from 0 to {HIGHEST}, got {self.difficulty}")
+        if self.spelling == "words" and (max(self.levels) > 1 or self.show_code):
+            raise ValueError("spelling words needs a difficulty below 2 and show_code: false")
+        scores = self.stage_scores
+        if len(scores) != 3 or list(scores) != sorted(scores) or scores[0] < 0 or scores[2] != 1.0:
+            raise ValueError(f"stage_scores must be three numbers that rise from 0 or more to 1, got {list(scores)}")
+        if min(self.pool, self.validation, self.max_steps, self.max_checks) < 1:
+            raise ValueError("pool, validation, max_steps and max_checks must be at least 1")
+        if self.invalid_penalty < 0:
+            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
+        if not 1 <= self.time_limit_s <= 3:
+            raise ValueError(f"time_limit_s must be from 1 to 3, got {self.time_limit_s}")
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """`difficulty` as a tuple."""
+        return (self.difficulty,) if isinstance(self.difficulty, int) else tuple(self.difficulty)
