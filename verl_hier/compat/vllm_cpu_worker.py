@@ -14,7 +14,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from vllm.model_executor.layers import utils as layers
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return torch.nn.functional.linear(x, weight, bias)
 
 
@@ -22,11 +22,11 @@ def keep_plain_weights() -> None:
     """Replace vLLM's choice of a packed kernel in this process; layers that are no matrices keep theirs."""
     packed = layers.dispatch_cpu_unquantized_gemm
 
-    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
+    def dispatch(layer: Any, remove_weight: bool) -> None:
         if layer.weight.is_meta or layer.weight.ndim != 2:
             packed(layer, remove_weight)
         else:
-            layer.cpu_linear = _linear
+            layer.cpu_linear = _plain
 
     layers.dispatch_cpu_unquantized_gemm = dispatch
 

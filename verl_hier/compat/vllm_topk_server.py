@@ -15,6 +15,8 @@ from verl_hier.compat.vllm_topk import NAME, TopKEngine, asking, wanted
 class TopKServer(vLLMHttpServer):
     """verl's server; `logprobs=K` adds `extra_fields["top_logprobs"]`, and `statistics` says what it has served."""
 
+    engine: Any
+
     async def run_server(self, args: argparse.Namespace) -> None:
         await super().run_server(args)
         self.engine = TopKEngine(self.engine)
