@@ -229,6 +229,32 @@ def test_refused(refused: Refused, overrides: tuple[str, ...], words: str) -> No
     assert words in refused(*overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("actor_rollout_ref.rollout.n=8",), "actor_rollout_ref.rollout.n: 4 designs x 4 executions are 16 episodes"),
+        (("hier.worker.roles.find.tools=[fly]",), "roles.find.tools: 'fly' is not among `tools`"),
+        (("hier.worker.roles.designer={}",), "roles: 'designer' cannot be the name of a role"),
+        (("hier.worker.roles.find.tool=act",), "hier.worker.roles.find.tool: hier.worker.roles.find has no option"),
+        (("hier.schedule={name: stagewise, levels: [1]}",), "levels must name at least two different levels"),
+        (("hier.schedule={name: stagewise, inactive_weight: 0.0}",), "inactive_weight must be within (0, 1]"),
+        (("hier.schedule={name: bottom_up, levels: [2, 0]}",), "hier.schedule.levels: schedule 'bottom_up' works on"),
+        (
+            ("hier.schedule={name: bottom_up, roles: [solver, designer]}",),
+            "hier.schedule.roles: worker 'designer_executor' has no role 'solver'; it has designer, executor.",
+        ),
+        (("hier.schedule={name: bottom_up, steps: []}",), "2 stages need 1 numbers of steps"),
+        (
+            ("hier.curriculum.horizons=[1,2]",),
+            "hier.curriculum: hier.curriculum refuses these options: 2 stages need 1 numbers",
+        ),
+        (("hier.curriculum.horizons=[0]",), "hier.curriculum.horizons: no task has a horizon of 0 or less"),
+    ],
+)
+def test_designs_stages_and_horizons_refused(refused: Refused, overrides: tuple[str, ...], words: str) -> None:
+    assert words in refused(*overrides, recipe="metaagentx_alfworld_cpu")
+
+
 def test_a_model_that_is_not_there(refused: Refused, tmp_path: Path) -> None:
     assert "there is no model at" in refused(path=tmp_path / "nowhere")
 
