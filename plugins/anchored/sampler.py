@@ -8,7 +8,7 @@ from typing import Literal
 
 from verl_hier.errors import RecipeError
 from verl_hier.rollout import Sampler
-from verl_hier.rollout.branching import Place, forks, play, starts
+from verl_hier.rollout.branching import Place, forks, outcomes, play, starts
 from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.rollout import Rollout
 
@@ -114,9 +114,8 @@ class Anchored(Sampler):
 
 def known_states(complete: list[Episode]) -> list[State]:
     """The distinct states before the turns of complete episodes, in the order in which they were met."""
-    scale = _scale(complete)
     states: dict[str, State] = {}
-    for episode in complete:
+    for episode, outcome in zip(complete, outcomes(complete), strict=True):
         path = [episode.rollout.graph.nodes[number] for number in episode.path]
         met: dict[str, State] = {}
         for after in episode.boundaries:
@@ -128,18 +127,5 @@ def known_states(complete: list[Episode]) -> list[State]:
             if after and (state.place is None or path[after].turn < state.depth):
                 state.place, state.depth = Place(episode, after), path[after].turn
         for state in met.values():
-            state.outcomes.append(_outcome(episode, scale))
+            state.outcomes.append(outcome)
     return list(states.values())
-
-
-def _scale(complete: list[Episode]) -> tuple[float, float]:
-    returns = [episode.ret for episode in complete] or [0.0]
-    return min(returns), max(returns)
-
-
-def _outcome(episode: Episode, scale: tuple[float, float]) -> float:
-    """1 for a success, 0 for a failure; its place between the returns of the task where the world does not say."""
-    if episode.record.success is not None:
-        return float(episode.record.success)
-    low, high = scale
-    return (episode.ret - low) / (high - low) if high > low else 0.0

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.e2e
 
 STEPS = 2
 SMALL = {
+    "adaptive_n": {"start": 2, "step": 1},
     "aepo": {"initial_rollouts": 2, "dynamic": True},
     "arpo": {"initial_rollouts": 2},
     "nested": {"plans": 2},

@@ -25,6 +25,7 @@ CASES = 1000
 BATCHES = 10
 LEAVES = 4
 SMALL = {
+    "adaptive_n": {"start": 2, "step": 1},
     "arpo": {"initial_rollouts": 2},
     "aepo": {"initial_rollouts": 2},
     "latr": {"lookahead": [3, 5], "tree_tokens": 20},

@@ -84,6 +84,16 @@ async def play(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.complete]
 
 
+def outcomes(complete: Sequence[Episode]) -> list[float]:
+    """How the complete episodes of a task ended: 1 for a success, 0 for a failure; where the world does not say, the
+    place of the return between the lowest and the highest of them, 0 when all are equal."""
+    returns = [episode.ret for episode in complete]
+    low, high = min(returns, default=0.0), max(returns, default=0.0)
+    scale = high - low or 1.0
+    won = [episode.record.success for episode in complete]
+    return [(ret - low) / scale if w is None else float(w) for ret, w in zip(returns, won, strict=True)]
+
+
 def inner_places(episodes: Iterable[Episode]) -> list[Place]:
     """Every place between two turns on the paths of the complete episodes, once, however many run through it.
 
