@@ -112,8 +112,8 @@ def at_budget(curve: list[dict[str, Any]], budget: float) -> float:
 def table(results: dict[str, Any]) -> str:
     """A Markdown table: mean (lowest to highest seed), before and at the budget."""
     lines = [
-        "| tasks | method | success before | success after | points gained |",
-        "|---|---|---|---|---|",
+        "| tasks | method | seeds | success before | success after | points gained |",
+        "|---|---|---|---|---|---|",
     ]
     for goals in results["goals"]:
         for method in METHODS:
@@ -124,7 +124,7 @@ def table(results: dict[str, Any]) -> str:
             after = [100 * at_budget(curve, results["budget"]) for curve in curves]
             gain = [b - a for a, b in zip(before, after, strict=True)]
             cells = [f"{statistics.mean(v):.0f} ({min(v):.0f} to {max(v):.0f})" for v in (before, after, gain)]
-            lines.append(f"| {goals} goal{'s' if goals > 1 else ''} | {method} | {' | '.join(cells)} |")
+            lines.append(f"| {goals} goal{'s' if goals > 1 else ''} | {method} | {len(curves)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
