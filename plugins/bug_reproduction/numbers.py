@@ -15,7 +15,7 @@ ONE_NUMBER = (
         (
             Bug("> {b}", ">= {b}", "n is {b}"),
             Bug("n + {a}", "n - {a}", "n is above {b}"),
-            Bug("else n", "else {a}", "n is below {b}"),
+            Bug("else n", "else n + 1", "n is not above {b}"),
         ),
         {"a": SMALL, "b": MIDDLE},
     ),
@@ -26,8 +26,8 @@ ONE_NUMBER = (
         "n * {a} if n < {b} else n",
         (
             Bug("< {b}", "<= {b}", "n is {b}"),
-            Bug("n * {a}", "n + {a}", "n is below {b}"),
-            Bug("n < {b}", "n < -{b}", "n is near zero"),
+            Bug("n * {a}", "n * {a} + 1", "n is below {b}"),
+            Bug("n < {b}", "n < 0", "n is above zero and below {b}"),
         ),
         {"a": SMALL, "b": MIDDLE},
     ),
@@ -36,7 +36,7 @@ ONE_NUMBER = (
         "n",
         "n if n is above {a} , else {a}",
         "max(n, {a})",
-        (Bug("max", "min", "n is not {a}"), Bug("max(n, {a})", "n if n > 0 else {a}", "n is below {a}")),
+        (Bug("max", "min", "n is not {a}"), Bug("max(n, {a})", "n if n > 0 else {a}", "n is above zero and below {a}")),
         {"a": MIDDLE},
     ),
     Template(
@@ -47,7 +47,7 @@ ONE_NUMBER = (
         (
             Bug("min(n, {b})", "n", "n is above {b}"),
             Bug("max({a}, min(n, {b}))", "min(n, {b})", "n is below {a}"),
-            Bug("min(n, {b})", "min(n, {b} - 1)", "n is {b}"),
+            Bug("min(n, {b})", "min(n, {b} - 1)", "n is at least {b}"),
         ),
         {"a": (1, 9), "b": (12, 40)},
     ),
@@ -68,7 +68,10 @@ ONE_NUMBER = (
         "n",
         "true if n is a multiple of {a} , else false",
         "n % {a} == 0",
-        (Bug("== 0", "== 1", "n is a multiple of {a}"), Bug("n % {a} == 0", "n % {a} == 0 and n > {a}", "n is {a}")),
+        (
+            Bug("== 0", "== 1", "n is a multiple of {a} or one above"),
+            Bug("n % {a} == 0", "n % {a} == 0 and n != {a}", "n is {a}"),
+        ),
         {"a": (3, 9)},
     ),
     Template(
@@ -76,7 +79,7 @@ ONE_NUMBER = (
         "n",
         "how far n is from {a}",
         "abs(n - {a})",
-        (Bug("abs(n - {a})", "n - {a}", "n is below {a}"), Bug("n - {a}", "n + {a}", "n is above zero")),
+        (Bug("abs(n - {a})", "n - {a}", "n is below {a}"), Bug("n - {a}", "n + {a}", "n is not zero")),
         {"a": MIDDLE},
     ),
     Template(
@@ -95,7 +98,7 @@ ONE_NUMBER = (
         "n",
         "n minus {a} , but not below zero",
         "max(0, n - {a})",
-        (Bug("max(0, n - {a})", "n - {a}", "n is below {a}"), Bug("max(0, ", "max(1, ", "n is below {a}")),
+        (Bug("max(0, n - {a})", "n - {a}", "n is below {a}"), Bug("max(0, ", "max(1, ", "n is not above {a}")),
         {"a": MIDDLE},
     ),
     Template(
@@ -105,7 +108,7 @@ ONE_NUMBER = (
         "n * {a} - ({b} if n >= {c} else 0)",
         (
             Bug(">= {c}", "> {c}", "n is {c}"),
-            Bug("- ({b}", "+ ({b}", "n is above {c}"),
+            Bug("- ({b}", "+ ({b}", "n is at least {c}"),
             Bug("else 0", "else 1", "n is below {c}"),
         ),
         {"a": (2, 9), "b": (1, 9), "c": (5, 20)},
@@ -115,7 +118,7 @@ ONE_NUMBER = (
         "n",
         "the last digit of n plus {a}",
         "abs(n) % 10 + {a}",
-        (Bug("% 10 +", "% 9 +", "n is above eight"), Bug("abs(n) % 10", "n", "n is above nine")),
+        (Bug("% 10 +", "% 9 +", "n is above eight"), Bug("% 10", "% 100", "n is above nine")),
         {"a": SMALL},
     ),
     Template(
@@ -143,7 +146,7 @@ ONE_NUMBER = (
         "n",
         "how often n can be halved before it is below {a}",
         "count = 0\nwhile n >= {a}:\n    n, count = n // 2, count + 1\nreturn count",
-        (Bug("n >= {a}", "n > {a}", "n is {a}"), Bug("n // 2", "n // 3", "n is far above {a}")),
+        (Bug("n >= {a}", "n > {a}", "n is {a}"), Bug("count + 1", "count + 2", "n is at least {a}")),
         {"a": (2, 8)},
     ),
     Template(
