@@ -7,7 +7,7 @@ coroutine runs on the recorded answers of its source up to the fork; its world i
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from verl_hier.environments.base import Step
@@ -16,6 +16,7 @@ from verl_hier.errors import HierError, RolloutError
 from verl_hier.rollout.budget import Grant
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.interfaces import Worker
+from verl_hier.rollout.script import Event, Script
 from verl_hier.rollout.seeds import generator
 from verl_hier.rollout.speech import Forced, Wish, sample_node
 from verl_hier.rollout.stage import EpisodeOver, Stage, Turn
@@ -23,15 +24,6 @@ from verl_hier.trajectory.graph import EpisodeRecord, Node
 
 if TYPE_CHECKING:
     from verl_hier.rollout.rollout import Rollout
-
-
-@dataclass(frozen=True)
-class Event:
-    """One answer that a worker got: a node for a turn or a piece of it, a step for a reset (no action) or an action."""
-
-    node: Node | None = None
-    action: str | None = None
-    step: Step | None = None
 
 
 class Episode:
@@ -44,7 +36,7 @@ class Episode:
     """
 
     def __init__(
-        self, rollout: Rollout, record: EpisodeRecord, worker: Worker, lineage: str, script: list[Event] | None = None
+        self, rollout: Rollout, record: EpisodeRecord, worker: Worker, lineage: str, told: Sequence[Event] = ()
     ) -> None:
         self.rollout = rollout
         self.record = record
@@ -53,8 +45,7 @@ class Episode:
         self._worker = worker
         self.lineage = lineage
         self.events: list[Event] = []
-        self.script = script or []
-        self._position = 0
+        self.script = Script(told, type(worker).__name__)
         self._forced = Forced()
         self._piece: int | None = None
         self._calls_left: int | None = None
@@ -219,8 +210,8 @@ class Episode:
 
     async def reset(self) -> Step:
         """See `Stage.reset`."""
-        if self._position < len(self.script):
-            return self._replayed(None)
+        if self.script.goes_on:
+            return self._told(None)
         try:
             self._handle, step = await self.rollout.open_world()
         except EnvironmentFailure as error:
@@ -229,8 +220,8 @@ class Episode:
 
     async def act(self, action: str) -> Step:
         """See `Stage.act`."""
-        if self._position < len(self.script):
-            return self._replayed(action)
+        if self.script.goes_on:
+            return self._told(action)
         if self._calls_left is not None:
             if self._calls_left < 1:
                 self.out_of_budget()
@@ -256,7 +247,7 @@ class Episode:
         node: Node | None = None
         live = False
         while node is None or node.partial:
-            if self._position < len(self.script):
+            if self.script.goes_on:
                 node = self._repeat(prompt + said)
             else:
                 live = True
@@ -362,32 +353,17 @@ class Episode:
         node.done, node.truncated = step.done, step.truncated
         node.valid = node.valid and step.valid
 
-    def _replayed(self, action: str | None) -> Step:
-        event = self.script[self._position]
-        if event.step is None or event.action != action:
-            raise RolloutError(
-                f"worker {type(self._worker).__name__} did not repeat itself when an episode was forked "
-                f"(it wanted {action!r}); its coroutine must depend on `stage` alone."
-            )
-        self._position += 1
+    def _told(self, action: str | None) -> Step:
+        event = self.script.step(action)
+        assert event.step is not None
         return self._note(event, event.step)
 
-    def script_was_cut(self, node: Node) -> None:
-        """Its script has gained the first part of `node`; skip that when the node was repeated already."""
-        if any(event.node is node for event in self.script[: self._position + 1]):
-            self._position += 1
-
     def _repeat(self, prompt: list[int]) -> Node:
-        node = self.script[self._position].node
-        if node is None or prompt != self.rollout.graph.prompt(node.id):
-            raise RolloutError(
-                f"worker {type(self._worker).__name__} built another prompt when an episode was forked; "
-                "its coroutine must depend on `stage` alone."
-            )
-        self.events.append(self.script[self._position])
-        self._position += 1
-        self.record.leaf = node.id
-        return node
+        event = self.script.node(prompt, self.rollout.graph)
+        assert event.node is not None
+        self.events.append(event)
+        self.record.leaf = event.node.id
+        return event.node
 
     async def _catch_up(self) -> Handle:
         """A world in the state that the replayed part of the script left it in."""

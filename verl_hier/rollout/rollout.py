@@ -14,8 +14,9 @@ from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool, Han
 from verl_hier.errors import GraphError
 from verl_hier.rollout.budget import Budget, BudgetOptions, BudgetSpent
 from verl_hier.rollout.entropy import EntropyOptions, entropies
-from verl_hier.rollout.episode import Episode, Event
+from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.interfaces import Generation, Policy, Renderer, Sampler, Sampling, Scored, Worker
+from verl_hier.rollout.script import Event, insert_before
 from verl_hier.rollout.seeds import derive, generator
 from verl_hier.trajectory.graph import EpisodeRecord, Node, RolloutGraph
 
@@ -178,11 +179,8 @@ class Rollout:
         """
         first = self.graph.split(node, at)
         for episode in self.episodes:
-            for events in (episode.events, episode.script):
-                places = [place for place, event in enumerate(events) if event.node is node]
-                for place in reversed(places):
-                    events.insert(place, Event(node=first))
-            episode.script_was_cut(node)
+            insert_before(episode.events, node, first)
+            episode.script.cut(node, first)
         return first
 
     def entropy_of(self, node: Node) -> list[float]:
