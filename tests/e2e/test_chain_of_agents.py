@@ -1,0 +1,122 @@
+"""Chain-of-Agents from nothing: distilled data, verl's SFT trainer, then reinforcement learning through stock verl."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from verl_hier_plugins.chain_of_agents.grammar import LEVELS
+
+from verl_hier.cli.distill import distill
+from verl_hier.coldstart import build_tiny, collect_texts, run_sft
+from verl_hier.coldstart.recipe import parts_of
+from verl_hier.recipes import overridden
+from verl_hier.training.schedule import Phase
+from verl_hier.trajectory import graph_rows, read_graphs
+
+pytest.importorskip("alfworld")
+pytestmark = pytest.mark.e2e
+
+RECIPE = "chain_of_agents_alfworld_cpu"
+WORLD = ["hier.environment.pool=16", "hier.environment.validation=4", "hier.environment.max_steps=6"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that has learned to speak as a chain of agents, more or less."""
+    folder = tmp_path_factory.mktemp("chain")
+    easy = [*WORLD[:2], "hier.environment.max_steps=28"]
+    _, parts = parts_of(RECIPE, easy)
+    texts = collect_texts(
+        parts.environment.spec, parts.environment.options, ((parts.worker.spec, parts.worker.options),), walks=8
+    )
+    tiny = build_tiny(folder / "tiny", texts)
+    distill(RECIPE, easy, out=folder / "data", model=str(tiny), n=48, mistake_weight=0.0, observation_weight=0.1)
+    return run_sft(tiny, folder / "data/data.parquet", folder, steps=90, batch_size=12, warmup_steps=10)
+
+
+def test_distilled_and_then_trained_level_by_level(train, model, tmp_path):
+    run = train(
+        RECIPE,
+        overridden(
+            [
+                *WORLD,
+                f"actor_rollout_ref.model.path={model}",
+                "hier.plugins.probe=true",
+                "hier.worker.violation_penalty=0.1",
+                "hier.schedule={name: alternating, period: 1, levels: [0, 1]}",
+                f"hier.store.path={tmp_path}/graphs",
+                "actor_rollout_ref.rollout.n=6",
+                "actor_rollout_ref.rollout.engine_kwargs.transformers.deterministic=true",
+                "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+                "data.train_batch_size=4",
+                "trainer.total_training_steps=2",
+                "trainer.test_freq=-1",
+                "trainer.logger=[console,file]",
+            ]
+        ),
+    )
+    assert run.code == 0, run.log[-3000:]
+    assert [chr(int(phase)) for phase in run.metric("hier/schedule/phase")] == ["A", "B"]
+    steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2)]
+    for number, (graphs, logged) in enumerate(zip(steps, run.steps, strict=True)):
+        rows = [(g, row) for g in graphs for row in graph_rows(g, Phase.from_dict(g.phase).trains)]
+        assert logged["hier/rows/trained"] == len(rows) > 0
+        complete = [episode for graph in graphs for episode in graph.complete()]
+        assert len(complete) == 4 * 6
+        # One context, so one row an episode; a row reads the world in between.
+        assert len(rows) == len({(id(graph), row.episode) for graph, row in rows})
+        failed = sum("failure" in node.extra for graph in graphs for node in graph.nodes)
+        assert failed == sum(count for name, count in logged.items() if name.startswith("hier/failures/"))
+        learned, read = gradients(tmp_path / "probe", rows)
+        assert read > 0, "rows hold observations"
+        assert set(learned) <= {role for role, level in LEVELS.items() if level == number}, learned
+        assert learned["plan" if number == 0 else "think"] > 0
+    check_masks(steps, AutoTokenizer.from_pretrained(model))
+
+
+def gradients(folder: Path, rows) -> tuple[dict[str, int], int]:
+    """Tokens with a gradient by role, and how many tokens were only read; rows are recognised by their log-probs.
+
+    Nothing but actions of trained turns may have a gradient.
+    """
+    learned: dict[str, int] = defaultdict(int)
+    read = 0
+    known = [(graph, row, torch.tensor(row.logprobs), torch.tensor(row.mask).bool()) for graph, row in rows]
+    for file in sorted(folder.glob("*.pt")):
+        record = torch.load(file)
+        if "gradient" not in record:
+            continue
+        for old, mask, gradient in zip(record["old"], record["mask"], record["gradient"], strict=True):
+            spoken = old[mask.bool()]
+            for graph, row, logprobs, trained in known:
+                said = logprobs[trained]
+                if len(said) == len(spoken) and torch.allclose(said, spoken, atol=1e-4):
+                    assert not gradient[len(row.turn_index) :].any()
+                    for place, turn in enumerate(row.turn_index):
+                        if gradient[place] != 0:
+                            assert row.mask[place] and turn >= 0
+                            learned[graph.nodes[turn].role] += 1
+                        read += turn < 0
+                    break
+    return dict(learned), read
+
+
+def check_masks(steps, tokenizer) -> None:
+    """Token by token: what stands inside `<observation>` was never sampled, everything else after the prompt was."""
+    opening, closing = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<observation>", "</observation>"))
+    observations = 0
+    for graph in (graph for graphs in steps for graph in graphs):
+        for row in graph_rows(graph, lambda node: True):
+            inside = False
+            for token, turn in zip(row.response, row.turn_index, strict=True):
+                forged = turn >= 0 and token == opening
+                inside = inside or (token == opening and not forged)
+                assert (turn < 0) == inside
+                observations += inside
+                inside = inside and token != closing
+    assert observations
