@@ -241,6 +241,17 @@ def test_a_served_chain_of_agents_goes_on_in_its_own_message(tmp_path, names_sto
     assert text.startswith("agents walk <act> <think> go </think> <plan> right to the end </plan> <think> on </think>")
 
 
+@pytest.mark.parametrize("on_violation", ["end", "penalise"])
+def test_what_breaks_the_grammar_is_no_data(tmp_path, on_violation):
+    """An option of the student makes its grammar stricter than its telling; also where violations only cost."""
+    strict = ChainOptions(grammar={"start": ("plan",)}, on_violation=on_violation)
+    with (
+        Endpoint(lambda request: "right") as served,
+        pytest.raises(RecipeError, match=r"format: 4 \(grammar_transition 4\)"),
+    ):
+        distill(corridor(lambda m: ServedTeacher(served.url, "big", m), options=strict, n=4), tmp_path)
+
+
 def test_a_teacher_that_is_gone_is_one_sentence(tmp_path):
     pytest.importorskip("openai")
     with pytest.raises(RolloutError, match="does not answer"):
@@ -352,6 +363,8 @@ def test_filters_are_asked_in_order():
     assert filters.complexity(transcript(said("x"), said("y"))) == "few_calls"
     assert filters.correctness(record) == "wrong"
     assert filters.correctness(SimpleNamespace(status="failed", success=None, ret=1.0)) == "environment_failed"
-    assert filters.format(record) == "other_outcome"
+    told = SimpleNamespace(episodes=[record], nodes=[])
+    assert filters.format(told) == "other_outcome"
+    assert filters.format(told, cut=True) == "too_long"
     with pytest.raises(ValueError):
         Filters(upsample=0)

@@ -232,7 +232,7 @@ class _Distiller:
             round_,
             plan.seed,
         )
-        reason = plan.filters.format(told.episodes[0], reciter.cut)
+        reason = plan.filters.format(told, reciter.cut)
         if reason:
             return _Result(number, transcript, record, ("format", reason))
         rows = tuple(row | {"task": number} for row in self._rows(told))

@@ -14,7 +14,6 @@ from verl_hier.rollout.transcript import Transcript
 from verl_hier.trajectory.graph import EpisodeRecord, RolloutGraph
 
 TOO_LONG = ("max_turns", "context_tokens")
-GRAMMAR = "grammar: "
 
 
 @dataclass(frozen=True)
@@ -53,18 +52,19 @@ class Filters:
             return None
         return "wrong" if record.status == "finished" else "unfinished"
 
-    def format(self, record: EpisodeRecord, cut: bool = False) -> str | None:
+    def format(self, told: RolloutGraph, cut: bool = False) -> str | None:
         """Why the student's worker could not say an episode.
 
         Args:
-            record: of the second play.
+            told: the second play.
             cut: whether a turn was cut by a limit of tokens.
         """
-        error = record.error or ""
-        if cut or error in TOO_LONG:
+        record = told.episodes[0]
+        if cut or record.error in TOO_LONG:
             return "too_long"
-        if error.startswith(GRAMMAR):
-            return error.removeprefix(GRAMMAR)
+        failure = next((node.extra["failure"] for node in told.nodes if "failure" in node.extra), None)
+        if failure is not None:
+            return str(failure)
         return None if solved(record) else "other_outcome"
 
     def reflects(self, transcript: Transcript, told: RolloutGraph) -> bool:
