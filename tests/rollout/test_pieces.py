@@ -6,9 +6,11 @@ import pytest
 from verl_hier_plugins.react.worker import React, ReactOptions
 
 from verl_hier.errors import GraphError
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Sampler, Worker
 from verl_hier.rollout.entropy import EntropyOptions, top_entropy
-from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier.rollout.interfaces import Scored
+from verl_hier.rollout.rollout import Limits
+from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer, roll_out_scripted
 from verl_hier.trajectory import build_table, graph_rows
 
 from .conftest import Corridor
@@ -28,7 +30,7 @@ def roll(run, body, answer=lambda prompt, sampling: "right", **options):
     graph, policy = run(
         roll_out_scripted(
             environment=lambda: Corridor(2),
-            worker=lambda: React(ReactOptions()),
+            worker=options.pop("worker", lambda: React(ReactOptions())),
             sampler=Sampled(body),
             answer=answer,
             n=1,
@@ -36,6 +38,13 @@ def roll(run, body, answer=lambda prompt, sampling: "right", **options):
         )
     )
     return graph, policy
+
+
+class Reads(ScriptedPolicy):
+    """Reads tokens with another log p than it samples them with."""
+
+    async def score(self, prompt, tokens, conversation, top=0) -> Scored:
+        return Scored([-3.0] * len(tokens), version=(7, 8))
 
 
 def words(prompt: str, sampling) -> str:
@@ -137,15 +146,49 @@ def test_forced_tokens_begin_the_turn_and_may_be_all_of_it(run):
         forced = rollout.graph.nodes[trunk.path[0]].action
         whole = await trunk.fork(after=0, forced=forced, forced_logprobs=[-2.0] * len(forced))
         part = await trunk.fork(after=0, forced=forced[:1])
-        await rollout.run([whole, part])
+        scored = rollout.start()
+        scored.force(forced)
+        await rollout.run([whole, part, scored])
 
-    graph, policy = roll(run, body)
-    trunk, whole, part = (graph.nodes[graph.path(e.id)[0]] for e in graph.episodes)
+    graph, policy = roll(run, body, policy=Reads)
+    trunk, whole, part, scored = (graph.nodes[graph.path(e.id)[0]] for e in graph.episodes)
     assert whole.action == trunk.action and whole.logprobs == [-2.0, -2.0] and whole.prompt_tokens == 0
     assert whole.decision["forced"] == 2
-    assert part.action[0] == trunk.action[0] and part.logprobs == [] and part.decision["forced"] == 1
+    assert part.action[0] == trunk.action[0] and part.decision["forced"] == 1
+    # What no log p was given of, the server reads: -3 each, where it samples with -1.
+    assert part.logprobs == [-3.0, -1.0, -1.0] and scored.logprobs == [-3.0, -3.0]
+    assert scored.policy_version == [7, 8] and whole.policy_version == [0, 0]
     assert graph.prompt(part.id) + part.action[:1] in policy.prompts
-    assert len(policy.prompts) == len(graph.nodes) - 1
+    assert len(policy.prompts) == len(graph.nodes) - 2
+
+
+def test_forced_tokens_that_end_at_a_stop_string_are_all_of_the_turn(run):
+    class Stopped(Worker):
+        async def run(self, stage):
+            context = stage.context("agent").observe((await stage.reset()).text)
+            await stage.act((await stage.say(context, stop=("right",))).text)
+
+    async def body(rollout):
+        episode = rollout.start()
+        assert episode.wish is None and await episode.ready() and episode.wish.context.agent == "agent"
+        episode.force([10, 11])
+        episode.force(right, [-2.0])
+        await rollout.run([episode])
+
+    tokenizer = WordTokenizer()
+    right = tokenizer.encode("right")
+    graph, policy = roll(run, body, worker=Stopped, tokenizer=tokenizer)
+    assert [node.action for node in graph.nodes] == [right] and not policy.prompts
+
+
+def test_forced_tokens_that_do_not_fit_the_context_end_the_episode(run):
+    async def body(rollout):
+        episode = rollout.start()
+        episode.force([10] * 40, [-1.0] * 40)
+        await rollout.run([episode])
+        assert episode.record.error == "context_tokens" and episode.tip is None
+
+    roll(run, body, limits=Limits(context_tokens=30))
 
 
 def test_a_fork_at_the_tip_copies_the_world_and_replays_nothing(run):

@@ -77,6 +77,7 @@ def expected(server: Any, top: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("client", [LLMServerClient, ResumingClient])
 def test_scores_are_those_of_a_plain_forward_pass(serve, client):
     async def body(server):
+        await server.set_global_steps(5)
         scored = await policy(server, client=client).score(PROMPT, TOKENS, "c", top=4)
         torch.testing.assert_close(torch.tensor(scored.logprobs), expected(server), atol=1e-5, rtol=0)
         best = expected(server, 4)
@@ -85,7 +86,7 @@ def test_scores_are_those_of_a_plain_forward_pass(serve, client):
         torch.testing.assert_close(values, best.values, atol=1e-5, rtol=0)
         alone = await policy(server, client=client).score(PROMPT, TOKENS, "c")
         assert alone.logprobs == pytest.approx(scored.logprobs, abs=1e-5)
-        assert alone.top == [[]] * len(TOKENS)
+        assert alone.top == [[]] * len(TOKENS) and alone.version == scored.version == (5, 5)
 
     serve(body)
 

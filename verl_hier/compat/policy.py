@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -74,7 +75,7 @@ class ServerPolicy:
             token_ids=list(output.token_ids),
             logprobs=list(output.log_probs or []),
             stop_reason=output.stop_reason,
-            version=(int(extra.get("min_global_steps") or 0), int(extra.get("max_global_steps") or 0)),
+            version=_version(extra),
             cached_tokens=int(extra.get("num_cached_tokens") or 0),
             top_logprobs=[_possible(position) for position in extra.get("top_logprobs") or []],
         )
@@ -92,22 +93,23 @@ class ServerPolicy:
             raise ValueError("the first token of a sequence has no probability: prompt must not be empty")
         if not tokens:
             return Scored([], [])
-        ids, values, own = await self._read(prompt, tokens, conversation, top)
+        ids, values, own, version = await self._read(prompt, tokens, conversation, top)
         if top == 0:
-            return Scored(own or [row[0] for row in values], [[] for _ in tokens])
+            return Scored(own or [row[0] for row in values], [[] for _ in tokens], version)
         best = [_possible(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True)]
         if own is None:
             found = [dict(position).get(token) for position, token in zip(best, tokens, strict=True)]
             if None in found:
-                _, values, _ = await self._read(prompt, tokens, conversation, 0)
+                _, values, _, _ = await self._read(prompt, tokens, conversation, 0)
                 found = [row[0] for row in values]
             own = [float(value) for value in found if value is not None]
-        return Scored(own, best)
+        return Scored(own, best, version)
 
     async def _read(
         self, prompt: list[int], tokens: list[int], conversation: str, top: int
-    ) -> tuple[list[list[int]], list[list[float]], list[float] | None]:
-        """Ids and log-probs at the place of each of `tokens`, and their own log-probs where the server says them."""
+    ) -> tuple[list[list[int]], list[list[float]], list[float] | None, tuple[int, int]]:
+        """Ids and log-probs at the place of each of `tokens`, their own log-probs where the server says them, and the
+        weight versions that took part."""
         params = scoring_params(self._engine, len(prompt), top)
         extra = (await self._ask(prompt + tokens, params, conversation)).extra_fields
         if "prompt_logprobs" not in extra:
@@ -119,7 +121,8 @@ class ServerPolicy:
         last = len(extra["prompt_logprobs"]) - 1
         places = slice(last - len(tokens), last)
         own = extra.get("prompt_token_logprobs")
-        return extra["prompt_ids"][places], extra["prompt_logprobs"][places], own and own[-len(tokens) :]
+        own = own and own[-len(tokens) :]
+        return extra["prompt_ids"][places], extra["prompt_logprobs"][places], own, _version(extra)
 
     async def _ask(self, prompt: list[int], params: dict[str, Any], conversation: str) -> Any:
         try:
@@ -128,6 +131,11 @@ class ServerPolicy:
             raise RolloutError(f"the rollout server could not answer a request: {error.cause!r}; {CURE}.") from error
         except RayError as error:
             raise RolloutError(f"the rollout server is gone ({type(error).__name__}); {CURE}.") from error
+
+
+def _version(extra: Mapping[str, Any]) -> tuple[int, int]:
+    """Lowest and highest weight version that took part in an answer."""
+    return int(extra.get("min_global_steps") or 0), int(extra.get("max_global_steps") or 0)
 
 
 def _possible(position: Any) -> list[tuple[int, float]]:

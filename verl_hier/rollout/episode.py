@@ -33,6 +33,7 @@ class Episode:
         greedy: sample the coming turns at temperature 0.
         trained: whether the coming turns are trained.
         latest: what the world answered last; None before the reset, and in a fork before its first step.
+        wish: what its worker waits to say; None while it does not wait, see `ready`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Episode:
         self.lineage = lineage
         self.events: list[Event] = []
         self.script = Script(told, type(worker).__name__)
+        self.wish: Wish | None = None
         self._forced = Forced()
         self._piece: int | None = None
         self._calls_left: int | None = None
@@ -141,7 +143,7 @@ class Episode:
         Args:
             after: number of shared nodes, 0 to `len(path)`; see `boundaries`.
             forced: token ids that its next node begins with instead of sampling them; a whole turn when they end it.
-            forced_logprobs: log p of each of them.
+            forced_logprobs: log p of each of them; see `force`.
             decision: why; stored with the episode and with the first node that it makes.
 
         Raises:
@@ -158,10 +160,20 @@ class Episode:
                 break
             script.append(event)
         episode = self.rollout.adopt(self, shared, script, decision)
-        episode._forced = Forced(list(forced or []), list(forced_logprobs or []))
+        episode.force(forced or [], forced_logprobs)
         if self._handle is not None and len(script) == len(self.events) and self._at_gate.is_set():
             await episode.take_copy_of(self._handle)
         return episode
+
+    def force(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Let its next node begin with given tokens instead of sampling them; a whole turn when they end it.
+
+        Args:
+            tokens: token ids; none takes back what was given before.
+            logprobs: log p of each of them; omitted: the server is asked, which has to score prompts
+                (`SamplerSpec.needs_scores`). It answers at temperature 1.
+        """
+        self._forced = Forced(list(tokens), None if logprobs is None else list(logprobs))
 
     async def take_copy_of(self, handle: Handle) -> None:
         """Start from the world as it is now, which saves the replay of its actions."""
@@ -260,15 +272,16 @@ class Episode:
 
     async def _sample(self, wish: Wish, prompt: list[int], wanted: int, stop: tuple[str, ...]) -> Node:
         """Wait for permission, then sample one node after `prompt`."""
+        self.wish = wish
         self._at_gate.set()
         await self._permits.acquire()
-        tip = self.tip
+        self.wish, tip = None, self.tip
         if (0 if tip is None else tip.turn + (not tip.partial)) >= self.rollout.limits.max_turns:
             raise EpisodeOver("max_turns")
-        room = self.rollout.limits.context_tokens - len(prompt)
-        if room <= 0:
-            raise EpisodeOver("context_tokens")
         forced, self._forced = self._forced, Forced()
+        room = self.rollout.limits.context_tokens - len(prompt)
+        if room < max(len(forced.tokens), 1):
+            raise EpisodeOver("context_tokens")
         node, generation = await sample_node(self, wish, prompt, forced, min(room, wanted), self._piece, stop)
         if not node.action:
             raise EpisodeOver("empty_action")

@@ -89,10 +89,12 @@ class Scored:
     Attributes:
         logprobs: log p of each token at temperature 1.
         top: the likeliest (token id, log p) at each position, likeliest first.
+        version: lowest and highest weight version that took part.
     """
 
     logprobs: list[float]
     top: list[list[tuple[int, float]]] = field(default_factory=list)
+    version: tuple[int, int] = (0, 0)
 
 
 class Policy(Protocol):

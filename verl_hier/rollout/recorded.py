@@ -53,7 +53,8 @@ class RecordedPolicy:
         for nodes in self._said.values():
             forced = nodes[0].decision.get("forced", 0)
             if forced and _joined(nodes, "action")[:forced] == tokens and self._graph.prompt(nodes[0].id) == prompt:
-                return Scored(_joined(nodes, "logprobs")[:forced])
+                low, high = nodes[0].policy_version
+                return Scored(_joined(nodes, "logprobs")[:forced], version=(low, high))
         raise RolloutError("the replay scores tokens that the stored rollout did not.")
 
 

@@ -33,10 +33,10 @@ class Wish:
 
 @dataclass(frozen=True)
 class Forced:
-    """Tokens that a node begins with although they were not sampled for it, and log p of each."""
+    """Tokens that a node begins with although they were not sampled for it, and log p of each; None: ask the server."""
 
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] | None = None
 
 
 async def sample_node(
@@ -63,12 +63,16 @@ async def sample_node(
     given = len(forced.tokens)
     limit = most if piece is None else min(most, max(piece, given + 1))
     sampling = rollout.sampling(f"{episode.lineage}/{len(episode.path)}", episode.greedy, limit - given, stop)
-    if given and (rollout.renderer.ends(forced.tokens) or sampling.max_tokens < 1):
-        generation = Generation([], [])
+    read, version = forced.logprobs or [], (0, 0)
+    if given and forced.logprobs is None:
+        scored = await rollout.score(prompt, forced.tokens)
+        read, version = scored.logprobs, scored.version
+    if given and (sampling.max_tokens < 1 or _ended(episode, forced.tokens, stop)):
+        generation = Generation([], [], version=version)
     else:
         generation = await rollout.generate(prompt + forced.tokens, sampling)
     action = forced.tokens + generation.token_ids
-    known = len(forced.logprobs) == given and len(generation.logprobs) == len(generation.token_ids)
+    logprobs = read + generation.logprobs
     decision = {"seed": sampling.seed, "greedy": episode.greedy}
     if given:
         decision["forced"] = given
@@ -87,7 +91,7 @@ async def sample_node(
         plan=_number(wish.plan),
         observation=wish.observation,
         action=action,
-        logprobs=forced.logprobs + generation.logprobs if known else [],
+        logprobs=logprobs if len(logprobs) == len(action) else [],
         partial=limit < most and len(action) >= limit and not _ended(episode, action, stop),
         trained=episode.trained,
         anchor=None if episode.latest is None or (tip is not None and tip.partial) else episode.latest.anchor,
