@@ -17,8 +17,8 @@ import torch
 from verl_hier.environments.base import Environment, Step
 from verl_hier.hookspecs import hookimpl
 from verl_hier.plugins import PluginHost
-from verl_hier.rollout import Sampler
-from verl_hier.specs import EnvironmentSpec, PolicyLossSpec, SamplerSpec, build_options
+from verl_hier.rollout import Sampler, Worker
+from verl_hier.specs import EnvironmentSpec, PolicyLossSpec, SamplerSpec, WorkerSpec, build_options
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,32 @@ class Rotation(Sampler):
         await spec.factory(build_options(spec, block)).sample(rollout)
 
 
+@dataclass(frozen=True)
+class TroupeOptions:
+    """Options of `troupe`."""
+
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    """`{name: …, option: value}` of each."""
+
+
+class Troupe(Worker):
+    """Another worker for each task, by the number in its instruction: one run of the trainer serves all."""
+
+    def __init__(self, options):
+        self._options = options
+
+    async def run(self, stage):
+        number = int("".join(c for c in stage.instruction if c.isdigit()))
+        block = self._options.workers[number % len(self._options.workers)]
+        spec = PluginHost.load({"builtin": True}).spec("worker", block["name"])
+        await spec.factory(build_options(spec, block)).run(stage)
+
+
+@hookimpl
+def hier_workers():
+    return [WorkerSpec("troupe", Troupe, TroupeOptions)]
+
+
 @hookimpl
 def hier_samplers():
     return [SamplerSpec("rotation", Rotation, RotationOptions, needs_fork=True, needs_top_logprobs=True)]
@@ -192,7 +218,7 @@ def register(module):
 when_imported("verl.trainer.ppo.v1", register)
 '''
 
-RECIPE = '''
+RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/method/{method}, hier/size/cpu, _self_]
 hier:
   plugins: {{probe: true}}
@@ -205,7 +231,7 @@ actor_rollout_ref:
   actor: {{ppo_mini_batch_size: 1, use_kl_loss: false, optim: {{lr: 1e-3}}}}
 data: {{train_batch_size: 2, max_prompt_length: 64, max_response_length: 64, shuffle: false}}
 trainer: {{experiment_name: {method}_bytes, save_freq: -1, test_freq: -1, logger: [console, file]}}
-'''
+"""
 
 RECIPES = {
     "himac_bytes.yaml": RECIPE.format(method="himac").replace(

@@ -1,0 +1,165 @@
+"""Hierarchical workers through stock verl: two steps, every token held against who said it and what it earned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from verl_hier.trajectory import read_graphs
+
+from .test_himac import learned_roles
+
+pytestmark = pytest.mark.e2e
+
+WORKERS = [
+    {"name": "switch_keep", "prompt": "s:{observation}", "history": 1, "window_prompt": "s:{observation}"},
+    {
+        "name": "delegation",
+        "planner_prompt": "p:{instruction}",
+        "agents": {"e": {"prompt": "x:{task}", "turns": 3}},
+        "observation_prompt": "x:",
+        "max_tasks": 1,
+    },
+    {
+        "name": "dual_loop",
+        "planner_prompt": "x:{instruction}",
+        "executor_prompt": "x:{plan}",
+        "repair_prompt": "x:",
+        "tries": 2,
+        "plans": 2,
+    },
+    {"name": "agent_flow", "planner_prompt": "x:{instruction}", "executor_prompt": "x:{step}", "verifier": False},
+]
+RECIPE = """
+defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
+hier:
+  plugins: {{probe: true}}
+  environment: {{name: bytes}}
+  worker: {{name: troupe, workers: {workers}}}
+  sampler: {{name: independent}}
+  estimator: {{name: grpo}}
+  rollout: {{template: plain, max_tokens_per_turn: 72, environment_processes: 1}}
+actor_rollout_ref:
+  rollout:
+    n: 4
+    engine_kwargs: {{transformers: {{deterministic: true}}}}
+  actor: {{ppo_mini_batch_size: 4, use_kl_loss: false, optim: {{lr: 1e-3}}}}
+critic: {{enable: false}}
+data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
+trainer: {{experiment_name: workers_bytes, save_freq: -1, test_freq: -1, logger: [console, file]}}
+"""
+ROLES = [{"agent"}, {"planner", "executor"}, {"planner", "executor"}, {"planner", "executor"}]
+TAGS = "<switch>{}</switch><subgoal>{}</subgoal><action>{}</action>"
+
+
+def lessons() -> list[tuple[str, str]]:
+    """What the model has learned: the tags where a worker wants them, else a letter or two."""
+    letters = ["a", "b", "ab", "d"]
+    starts = [f"s:train{i}?" for i in range(8)] + ["s:1.", "s:2."]
+    told = [
+        (start, TAGS.format(word, "g", letter)) for start in starts for word in ("SWITCH", "KEEP") for letter in "ab"
+    ]
+    told += [(f"p:train{i}", f"<e>{letter}</e>") for i in range(8) for letter in "ab"]
+    short = [f"x:train{i}" for i in range(8)] + [f"x:{letter}" for letter in letters] + ["x:"]
+    return told + [(start, letter) for start in short for letter in letters]
+
+
+@pytest.fixture(scope="module")
+def speaker(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The byte model after some steps on the lessons."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(byte_model)
+    model = AutoModelForCausalLM.from_pretrained(byte_model, dtype=torch.float32)
+    rows = [(tokenizer.encode(a), [*tokenizer.encode(b), tokenizer.eos_token_id]) for a, b in lessons()]
+    width = max(len(a) + len(b) for a, b in rows)
+    tokens = torch.full((len(rows), width), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), width), -100)
+    for i, (prompt, answer) in enumerate(rows):
+        tokens[i, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+        labels[i, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    torch.manual_seed(0)
+    for _ in range(250):
+        chosen = torch.randperm(len(rows))[:32]
+        loss = model(input_ids=tokens[chosen], labels=labels[chosen]).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    folder = tmp_path_factory.mktemp("speaker")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_two_steps_train_who_they_should(train, speaker, probes, tmp_path):
+    (probes / "workers_bytes.yaml").write_text(RECIPE.format(workers=json.dumps(WORKERS)))
+    run = train(
+        "workers_bytes",
+        [
+            f"actor_rollout_ref.model.path={speaker}",
+            "trainer.total_training_steps=2",
+            f"hier.store.path={tmp_path}/graphs",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
+        ],
+    )
+    assert run.code == 0, run.log[-3000:]
+    graphs = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2)]
+    said: dict[int, set[str]] = {number: set() for number in range(len(WORKERS))}
+    for graph in (graph for step in graphs for graph in step):
+        number = graph.task["index"] % len(WORKERS)
+        assert len(list(graph.complete())) == 4
+        said[number] |= {node.role for node in graph.nodes}
+        check_structure(WORKERS[number]["name"], graph)
+        check_credit(graph)
+    assert [said[number] for number in range(len(WORKERS))] == ROLES
+    assert any(node.extra.get("switch") and node.valid for step in graphs for g in step for node in g.nodes)
+    learned = learned_roles(tmp_path / "probe", [graph for step in graphs for graph in step])
+    assert "observation" not in learned and {"agent", "planner", "executor"} <= set(learned)
+    earned = [graph for step in graphs for graph in step if any(graph.credit)]
+    tokens = sum(len(n.action) for g in earned for n in g.nodes if g.credit[n.id])
+    assert sum(learned.values()) == tokens, "every token that earned something learns, and no other"
+
+
+def check_credit(graph):
+    """GRPO: the z-score of an episode's return on each of its turns."""
+    returns = np.array([episode.ret for episode in graph.complete()])
+    scores = (returns - returns.mean()) / (returns.std(ddof=1) + 1e-6)
+    for episode, score in zip(graph.complete(), scores, strict=True):
+        first = graph.nodes[graph.path(episode.id)[0]]
+        # The probe's plugin likes plans with even characters.
+        bonus = sum(ord(c) % 2 == 0 for c in first.text) / 10 if first.role == "planner" else 0.0
+        rewards = sum(graph.nodes[i].reward for i in graph.path(episode.id))
+        assert episode.ret == pytest.approx(rewards + bonus)
+        for node in graph.path(episode.id):
+            assert graph.credit[node] == pytest.approx(score, abs=1e-4)
+
+
+def check_structure(name, graph):
+    """Plans, segments and contexts of each worker."""
+    for episode in graph.complete():
+        path = [graph.nodes[i] for i in graph.path(episode.id)]
+        if name == "switch_keep":
+            assert all(node.context == -1 for node in path) and path[0].extra["switch"] == 1
+            starts = np.cumsum([node.extra["switch"] for node in path]) - 1
+            assert [node.segment for node in path] == starts.tolist()
+            for node in path:
+                assert ("failure" in node.extra) == (not node.masks["action"])
+            continue
+        plan = path[0].id
+        for node in path:
+            if node.level == 0:
+                plan = node.id
+                assert node.plan == -1
+            else:
+                assert node.plan == plan
+        if name == "delegation" and len(path) > 1:
+            assert [node.agent for node in path[1:]] == ["e"] * (len(path) - 1)
+        if name == "agent_flow":
+            assert [node.level for node in path] == [0, 1] * 3 and all(node.context == -1 for node in path)
+        if name == "dual_loop":
+            assert [node.level for node in path] == [0, 1, 1, 0, 1]
