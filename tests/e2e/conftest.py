@@ -96,4 +96,3 @@ def train(byte_model: Path, probes: Path, environment: dict[str, str], tmp_path:
         return Run(done.returncode, done.stdout, steps)
 
     return run
-

@@ -13,6 +13,7 @@ from .conftest import LIMIT_S, command
 
 pytestmark = pytest.mark.e2e
 
+
 def test_a_world_that_raises_hangs_or_dies_costs_its_own_episodes(train):
     run = train(
         "grpo_bytes",
@@ -72,9 +73,7 @@ def test_a_lost_server_stops_the_run_and_it_can_be_resumed(train, byte_model, pr
 
 def test_a_full_disk_costs_the_file_not_the_run(train, tmp_path):
     (tmp_path / "graphs").write_text("a file where a folder is wanted")
-    run = train(
-        "grpo_bytes", [f"hier.store.path={tmp_path}/graphs", "trainer.total_training_steps=1"]
-    )
+    run = train("grpo_bytes", [f"hier.store.path={tmp_path}/graphs", "trainer.total_training_steps=1"])
     assert run.code == 0, run.log[-3000:]
     assert run.metric("hier/store/failed") == [1.0]
     assert "The run goes on without it (hier.store.path)" in run.log

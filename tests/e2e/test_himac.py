@@ -30,9 +30,7 @@ def learned_roles(folder: Path, graphs) -> dict[str, int]:
                 (g, r)
                 for g, r in rows
                 if sum(r.mask) == int(mask.sum())
-                and torch.allclose(
-                    old[mask.bool()], torch.tensor(r.logprobs)[torch.tensor(r.mask).bool()], atol=1e-4
-                )
+                and torch.allclose(old[mask.bool()], torch.tensor(r.logprobs)[torch.tensor(r.mask).bool()], atol=1e-4)
             )
             seen += 1
             for i, turn in enumerate(row.turn_index):
@@ -98,9 +96,7 @@ def test_resume_equals_an_uninterrupted_run(train, tmp_path):
     for name in ("hier/schedule/phase", "hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm"):
         assert whole.metric(name)[2:] == second.metric(name), name
     weights = [
-        torch.load(
-            tmp_path / name / "checkpoints/global_step_4/actor/model_world_size_1_rank_0.pt", weights_only=False
-        )
+        torch.load(tmp_path / name / "checkpoints/global_step_4/actor/model_world_size_1_rank_0.pt", weights_only=False)
         for name in ("whole", "parts")
     ]
     for name, value in weights[0].items():
