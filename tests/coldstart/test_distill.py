@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pyarrow.parquet as parquet
 import pytest
+from transformers import AutoTokenizer
 from verl_hier_plugins.alfworld import SPEC
 from verl_hier_plugins.chain_of_agents import WORKER, tell
 from verl_hier_plugins.chain_of_agents.worker import ChainOptions
@@ -18,17 +19,19 @@ from verl_hier_plugins.react.worker import ReactOptions
 
 from tests.coldstart.endpoint import Endpoint
 from tests.rollout.conftest import Corridor
+from verl_hier.cli.distill import distill as command
 from verl_hier.coldstart.distill import Distillation, Expertise, Student, Weights, distill
 from verl_hier.coldstart.filters import Filters
 from verl_hier.coldstart.served import ServedTeacher, with_stop
 from verl_hier.coldstart.speakers import Noise
 from verl_hier.environments.base import Step
-from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.plugins import Part
 from verl_hier.rollout.render import PlainRenderer
 from verl_hier.rollout.rollout import Limits
 from verl_hier.rollout.transcript import Call, Said, Transcript
 from verl_hier.specs import EnvironmentSpec, NoOptions
+from verl_hier.testing.models import write_byte_model
 from verl_hier.testing.rollout import WordTokenizer
 from verl_hier.trajectory.graph import Node
 
@@ -250,6 +253,50 @@ def test_what_breaks_the_grammar_is_no_data(tmp_path, on_violation):
         pytest.raises(RecipeError, match=r"format: 4 \(grammar_transition 4\)"),
     ):
         distill(corridor(lambda m: ServedTeacher(served.url, "big", m), options=strict, n=4), tmp_path)
+
+
+def test_rows_of_a_chat_model_are_one_assistant_message(tmp_path):
+    """As its template writes it; the loss begins behind the head of the answer and leaves the observations out."""
+    from verl_hier.compat.chat import ChatRenderer
+
+    tokenizer = AutoTokenizer.from_pretrained(write_byte_model(tmp_path / "model"))
+    chat = Student(
+        Part(WORKER, ChainOptions(prompt="{instruction}", system="agents")),
+        ChatRenderer(tokenizer, "qwen2", {}),
+        tokenizer,
+        Limits(40, 200, 4000),
+    )
+    with Endpoint(lambda request: "right") as served:
+        plan = corridor(lambda m: ServedTeacher(served.url, "big", m), n=1)
+        distill(Distillation(**{**vars(plan), "student": chat}), tmp_path)
+    (row,) = rows_in(tmp_path)
+    pieces: dict[float, list[int]] = {0.0: [], 1.0: []}
+    for token, weight in zip(row["input_ids"], row["weights"], strict=True):
+        pieces[weight].append(token)
+    head = "<|im_start|>system\nagents<|im_end|>\n<|im_start|>user\nwalk<|im_end|>\n<|im_start|>assistant\n"
+    step, seen = "<think>walk</think><action>right</action>", "<observation>at {}</observation>"
+    assert tokenizer.decode(pieces[1.0]) == 3 * step
+    assert tokenizer.decode(pieces[0.0]) == head + seen.format(1) + seen.format(2)
+    assert row["text"] == head + step + seen.format(1) + step + seen.format(2) + step
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"teacher": "gpt"}, "say `expert` or the URL"),
+        ({"teacher": "http://127.0.0.1:9/v1"}, "--teacher-model is missing"),
+        ({"model": "/nowhere"}, "there is no tokenizer at /nowhere.*verl-hier tiny"),
+        ({"system": "nobody"}, "there is no recipe 'nobody'"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(given, words, chain_tokenizer, tmp_path):
+    chain_tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
+    small = ["hier.environment.pool=2", "hier.environment.validation=2"]
+    with pytest.raises(HierError, match=words):
+        command(
+            "chain_of_agents_alfworld_cpu", small, out=tmp_path, **{"model": str(tmp_path / "model"), "n": 1, **given}
+        )
 
 
 def test_a_teacher_that_is_gone_is_one_sentence(tmp_path):

@@ -20,7 +20,7 @@ def replay(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="Graph file, or a folder of them (hier.store).")],
     overrides: Overrides = None,
 ) -> None:
-    """Make stored rollouts again from the recipe that wrote them, and say where they differ."""
+    """Make stored rollouts again and say where they differ."""
     from verl_hier.compat.driver import driver_of
     from verl_hier.recipes import compose
     from verl_hier.replay import replay as replay_all
