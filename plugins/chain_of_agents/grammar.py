@@ -39,6 +39,7 @@ FOLLOWERS: dict[str, tuple[str, ...]] = {
 VIOLATIONS = {
     "no_agent": "the turn holds no complete agent and no beginning of one",
     "unclosed": "the text ends inside an agent",
+    "stopped": "the model ended its message between two agents",
     "unopened": "a closing tag without its opening tag",
     "mismatched": "an agent is closed by another one's tag",
     "nested": "an agent is opened inside another one",

@@ -120,10 +120,12 @@ class ChainOfAgents(Worker):
             turn = await stage.say(context, segment=max(number - 1, 0), plan=plan, stop=stop)
             reading = self._language.read(rest + turn.text)
             said, error = self._judge(walk, reading)
+            ended = context.ended(turn.tokens) and not turn.text.endswith(stop)
+            error = error or ("stopped" if ended else None)
             self._note(context, turn, reading, len(rest), error)
             if any(segment.tag == "plan" for segment in said):
                 plan, number = turn, number + 1
-            if error and (options.on_violation == "end" or reading.open or not said):
+            if error and (options.on_violation == "end" or reading.open or ended or not said):
                 raise EpisodeOver(f"grammar: {error}")
             step, heard = await self._act(stage, said, step, first)
             if said and said[-1].tag == ANSWER:

@@ -253,6 +253,14 @@ def test_a_violation_ends_the_episode_by_name(play, said, name):
     assert play.heard == []
 
 
+@pytest.mark.parametrize("on_violation", ["end", "penalise"])
+@pytest.mark.parametrize("turns, said", [("call", "<think>a</think><plan>p</plan>"), ("agent", "<")])
+def test_nothing_goes_on_behind_the_end_of_the_message(play, on_violation, turns, said):
+    graph = play(script(said), turns=turns, on_violation=on_violation)
+    assert len(graph.nodes) == 1 and graph.episodes[0].error == "grammar: stopped"
+    assert failures(graph) == {"grammar_stopped": 1}
+
+
 def test_a_violation_may_only_cost(play):
     said = thinking("<plan>p</plan>", "<plan>q</plan>", "<web_search>b</web_search>", "<answer>d</answer>")
     graph = play(script(*said), on_violation="penalise", violation_penalty=0.25)

@@ -65,6 +65,10 @@ class Context:
         self.node = node
         return text
 
+    def ended(self, action: list[int]) -> bool:
+        """Whether an action ends with the model's own end of a message, behind which it cannot go on."""
+        return self._renderer.ends(action)
+
     def tokens_until(self, action: list[int], characters: Sequence[int]) -> list[int]:
         """For each number of characters of the decoded action, the fewest of its tokens that say as many.
 
