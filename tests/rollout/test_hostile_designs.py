@@ -26,7 +26,7 @@ from verl_hier.trajectory import build_table
 from .conftest import Corridor
 
 LIMITS = Limits(roles={"solver": Role("solver", tools=("act",)), "critic": Role("critic")}, tools=("act", "go"))
-OUTPUTS = 10_000
+OUTPUTS = 4_000
 
 NAMED = {
     "a" * 20_000: "too_long",
@@ -224,6 +224,7 @@ LINES = [
     *("solver", "critic()", "solver('go')", "solver find the key", "v = critic('look')", "critic(f'{v} {solver}', v)"),
     *("stop", "break", "pass", "import sys", "poet()", "designer()", "a = Role('x', tools=['act'])", "a", "x = 1"),
     *("b = Role('x', tools=['fly'])", "c = Role('x', context=1)", "def f(): f()", "solver(nothing)", "while 1: solver"),
+    *("class A: pass", "f = lambda: solver()"),
 ]
 HEADS = ["for i in range(2):", "for i in range(7):", "if 'ok' in critic:", "if 'x' not in v:", "for i in solver:"]
 SOUND = [
@@ -319,7 +320,7 @@ def test_the_watch_sees_what_it_should(watch):
     assert watch(lambda: 1 + 1)[1] == []
 
 
-def test_ten_thousand_texts_are_read_and_nothing_is_run(watch):
+def test_thousands_of_texts_are_read_and_nothing_is_run(watch):
     rng = random.Random(5)
     names = Counter()
     slowest = 0.0
@@ -332,7 +333,7 @@ def test_ten_thousand_texts_are_read_and_nothing_is_run(watch):
         names[name] += 1
     assert slowest < 1.0
     # The generator reaches sound designs and most of what can be wrong.
-    assert names[""] > 500 and set(names) >= set(FAILURES) - {"missing", "cut", "too_deep", "too_many_roles"}
+    assert names[""] > 200 and set(names) >= set(FAILURES) - {"missing", "cut", "too_deep", "too_many_roles"}
 
 
 @settings(max_examples=300, deadline=None)
