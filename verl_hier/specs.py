@@ -100,6 +100,7 @@ class SamplerSpec(Spec):
             Raises `RecipeError` when `n` does not fit the options.
         needs_fork: refuses environments that cannot fork.
         needs_top_logprobs: refuses rollout servers that return only the chosen token's log-prob.
+        needs_scores: refuses rollout servers that return no log-probs of prompts (`Rollout.score`, `Episode.force`).
         provides: turn-table columns that this sampler fills besides the standard ones.
     """
 
@@ -107,6 +108,7 @@ class SamplerSpec(Spec):
     episodes: Callable[[Any, int], int] | None = None
     needs_fork: bool = False
     needs_top_logprobs: bool = False
+    needs_scores: bool = False
     provides: tuple[str, ...] = ()
 
 

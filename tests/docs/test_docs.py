@@ -30,6 +30,7 @@ from verl_hier_plugins.portool.sampler import PORToolSamplerOptions
 from verl_hier_plugins.prune.sampler import PruneOptions
 from verl_hier_plugins.python_tool.options import PythonToolOptions
 from verl_hier_plugins.react.worker import React, ReactOptions
+from verl_hier_plugins.rollback.sampler import RollbackOptions
 from verl_hier_plugins.stagewise import StagewiseOptions
 from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSamplerOptions
 from verl_hier_plugins.treeps_rag.sampler import TreePSRAGSamplerOptions
@@ -106,6 +107,7 @@ OPTIONS = [
     ("samplers/designs.md", DesignsOptions),
     ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),
     ("samplers/adaptive_n.md", AdaptiveNOptions),
+    ("samplers/rollback.md", RollbackOptions),
     ("samplers/portool.md", PORToolSamplerOptions),
     ("samplers/prune.md", PruneOptions),
     ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),

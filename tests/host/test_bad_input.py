@@ -305,6 +305,17 @@ def test_a_server_without_top_logprobs(refused: Refused, install: Install) -> No
     assert "the rollout server 'vllm' does not return" in sentence and "transformers" in sentence
 
 
+def test_a_server_that_scores_nothing(refused: Refused) -> None:
+    server = "actor_rollout_ref.rollout.name=trtllm"
+    sentence = refused("hier.sampler={name: rollback}", server, recipe="grpo_alfworld_cpu")
+    assert sentence == (
+        "actor_rollout_ref.rollout.name: sampler 'rollback' needs the log-probs of given tokens, which the rollout "
+        "server 'trtllm' does not return; use one of transformers, vllm, sglang."
+    )
+    sentence = refused("hier.rollout.entropy.source=prefill", server)
+    assert sentence.startswith("hier.rollout.entropy.source: prefill needs the log-probs of prompts")
+
+
 def test_entropies_of_likeliest_tokens_that_nobody_returns(refused: Refused) -> None:
     sentence = refused("hier.rollout.entropy.source=top_k", "actor_rollout_ref.rollout.name=sglang")
     assert sentence.startswith("hier.rollout.entropy.source: top_k needs") and "use sampled or prefill" in sentence

@@ -120,7 +120,7 @@ def check_budgets(make: MakeSampler, n: int, **changes: Any) -> None:
     for budget in BUDGETS:
         graph = roll(make(), n=n, budget=budget, **changes)
         spent = {
-            "tokens": sum(len(node.action) for node in graph.nodes),
+            "tokens": sum(len(node.action) - node.decision.get("forced", 0) for node in graph.nodes),
             "turns": len(graph.nodes),
             "environment_calls": graph.counts.get("environment_calls", 0),
             "leaves": sum(1 for e in graph.complete() if e.trained),

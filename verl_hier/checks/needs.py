@@ -16,6 +16,8 @@ from verl_hier.trajectory.table import EPISODE_COLUMNS, TURN_COLUMNS
 # Rollout servers that return the log-probs of the likeliest tokens; stock verl's return the sampled token's only.
 TOP_LOGPROB_SERVERS = ("transformers",)
 TOP_LOGPROB_SUFFIX = "_topk"
+# Those that return log-probs of prompts; verl's TensorRT-LLM server does not.
+SCORING_SERVERS = ("transformers", "vllm", "sglang")
 TOKEN_COLUMNS = ("turn", "logprob")
 CRITIC_COLUMNS = ("value", "tokens.value")
 
@@ -129,6 +131,11 @@ def check_sampler(config: Mapping[str, Any], parts: Parts, host: PluginHost) -> 
             f"the rollout server {server!r} does not return; use `transformers`, or a server whose name ends in "
             f"`{TOP_LOGPROB_SUFFIX}`."
         )
+    if sampler.needs_scores and not _returns_scores(server):
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of given tokens, which the "
+            f"rollout server {server!r} does not return; use one of {', '.join(SCORING_SERVERS)}."
+        )
     if parts.estimator.spec.needs_tree and not sampler.needs_fork:
         able = [name for name, spec in host.specs("sampler").items() if getattr(spec, "needs_fork", False)]
         raise RecipeError(
@@ -138,7 +145,7 @@ def check_sampler(config: Mapping[str, Any], parts: Parts, host: PluginHost) -> 
 
 
 def check_entropy(config: Mapping[str, Any], hier: HierConfig) -> None:
-    """Refuse entropies of the likeliest tokens from a server that does not return them."""
+    """Refuse entropies from log-probs that the server does not return."""
     server = str(config["actor_rollout_ref"]["rollout"]["name"])
     if hier.rollout.entropy.source == "top_k" and not _returns_top_logprobs(server):
         raise RecipeError(
@@ -146,6 +153,16 @@ def check_entropy(config: Mapping[str, Any], hier: HierConfig) -> None:
             f"{server!r} does not return; use sampled or prefill, or set actor_rollout_ref.rollout.name to "
             f"`transformers` or to a server whose name ends in `{TOP_LOGPROB_SUFFIX}`."
         )
+    if hier.rollout.entropy.source == "prefill" and not _returns_scores(server):
+        raise RecipeError(
+            f"hier.rollout.entropy.source: prefill needs the log-probs of prompts, which the rollout server {server!r} "
+            "does not return; use sampled, or set actor_rollout_ref.rollout.name to one of "
+            f"{', '.join(SCORING_SERVERS)}."
+        )
+
+
+def _returns_scores(server: str) -> bool:
+    return server.removesuffix(TOP_LOGPROB_SUFFIX) in SCORING_SERVERS
 
 
 def _returns_top_logprobs(server: str) -> bool:

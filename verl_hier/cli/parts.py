@@ -34,6 +34,7 @@ _FACTS = (
     ("can_fork", "can fork"),
     ("needs_fork", "needs an environment that forks"),
     ("needs_top_logprobs", "needs the likeliest tokens' log-probs"),
+    ("needs_scores", "needs log-probs of prompts"),
     ("needs_stop_strings", "needs a server that stops at strings"),
     ("needs_groups", "needs groups"),
     ("needs_critic", "needs a critic"),
