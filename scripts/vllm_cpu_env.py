@@ -42,7 +42,8 @@ def build(folder: Path, extras: str = "alfworld") -> Path:
     listed = subprocess.run([str(python), "-c", REQUIREMENTS % (LEFT_OUT,)], check=True, capture_output=True, text=True)
     requirements = folder / "requirements.txt"
     requirements.write_text(listed.stdout)
-    subprocess.run([*install, "-r", str(requirements), f"{ROOT}[{extras}]"], check=True)
+    # Editable: a build would leave its folder in the working tree.
+    subprocess.run([*install, "-r", str(requirements), "-e", f"{ROOT}[{extras}]"], check=True)
     return python
 
 
