@@ -1,4 +1,4 @@
-"""Ten thousand hostile outputs over all workers: none ends a run, none reaches but the world, all failures are named."""
+"""Ten thousand hostile outputs over all workers: none ends a run, none is executed, all failures are named."""
 
 from __future__ import annotations
 
