@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs of the real trainer go to one worker, one after the other: two at once want more memory than a laptop has."""
+    """Runs of the real trainer go to one worker, one after the other: two at once want more memory than is there."""
     for item in items:
         if item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.xdist_group("e2e"))

@@ -78,8 +78,8 @@ class WorkerSpec(Spec):
     Attributes:
         roles: role name to level (0 is the highest).
         provides: turn-table columns and token masks that this worker fills besides the standard ones.
-        tell: `tell(options, transcript) -> list[str]`, what a policy would have to say in this worker to do what another
-            worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word when it cannot be said.
+        tell: `tell(options, transcript) -> list[str]`, what a policy would have to say in this worker to do what
+            another worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word when it cannot.
             `verl-hier distill` makes data for workers that have it.
         needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
     """
