@@ -181,12 +181,13 @@ def drop_capabilities() -> None:
 
 
 def landlock(work: str, readable: list[str]) -> None:
-    """Read `readable`, write `work`, nothing else; no TCP where the kernel can say so."""
+    """Read `readable`, write `work`, nothing else; no TCP and no signals to others where the kernel can say so."""
     version = call("syscall", SYS_LANDLOCK_CREATE, None, 0, 1)
     everything = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
-    network = 3 if version >= 4 else 0
-    # Rights (files, network) that are taken away; kernels take a shorter struct from callers that know less.
-    rules = struct.pack("QQ", everything, network) if network else struct.pack("Q", everything)
+    # Rights on files, on TCP (bind, connect), and what must stay inside (abstract sockets, signals); an older kernel
+    # takes the shorter struct that it knows.
+    known = 3 if version >= 6 else 2 if version >= 4 else 1
+    rules = struct.pack(f"{known}Q", *(everything, 3, 3)[:known])
     handle = call("syscall", SYS_LANDLOCK_CREATE, rules, len(rules), 0)
     # Bits 0, 2, 3: execute, read a file, read a directory. A file has no right to be listed.
     grants = [(work, everything), *((path, 13 if os.path.isdir(path) else 4) for path in readable)]
