@@ -30,6 +30,8 @@ class RolloutOptions:
         time_limit_s: wall seconds one environment call may take before its process is killed.
         max_failed_share: the run stops when more than this share of a step's episodes is lost to faults.
         concurrent_tasks: tasks in flight at once in one rollout worker.
+        carried_episodes: unfinished episodes that one rollout worker keeps for the next time of their task, where a
+            sampler leaves any; of more, the oldest are dropped.
         budget: what one task may cost in a training step; evaluation has no limits.
         entropy: where samplers that branch by entropy take it from.
     """
@@ -42,11 +44,13 @@ class RolloutOptions:
     time_limit_s: float = 30.0
     max_failed_share: float = 0.5
     concurrent_tasks: int = 64
+    carried_episodes: int = 1024
     budget: BudgetOptions = field(default_factory=BudgetOptions)
     entropy: EntropyOptions = field(default_factory=EntropyOptions)
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_tokens_per_turn", "environment_processes", "concurrent_tasks"):
+        whole = ("max_turns", "max_tokens_per_turn", "environment_processes", "concurrent_tasks", "carried_episodes")
+        for name in whole:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.time_limit_s <= 0 or not 0 <= self.max_failed_share <= 1:

@@ -24,6 +24,7 @@ from verl_hier.compat.policy import ServerPolicy
 from verl_hier.compat.queue import FAULTS
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
+from verl_hier.rollout.carry import CarryOver
 from verl_hier.rollout.interfaces import Sampling
 from verl_hier.rollout.rollout import Request
 from verl_hier.training.schedule import Phase
@@ -44,6 +45,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)
         self._pool: EnvironmentPool | None = None
         self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)
+        self._carry = CarryOver(self._hier.rollout.carried_episodes)
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -76,11 +78,14 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
     ) -> RolloutGraph:
         config = self.config.actor_rollout_ref.rollout
         task = json.loads(prompt["hier_task"]) if "hier_task" in prompt else {"messages": list(prompt["raw_prompt"])}
+        # Data sets of verl need not number their tasks.
+        index = int(prompt.get("index", 0))
+        name = f"{index} {json.dumps(task, sort_keys=True, default=str)}"
         request = Request(
             task=task,
             identity={
                 "uid": str(prompt["uid"]),
-                "index": int(prompt.get("index", 0)),
+                "index": index,
                 "data_source": str(prompt.get("data_source", "unknown")),
                 "instruction": str(task.get("instruction", "")),
             },
@@ -89,10 +94,12 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             levels=None if validate else phase.levels,
             validate=validate,
             sampling=Sampling(params["temperature"], params["top_p"], params["top_k"]),
+            carried=() if validate else self._carry.take(name, int(step)),
         )
         if self._pool is None:
             self._pool = self._driver.pool()
         graph = await self._driver.roll_out(request, self._policy, self._pool, partial(self._lost, request))
+        self._carry.keep(name, graph)
         graph.phase = Phase("validation").to_dict() if validate else phase.to_dict()
         return graph
 

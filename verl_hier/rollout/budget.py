@@ -88,6 +88,15 @@ class Budget:
         """Note what was spent."""
         self.used[name] += amount
 
+    def call(self, grant: Grant) -> bool:
+        """Charge one environment call; False, and nothing is charged, when the grant has none left."""
+        if grant.environment_calls is not None:
+            if grant.environment_calls < 1:
+                return False
+            grant.environment_calls -= 1
+        self.charge("environment_calls", 1)
+        return True
+
     def report(self) -> dict[str, list[float]]:
         """Name to `[used, limit]` of what is limited."""
         names = [field.name for field in fields(self.limits) if getattr(self.limits, field.name) is not None]

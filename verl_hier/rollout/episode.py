@@ -7,6 +7,7 @@ coroutine runs on the recorded answers of its source up to the fork; its world i
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,12 @@ from verl_hier.environments.base import Step
 from verl_hier.environments.pool import EnvironmentFailure, Handle
 from verl_hier.errors import HierError, RolloutError
 from verl_hier.rollout.budget import Grant
+from verl_hier.rollout.carry import Carried, sampled_earlier
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.interfaces import Worker
 from verl_hier.rollout.script import Event, Script
 from verl_hier.rollout.seeds import generator
-from verl_hier.rollout.speech import Forced, Wish, sample_node
+from verl_hier.rollout.speech import Forced, Wish, recalled_node, sample_node
 from verl_hier.rollout.stage import EpisodeOver, Stage, Turn
 from verl_hier.trajectory.graph import EpisodeRecord, Node
 
@@ -37,7 +39,13 @@ class Episode:
     """
 
     def __init__(
-        self, rollout: Rollout, record: EpisodeRecord, worker: Worker, lineage: str, told: Sequence[Event] = ()
+        self,
+        rollout: Rollout,
+        record: EpisodeRecord,
+        worker: Worker,
+        lineage: str,
+        origin: str,
+        told: Sequence[Event] = (),
     ) -> None:
         self.rollout = rollout
         self.record = record
@@ -45,12 +53,14 @@ class Episode:
         self.trained = True
         self._worker = worker
         self.lineage = lineage
+        self.origin = origin
         self.events: list[Event] = []
         self.script = Script(told, type(worker).__name__)
+        self._memory: deque[Node] = deque()
         self.wish: Wish | None = None
         self._forced = Forced()
         self._piece: int | None = None
-        self._calls_left: int | None = None
+        self._grant = Grant()
         self._handle: Handle | None = None
         self.latest: Step | None = None
         self._at_gate = asyncio.Event()
@@ -125,7 +135,7 @@ class Episode:
         """One turn, or a piece of one, within `grant`. Called by the rollout for an episode that is `ready`."""
         limits = [limit for limit in (tokens, grant.tokens) if limit is not None]
         self._piece = min(limits) if limits else None
-        self._calls_left = grant.environment_calls
+        self._grant = grant
         self._at_gate.clear()
         self._permits.release()
         await self._reach_gate()
@@ -175,6 +185,10 @@ class Episode:
         """
         self._forced = Forced(list(tokens), None if logprobs is None else list(logprobs))
 
+    def recall(self, carried: Carried) -> None:
+        """Begin with the turns of an earlier step. Called by `Rollout.resume`."""
+        self.origin, self._memory = carried.origin, deque(carried.nodes)
+
     async def take_copy_of(self, handle: Handle) -> None:
         """Start from the world as it is now, which saves the replay of its actions."""
         try:
@@ -223,31 +237,30 @@ class Episode:
     async def reset(self) -> Step:
         """See `Stage.reset`."""
         if self.script.goes_on:
-            return self._told(None)
+            return self._note(None, self.script.step(None))
         try:
             self._handle, step = await self.rollout.open_world()
         except EnvironmentFailure as error:
             raise self._failed(error) from error
-        return self._note(Event(step=step), step)
+        return self._note(None, step)
 
     async def act(self, action: str) -> Step:
         """See `Stage.act`."""
         if self.script.goes_on:
-            return self._told(action)
-        if self._calls_left is not None:
-            if self._calls_left < 1:
-                self.out_of_budget()
-                raise EpisodeOver("budget")
-            self._calls_left -= 1
-        self.rollout.budget.charge("environment_calls", 1)
+            return self._note(action, self.script.step(action))
+        again = self.tip is not None and sampled_earlier(self.tip)
+        if not (again or self.rollout.budget.call(self._grant)):
+            self.out_of_budget()
+            raise EpisodeOver("budget")
         try:
             if self._handle is None:
-                self._handle = await self._catch_up()
+                self._handle = await self.rollout.world_after([e for e in self.events if e.action is not None])
             step = await self._handle.step(action)
         except EnvironmentFailure as error:
             raise self._failed(error) from error
+        self.rollout.count("replayed_calls" if again else "environment_calls")
         self._answer(step)
-        return self._note(Event(action=action, step=step), step)
+        return self._note(action, step)
 
     async def say(
         self, context: Context, segment: int, plan: Node | None, max_tokens: int | None, stop: tuple[str, ...]
@@ -260,12 +273,17 @@ class Episode:
         live = False
         while node is None or node.partial:
             if self.script.goes_on:
-                node = self._repeat(prompt + said)
+                node = self.script.node(prompt + said, self.rollout.graph)
             else:
                 live = True
                 before = node or (context.node if kept else None)
                 wish = Wish(context, before, [] if node else prompt[kept:], segment, plan)
-                node = await self._sample(wish, prompt + said, wanted - len(said), stop)
+                if self._memory:
+                    node = self._recalled(wish)
+                else:
+                    node = await self._sample(wish, prompt + said, wanted - len(said), stop)
+            self.record.leaf = node.id
+            self.events.append(Event(node=node))
             said = said + node.action
         text = context.commit(prompt, said, node)
         return Turn(self.rollout.graph, node, text, live)
@@ -286,11 +304,19 @@ class Episode:
         if not node.action:
             raise EpisodeOver("empty_action")
         self.rollout.graph.nodes.append(node)
-        self.record.leaf = node.id
-        self.events.append(Event(node=node))
         self.rollout.budget.charge("tokens", len(generation.token_ids))
         self.rollout.budget.charge("turns", 1)
         await self.rollout.note_entropy(node, prompt + forced.tokens, generation)
+        return node
+
+    def _recalled(self, wish: Wish) -> Node:
+        """The next node of an earlier step."""
+        try:
+            node = recalled_node(self, wish, self._memory.popleft())
+        except EnvironmentFailure as error:
+            raise self._failed(error) from error
+        self.rollout.graph.nodes.append(node)
+        self.rollout.count("carried_tokens", len(node.action))
         return node
 
     # ---- inside ---------------------------------------------------------------------------------------------------
@@ -311,7 +337,7 @@ class Episode:
                 raise error
 
     async def _play(self) -> None:
-        rng = generator(self.rollout.seed or 0, self.rollout.conversation_seed, self._root_name(), "worker")
+        rng = generator(self.rollout.seed or 0, self.origin, "worker")
         stage = Stage(self, self.rollout.task, rng)
         try:
             await self._worker.run(stage)
@@ -329,9 +355,6 @@ class Episode:
                 f"worker {type(self._worker).__name__} raised {type(error).__name__}: {error}; "
                 "this is a fault of the worker plugin named by `hier.worker.name`."
             ) from error
-
-    def _root_name(self) -> str:
-        return self.lineage.split(">")[0]
 
     def _end(self, status: Any, reason: str | None) -> None:
         self.record.status = status
@@ -351,33 +374,16 @@ class Episode:
         self.rollout.lost(self.record)
         return EpisodeOver("environment")
 
-    def _note(self, event: Event, step: Step) -> Step:
-        self.events.append(event)
+    def _note(self, action: str | None, step: Step) -> Step:
+        self.events.append(Event(action=action, step=step))
         self.latest = step
         return step
 
     def _answer(self, step: Step) -> None:
         """Write the world's answer on the turn that was spoken last."""
-        self.rollout.count("environment_calls")
         if self.record.leaf < 0:
             return
         node = self.rollout.graph.nodes[self.record.leaf]
         node.reward += step.reward
         node.done, node.truncated = step.done, step.truncated
         node.valid = node.valid and step.valid
-
-    def _told(self, action: str | None) -> Step:
-        event = self.script.step(action)
-        assert event.step is not None
-        return self._note(event, event.step)
-
-    def _repeat(self, prompt: list[int]) -> Node:
-        event = self.script.node(prompt, self.rollout.graph)
-        assert event.node is not None
-        self.events.append(event)
-        self.record.leaf = event.node.id
-        return event.node
-
-    async def _catch_up(self) -> Handle:
-        """A world in the state that the replayed part of the script left it in."""
-        return await self.rollout.world_after([e for e in self.events if e.action is not None])

@@ -13,6 +13,7 @@ from verl_hier.environments.base import Step
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool, Handle
 from verl_hier.errors import GraphError
 from verl_hier.rollout.budget import Budget, BudgetOptions, BudgetSpent
+from verl_hier.rollout.carry import Carried, conversation_name
 from verl_hier.rollout.entropy import EntropyOptions, entropies
 from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.interfaces import Generation, Policy, Renderer, Sampler, Sampling, Scored, Worker
@@ -44,6 +45,7 @@ class Request:
         levels: levels that learn in this step, None for all; a sampler need not roll out what only others need.
         validate: evaluation only.
         sampling: temperature, top-p and top-k of the recipe.
+        carried: what earlier steps have left of the task.
     """
 
     task: Mapping[str, Any]
@@ -53,6 +55,7 @@ class Request:
     levels: frozenset[int] | None = None
     validate: bool = False
     sampling: Sampling = field(default_factory=Sampling)
+    carried: tuple[Carried, ...] = ()
 
     @classmethod
     def of(cls, graph: RolloutGraph, task: Mapping[str, Any]) -> Request:
@@ -72,6 +75,7 @@ class Request:
             levels=None if asked["levels"] is None else frozenset(asked["levels"]),
             validate=asked["validate"],
             sampling=Sampling(asked["temperature"], asked["top_p"], asked["top_k"]),
+            carried=tuple(Carried.resumed_in(graph)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,6 +101,7 @@ class Rollout:
         top_logprobs: how many of the likeliest tokens to keep for each position (`Node.top`); set by a sampler that
             `needs_top_logprobs`.
         vocabulary: size of the model's vocabulary, 0 when unknown.
+        carried: episodes that earlier steps have left of the task, oldest first; see `resume`.
     """
 
     def __init__(
@@ -118,13 +123,14 @@ class Rollout:
         self.task = request.task
         self.n = request.n
         self.levels = request.levels
+        self.carried = request.carried
         self.policy = policy
         self.renderer = renderer
         self.limits = limits
         self.seed = seed
         self.lost = on_lost
         self.conversation = uuid.uuid4().hex
-        self.conversation_seed = f"{request.step}/{request.identity.get('index')}/{int(request.validate)}"
+        self.conversation_seed = conversation_name(request.step, request.identity.get("index"), request.validate)
         self.budget = Budget(budget or BudgetOptions())
         self.vocabulary = vocabulary
         self._entropy = entropy or EntropyOptions()
@@ -142,7 +148,20 @@ class Rollout:
         """A fresh episode. `trained=False` makes it evaluation-only: it is no leaf to train."""
         tree = 1 + max((e.record.tree for e in self.episodes), default=-1)
         record = EpisodeRecord(len(self.episodes), tree=tree, trained=trained, greedy=greedy, decision=decision)
-        return self._enlist(Episode(self, record, self._make_worker(), lineage=str(record.id)))
+        origin = f"{self.conversation_seed}/{record.id}"
+        return self._enlist(Episode(self, record, self._make_worker(), str(record.id), origin))
+
+    def resume(self, carried: Carried, **decision: Any) -> Episode:
+        """An episode of an earlier step, which goes on.
+
+        Its worker and its world run again on the turns that it had; these keep their log-probs and policy versions and
+        cost nothing of the budget. What follows is sampled now. A worker that asks otherwise than before, because its
+        world answers otherwise, costs the episode (`failed_replay_mismatch`).
+        """
+        resumed = {"step": carried.step, "origin": carried.origin}
+        episode = self.start(resumed=resumed, **decision)
+        episode.recall(carried)
+        return episode
 
     async def advance(self, episodes: Iterable[Episode], tokens: int | None = None) -> list[Episode]:
         """One turn of each episode that is not over, side by side; returns those that are not over afterwards.
@@ -200,7 +219,7 @@ class Rollout:
         )
         record.leaf = source.path[shared - 1] if shared else -1
         lineage = f"{source.lineage}>{record.id}@{shared}"
-        return self._enlist(Episode(self, record, self._make_worker(), lineage, script))
+        return self._enlist(Episode(self, record, self._make_worker(), lineage, source.origin, script))
 
     async def gather(self, work: Iterable[Awaitable[T]]) -> list[T]:
         """Run things side by side; the first fatal error cancels the rest and is raised."""

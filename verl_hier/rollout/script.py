@@ -37,7 +37,7 @@ class Script:
         """Whether something is left to tell."""
         return self._position < len(self._events)
 
-    def step(self, action: str | None) -> Event:
+    def step(self, action: str | None) -> Step:
         """The world's answer to an action, None for the reset.
 
         Raises:
@@ -50,9 +50,9 @@ class Script:
                 "coroutine must depend on `stage` alone."
             )
         self._position += 1
-        return event
+        return event.step
 
-    def node(self, prompt: list[int], graph: RolloutGraph) -> Event:
+    def node(self, prompt: list[int], graph: RolloutGraph) -> Node:
         """The node that the policy made after a prompt.
 
         Raises:
@@ -65,7 +65,7 @@ class Script:
                 "`stage` alone."
             )
         self._position += 1
-        return event
+        return event.node
 
     def cut(self, node: Node, first: Node) -> None:
         """`node` was cut, and `first` is its first part now; what was told already is not told again."""

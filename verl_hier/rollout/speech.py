@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.interfaces import Generation
 from verl_hier.trajectory.graph import Node
@@ -86,7 +87,7 @@ async def sample_node(
         agent=wish.context.agent,
         role=wish.context.role,
         level=wish.context.level,
-        turn=0 if tip is None else tip.turn + (not tip.partial),
+        turn=_turn(tip),
         segment=wish.segment,
         plan=_number(wish.plan),
         observation=wish.observation,
@@ -94,7 +95,7 @@ async def sample_node(
         logprobs=logprobs if len(logprobs) == len(action) else [],
         partial=limit < most and len(action) >= limit and not _ended(episode, action, stop),
         trained=episode.trained,
-        anchor=None if episode.latest is None or (tip is not None and tip.partial) else episode.latest.anchor,
+        anchor=_anchor(episode),
         text=rollout.renderer.decode(action),
         policy_version=list(generation.version),
         prompt_tokens=len(prompt) if generation.token_ids else 0,
@@ -103,6 +104,60 @@ async def sample_node(
         decision=decision,
     )
     return node, generation
+
+
+def recalled_node(episode: Episode, wish: Wish, old: Node) -> Node:
+    """The next node of a resumed episode, not yet part of the graph: what an earlier step has sampled.
+
+    Tokens, log-probs, entropies and policy version are the old ones; worker and world say anew what they have to say.
+
+    Args:
+        episode: who speaks.
+        wish: what for.
+        old: the node as it was, see `carry.Carried`.
+
+    Raises:
+        EnvironmentFailure: when the prompt is another one than it was.
+    """
+    tip, path = episode.tip, episode.path
+    before = -1 if wish.before is None else path.index(wish.before.id)
+    if wish.observation != old.observation or before != old.context:
+        raise EnvironmentFailure("replay_mismatch", "what is asked now is not what the earlier step was asked")
+    decision = old.decision if path else old.decision | episode.record.decision
+    return replace(
+        old,
+        id=len(episode.rollout.graph.nodes),
+        parent=episode.record.leaf,
+        context=_number(wish.before),
+        episode=episode.id,
+        agent=wish.context.agent,
+        role=wish.context.role,
+        level=wish.context.level,
+        turn=_turn(tip),
+        segment=wish.segment,
+        plan=_number(wish.plan),
+        reward=0.0,
+        done=False,
+        truncated=False,
+        valid=True,
+        anchor=_anchor(episode),
+        masks={},
+        prompt_tokens=0,
+        cached_tokens=0,
+        decision=dict(decision),
+        extra={},
+    )
+
+
+def _turn(tip: Node | None) -> int:
+    """Number of the turn of the node after `tip`."""
+    return 0 if tip is None else tip.turn + (not tip.partial)
+
+
+def _anchor(episode: Episode) -> str | None:
+    """State before the next node; only the first piece of a turn has one."""
+    tip = episode.tip
+    return None if episode.latest is None or (tip is not None and tip.partial) else episode.latest.anchor
 
 
 def _ended(episode: Episode, action: list[int], stop: tuple[str, ...]) -> bool:

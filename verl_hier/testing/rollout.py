@@ -6,12 +6,13 @@ For tests of workers and samplers: `await roll_out_scripted(...)` gives the roll
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verl_hier.environments.base import Environment, Step
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.rollout.budget import BudgetOptions
+from verl_hier.rollout.carry import Carried
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.interfaces import Generation, Sampler, Sampling, Scored, Worker
 from verl_hier.rollout.recorded import RecordedPolicy
@@ -151,10 +152,18 @@ async def roll_out_scripted(
     entropy: EntropyOptions | None = None,
     tokenizer: WordTokenizer | None = None,
     policy: type[ScriptedPolicy] | None = None,
+    carried: Sequence[Carried] = (),
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
-    request = Request(task=task or _TASK, identity={"uid": "u", "index": 0}, n=n, step=step, levels=levels)
+    request = Request(
+        task=task or _TASK,
+        identity={"uid": "u", "index": 0},
+        n=n,
+        step=step,
+        levels=levels,
+        carried=tuple(carried),
+    )
     rollout = Rollout(
         request,
         policy=scripted,
