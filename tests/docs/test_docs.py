@@ -25,6 +25,7 @@ from verl_hier_plugins.designs.sampler import DesignsOptions
 from verl_hier_plugins.independent import Independent
 from verl_hier_plugins.joint import JointOptions
 from verl_hier_plugins.nested.sampler import NestedOptions
+from verl_hier_plugins.overprovision.sampler import OverprovisionOptions
 from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
 from verl_hier_plugins.portool.sampler import PORToolSamplerOptions
 from verl_hier_plugins.prune.sampler import PruneOptions
@@ -108,6 +109,7 @@ OPTIONS = [
     ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),
     ("samplers/adaptive_n.md", AdaptiveNOptions),
     ("samplers/rollback.md", RollbackOptions),
+    ("samplers/overprovision.md", OverprovisionOptions),
     ("samplers/portool.md", PORToolSamplerOptions),
     ("samplers/prune.md", PruneOptions),
     ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
