@@ -104,7 +104,7 @@ class Rollback(Sampler):
     def _force(self, rollout: Rollout, rollback: _Rollback) -> bool:
         """Give the next recorded turn to the clean episode; False when there it is not its agent's turn."""
         wish = rollback.clean.wish
-        if wish is None:
+        if rollback.clean.over or wish is None:
             return False
         if wish.context.agent != rollback.turns[0].agent:
             self._differs(rollout, rollback)
