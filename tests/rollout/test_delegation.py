@@ -14,16 +14,15 @@ from verl_hier_plugins.coda_peco.estimator import CoDAOptions, advantage
 from verl_hier_plugins.delegation import AgentOptions, Delegation, DelegationOptions
 from verl_hier_plugins.delegation.tell import tell
 from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.planner_executor.worker import PlannerExecutor, PlannerExecutorOptions
 
 from verl_hier.environments.base import Environment, Step
 from verl_hier.rollout.rollout import Limits
-from verl_hier.rollout.transcript import Transcript
 from verl_hier.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier.trajectory import build_table, graph_rows
 
 from .conftest import Corridor
+from .planned import planned
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "conformance" / "coda_peco.json"
 
@@ -193,24 +192,8 @@ async def _in_order(scripts, n):
 
 
 def test_a_planners_episode_can_be_told_and_plays():
-    turns = iter(["one ; two", "right", "<sub_done>", "right", "right"])
-    kept: list[Transcript] = []
-
-    class Keep(Independent):
-        async def sample(self, rollout):
-            await super().sample(rollout)
-            kept.append(Transcript.of(rollout.episodes[0]))
-
-    asyncio.run(
-        roll_out_scripted(
-            environment=lambda: Corridor(3),
-            worker=lambda: PlannerExecutor(PlannerExecutorOptions()),
-            sampler=Keep(NoOptions()),
-            answer=lambda prompt, sampling: next(turns),
-            n=1,
-        )
-    )
-    told = tell(DelegationOptions(), kept[0])
+    transcript = planned()
+    told = tell(DelegationOptions(), transcript)
     assert told == [
         "<executor>one</executor>",
         "right",
@@ -222,7 +205,7 @@ def test_a_planners_episode_can_be_told_and_plays():
     graph, _ = roll(told)
     assert graph.episodes[0].success
     with pytest.raises(ValueError, match="no_agent"):
-        tell(DelegationOptions(agents={"executor": AgentOptions(actions=("left",))}), kept[0])
+        tell(DelegationOptions(agents={"executor": AgentOptions(actions=("left",))}), transcript)
 
 
 PARTS = [

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl_hier_plugins.hiper.estimator import HiPEROptions, advantage
 from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.planner_executor.worker import PlannerExecutor, PlannerExecutorOptions
 from verl_hier_plugins.switch_keep.worker import SwitchKeep, SwitchKeepOptions, read, tell
 
-from verl_hier.rollout.transcript import Transcript
 from verl_hier.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier.trajectory import build_table
 
 from .conftest import Corridor
+from .planned import planned
 
 SAID = [
     "<switch>KEEP</switch><subgoal>go on</subgoal><action>right</action>",
@@ -78,24 +77,8 @@ def test_the_prompt_of_a_window_names_the_subgoal():
 
 
 def test_a_planners_episode_can_be_told():
-    turns = iter(["one ; two", "right", "<sub_done>", "right", "right"])
-    kept: list[Transcript] = []
-
-    class Keep(Independent):
-        async def sample(self, rollout):
-            await super().sample(rollout)
-            kept.append(Transcript.of(rollout.episodes[0]))
-
-    asyncio.run(
-        roll_out_scripted(
-            environment=lambda: Corridor(3),
-            worker=lambda: PlannerExecutor(PlannerExecutorOptions()),
-            sampler=Keep(NoOptions()),
-            answer=lambda prompt, sampling: next(turns),
-            n=1,
-        )
-    )
-    told = tell(SwitchKeepOptions(), kept[0])
+    transcript = planned()
+    told = tell(SwitchKeepOptions(), transcript)
     assert [read(text).switches for text in told] == [True, True, False]
     assert [read(text).content["subgoal"] for text in told] == ["one", "two", "two"]
     graph, _ = roll(told)
