@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -246,13 +247,11 @@ class HierTrainerMixin(_Base):
             metrics=metrics,
         )
         for name, rows in result.items():
-            output[name] = torch.nested.as_nested_tensor(
-                [torch.as_tensor(row, dtype=torch.float32) for row in rows], layout=torch.jagged
-            )
+            output[name] = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
         if correction is not None and "rollout_is_weights" in correction.batch:
             weights = response_to_nested(correction.batch["rollout_is_weights"], data["response_mask"])
             ours = output.get("rollout_is_weights")
-            output["rollout_is_weights"] = weights if ours is None else weights * ours
+            output["rollout_is_weights"] = weights if ours is None else row_products(weights, ours)
         metrics["hier/store/failed"] = float(self._store())
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(output, batch_size=len(batch))
@@ -333,6 +332,16 @@ def _session(key: str) -> tuple[int, int, str]:
     """Sort key of `{uid}_{session}_{index}`: episode, row, and the random uid last."""
     uid, session, index = key.rsplit("_", 2)
     return int(session), int(index), uid
+
+
+def _jagged(rows: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Rows of different lengths as one nested tensor, as verl keeps them."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def row_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Products of two nested tensors whose rows have the same lengths. `*` refuses them: each made its own offsets."""
+    return _jagged(a * b for a, b in zip(left.unbind(), right.unbind(), strict=True))
 
 
 class HierSync(HierTrainerMixin, PPOTrainerSync):
