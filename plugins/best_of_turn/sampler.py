@@ -70,7 +70,6 @@ class BestOfTurn(Sampler):
         for candidate in [*candidates[:best], *candidates[best + 1 :]]:
             if not candidate.over:
                 candidate.stop("not_chosen")
-                candidate.record.success = None  # neither won nor lost
         return candidates[best] if candidates else None
 
     def _reward(self, rollout: Rollout, candidate: Episode, shared: int) -> float:

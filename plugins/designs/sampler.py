@@ -55,7 +55,5 @@ class Designs(Sampler):
         if design.complete:
             rollout.count("failed_designs")
             if self._options.failed == "drop":
-                # The worker has ended the episode; what is left to decide is that it is no leaf.
-                design.record.status = "pruned"
-                design.record.error = "failed_design"
+                design.discard("failed_design")
         return False

@@ -200,6 +200,7 @@ class Episode:
         """End it here as a leaf that counts, `truncated` for `reason`."""
         if not self.over:
             self._end("truncated", reason)
+            self.record.success = None  # neither won nor lost
             if self._task is not None:
                 self._task.cancel()
 
