@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from verl_hier.errors import RecipeError
 from verl_hier.rollout import Sampler
-from verl_hier.rollout.branching import Place, forks, inner_places, play, starts
+from verl_hier.rollout.branching import Place, forks, inner_places, keep, play, starts
 from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.rollout import Rollout
 
@@ -76,12 +76,7 @@ class TreeGRPOSampler(Sampler):
 
     def _keep(self, rollout: Rollout, trunk: Episode) -> None:
         leaves = [episode for episode in _tree(rollout, trunk) if episode.complete]
-        rng = rollout.rng("tree_grpo", trunk.record.tree, "keep")
-        kept = rng.sample(leaves, min(self._options.leaves, len(leaves)))
-        for leaf in leaves:
-            if leaf not in kept:
-                leaf.discard("not_kept")
-                rollout.count("not_kept")
+        keep(rollout, leaves, self._options.leaves, rollout.rng("tree_grpo", trunk.record.tree, "keep"))
 
 
 def _tree(rollout: Rollout, trunk: Episode) -> list[Episode]:

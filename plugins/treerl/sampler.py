@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from verl_hier.errors import RecipeError
 from verl_hier.rollout import Sampler
-from verl_hier.rollout.branching import Place, forks, play, starts
+from verl_hier.rollout.branching import Place, forks, keep, play, starts
 from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.offsets import nodes_of, place_before
 from verl_hier.rollout.rollout import Rollout
@@ -92,11 +92,7 @@ class TreeRLSampler(Sampler):
 
     def _keep(self, rollout: Rollout) -> None:
         leaves = [episode for episode in rollout.episodes if episode.complete]
-        kept = rollout.rng("treerl", "keep").sample(leaves, min(rollout.n, len(leaves)))
-        for leaf in leaves:
-            if leaf not in kept:
-                leaf.discard("not_kept")
-                rollout.count("not_kept")
+        keep(rollout, leaves, rollout.n, rollout.rng("treerl", "keep"))
 
 
 def _leaves(rollout: Rollout, trunk: Episode) -> list[Episode]:

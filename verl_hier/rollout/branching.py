@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -92,6 +93,15 @@ def outcomes(complete: Sequence[Episode]) -> list[float]:
     scale = high - low or 1.0
     won = [episode.record.success for episode in complete]
     return [(ret - low) / scale if w is None else float(w) for ret, w in zip(returns, won, strict=True)]
+
+
+def keep(rollout: Rollout, leaves: Sequence[Episode], number: int, rng: random.Random) -> None:
+    """Draw at most `number` of the leaves without replacement; the others are no leaves any more (`not_kept`)."""
+    kept = rng.sample(leaves, min(number, len(leaves)))
+    for leaf in leaves:
+        if leaf not in kept:
+            leaf.discard("not_kept")
+            rollout.count("not_kept")
 
 
 def inner_places(episodes: Iterable[Episode]) -> list[Place]:
