@@ -78,6 +78,7 @@ class WorkerSpec(Spec):
     Attributes:
         roles: role name to level (0 is the highest).
         provides: turn-table columns and token masks that this worker fills besides the standard ones.
+        speakers: `speakers(options) -> tuple[str, ...]`, the roles that speak with these options; None: all of them.
         tell: `tell(options, transcript) -> list[str]`, what a policy would have to say in this worker to do what
             another worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word when it cannot.
             `verl-hier distill` makes data for workers that have it.
@@ -87,6 +88,7 @@ class WorkerSpec(Spec):
     kind: ClassVar[Kind] = "worker"
     roles: Mapping[str, int] = field(default_factory=dict)
     provides: tuple[str, ...] = ()
+    speakers: Callable[[Any], tuple[str, ...]] | None = None
     tell: Callable[[Any, Any], list[str]] | None = None
     needs_stop_strings: bool = False
 

@@ -133,7 +133,7 @@ class BugReproductionEnvironment(Environment):
         """A scripted expert for the task that was reset; see `verl_hier.environments.expert`."""
         from verl_hier_plugins.bug_reproduction.expert import BugReproductionExpert
 
-        return BugReproductionExpert(self, self._options.spelling, rng, skip_stage)
+        return BugReproductionExpert(self, self._options.spelling, rng, skip_stage, remember)
 
     def vocabulary(self) -> list[str]:
         """The words of the short spelling: signs, answers, and all that templates say."""

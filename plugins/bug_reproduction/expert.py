@@ -13,25 +13,31 @@ from verl_hier_plugins.bug_reproduction.environment import BugReproductionEnviro
 class BugReproductionExpert:
     """Follows one environment; see `verl_hier.environments.expert.Expert`.
 
-    Without its stage the plan is an input that does not show the bug: a mistake of strategy. Its own mistakes are
-    wrong values: a matter of implementation.
+    Without its stage the plan is an input that does not show the bug, a mistake of strategy: one that remembers tries
+    the right input next. Its own mistakes are wrong values, a matter of implementation.
     """
 
     def __init__(
-        self, environment: BugReproductionEnvironment, spelling: str, rng: random.Random, skip_stage: float = 0.0
+        self,
+        environment: BugReproductionEnvironment,
+        spelling: str,
+        rng: random.Random,
+        skip_stage: float = 0.0,
+        remember: bool = True,
     ) -> None:
         self._environment = environment
         self._words = spelling == "words"
         task = environment.task
         found = [case for case in cases(task["function"], task["values"], task["bug"]) if self._sayable(case)]
-        shown = [case for case in found if case.shows]
-        silent = [case for case in found if not case.shows]
-        skipped = rng.random() < skip_stage
-        self._case = (silent if skipped else shown)[0]
+        silent, shown = (next(case for case in found if case.shows is shows) for shows in (False, True))
+        self._case = silent if rng.random() < skip_stage else shown
+        self._next = shown if remember else self._case
         self.subgoals: tuple[str, ...] = (f"try {self._spelt(self._arguments(self._case))}",)
 
     def advise(self, subgoal: int) -> str | None:
-        """The test of the plan's input, until it was submitted."""
+        """The test of the plan's input until it was submitted, then that of the input which shows the bug."""
+        if self._test(self._case.correct) in self._environment.tests:
+            self._case = self._next
         test = self._test(self._case.correct)
         return None if test in self._environment.tests else f"test {self._spelt(test)}"
 

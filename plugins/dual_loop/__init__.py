@@ -23,6 +23,7 @@ def hier_workers() -> list[WorkerSpec]:
             doc="workers/dual_loop.md",
             roles={"planner": 0, "executor": 1, "refiner": 1},
             provides=("attempt", "route"),
+            speakers=lambda options: ("planner", "executor", "refiner")[: 3 if options.router == "refiner" else 2],
         )
     ]
 

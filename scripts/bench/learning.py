@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""HiMAC, GiGPO and flat GRPO from one cold start, at equal generated tokens, on one-goal and two-goal households.
+"""What hierarchies and systems of agents learn beside their flat baselines: same task, start and generated tokens.
 
-For each seed one small model learns the formats of all three from the same demonstrations; each method then trains it
-with stock verl until it has generated the same number of tokens. Success is measured on held-out tasks, sampled as in
-training. Writes a JSON file with every curve, and a Markdown table and a PNG from it.
+A comparison is a task and the methods that are trained on it. For each seed one small model learns the formats of all
+of them from the same demonstrations; each method then trains it with stock verl until it has generated the same number
+of tokens. Success is measured on held-out tasks, sampled as in training. Writes a JSON file with every curve, and a
+Markdown table and a PNG from it.
 
     python scripts/bench/learning.py --out docs/learning
+    python scripts/bench/learning.py --out docs/learning --comparisons bugs
     python scripts/bench/learning.py --out docs/learning --report     # only table and plot, from the file
 """
 
@@ -20,35 +22,114 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-from transformers import AutoTokenizer  # noqa: F401 - its lazy import must not be the work of two threads at once
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
 from verl_hier.quickstart import success_of
 from verl_hier.recipes import command
 
-METHODS = {"himac": "himac_alfworld_cpu", "gigpo": "gigpo_alfworld_cpu", "grpo": "grpo_alfworld_cpu"}
-TEST_EVERY = 4
 VALIDATION = 128
+COLD_STARTS = {
+    "households": ColdStart(
+        ("himac_alfworld_cpu", "grpo_alfworld_cpu"),
+        tuple((f"hier.environment.goals={goals}",) for goals in (1, 2)),
+        steps=2000,
+    ),
+    "systems": ColdStart(("metaagentx_alfworld_cpu", "chain_of_agents_alfworld_cpu", "grpo_alfworld_cpu"), steps=2000),
+    "bugs": ColdStart(("dual_loop_bug_reproduction_cpu", "grpo_bug_reproduction_cpu"), steps=1300),
+}
 
 
-def overrides(goals: int, seed: int, model: Path, folder: Path) -> list[str]:
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on one task.
+
+    Attributes:
+        task: what the report calls it.
+        methods: name in the report to recipe; the last is the flat baseline.
+        cold_start: which of `COLD_STARTS` all of them start from.
+        tokens: generated tokens of each run.
+        test_every: steps from one measurement to the next.
+        overrides: what the task changes in all recipes.
+    """
+
+    task: str
+    methods: Mapping[str, str]
+    cold_start: str
+    tokens: int
+    test_every: int
+    overrides: tuple[str, ...] = ()
+
+
+FLAT = {"gigpo": "gigpo_alfworld_cpu", "grpo": "grpo_alfworld_cpu"}
+HOUSEHOLDS = {"himac": "himac_alfworld_cpu", **FLAT}
+COMPARISONS = {
+    "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 70_000, 5, ("hier.environment.goals=2",)),
+    "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 70_000, 5, ("hier.environment.goals=1",)),
+    "systems": Comparison(
+        "households, 1 goal, designs and chains",
+        {
+            "metaagentx": "metaagentx_alfworld_cpu",
+            "chain_of_agents": "chain_of_agents_alfworld_cpu",
+            "grpo": "grpo_alfworld_cpu",
+        },
+        "systems",
+        70_000,
+        5,
+    ),
+    "bugs": Comparison(
+        "tests that show bugs",
+        {"dual_loop": "dual_loop_bug_reproduction_cpu", "grpo": "grpo_bug_reproduction_cpu"},
+        "bugs",
+        40_000,
+        10,
+    ),
+}
+COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method on one comparison's task with one seed."""
+
+    comparison: str
+    method: str
+    seed: int
+
+    def folder(self, work: Path) -> Path:
+        """Where its logs are."""
+        return work / self.comparison / f"seed_{self.seed}" / self.method
+
+    def curve(self, work: Path) -> list[dict[str, Any]]:
+        """Held-out success over generated tokens, as far as the run has come."""
+        return read_curve(self.folder(work) / "metrics.jsonl")
+
+    def done(self, work: Path) -> bool:
+        """Whether a measurement lies at or beyond the token budget."""
+        curve = self.curve(work)
+        return bool(curve) and curve[-1]["tokens"] >= COMPARISONS[self.comparison].tokens
+
+
+def overrides(run: Run, model: Path, folder: Path) -> list[str]:
     """What all methods share: tasks, sampling of held-out tasks, seeds."""
+    comparison = COMPARISONS[run.comparison]
     return [
-        f"hier.environment.goals={goals}",
+        *comparison.overrides,
         f"hier.environment.validation={VALIDATION}",
-        f"hier.seed={seed}",
-        f"data.seed={seed}",
+        f"hier.seed={run.seed}",
+        f"data.seed={run.seed}",
         f"actor_rollout_ref.model.path={model.resolve()}",
         "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
         "actor_rollout_ref.rollout.val_kwargs.n=2",
         "trainer.val_before_train=true",
-        f"trainer.test_freq={TEST_EVERY}",
+        f"trainer.test_freq={comparison.test_every}",
         "trainer.total_training_steps=1000",
         "trainer.total_epochs=1000",
         "trainer.save_freq=-1",
@@ -57,35 +138,33 @@ def overrides(goals: int, seed: int, model: Path, folder: Path) -> list[str]:
     ]
 
 
-def train(method: str, goals: int, seed: int, model: Path, budget: int, folder: Path) -> list[dict[str, Any]]:
-    """Train until a measurement lies at or beyond the token budget; the curve of held-out success.
+def train(run: Run, model: Path, work: Path) -> None:
+    """Train until a measurement lies at or beyond the token budget.
 
-    A run that is there already and went as far is used again: `--work` belongs to one setting.
+    Raises:
+        RuntimeError: when the run ends before that.
     """
+    folder = run.folder(work)
     folder.mkdir(parents=True, exist_ok=True)
     metrics = folder / "metrics.jsonl"
-    curve = read_curve(metrics)
-    if curve and curve[-1]["tokens"] >= budget:
-        return curve
     metrics.unlink(missing_ok=True)
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics), "OMP_NUM_THREADS": "1"}
-    arguments = command(METHODS[method], overrides(goals, seed, model, folder))
+    arguments = command(COMPARISONS[run.comparison].methods[run.method], overrides(run, model, folder))
     with (folder / "train.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT
         )
         while process.poll() is None:
             time.sleep(1)
-            curve = read_curve(metrics)
-            if curve and curve[-1]["tokens"] >= budget:
+            if run.done(work):
                 process.terminate()
                 process.wait()
-                return curve
-    raise RuntimeError(f"{method}, {goals} goal(s), seed {seed}: the run ended early; see {folder / 'train.log'}")
+                return
+    raise RuntimeError(f"{run}: it ended early; see {folder / 'train.log'}")
 
 
 def read_curve(metrics: Path) -> list[dict[str, Any]]:
-    """Held-out success over generated tokens, as far as the run has come."""
+    """Held-out success over generated tokens, from a run's metrics."""
     tokens, curve = 0.0, []
     for line in metrics.read_text().splitlines() if metrics.exists() else []:
         try:
@@ -112,41 +191,52 @@ def at_budget(curve: list[dict[str, Any]], budget: float) -> float:
 def table(results: dict[str, Any]) -> str:
     """A Markdown table: mean (lowest to highest seed), before and at the budget."""
     lines = [
-        "| tasks | method | seeds | success before | success after | points gained |",
-        "|---|---|---|---|---|---|",
+        "| tasks | tokens | method | seeds | success before | success after | points gained |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for goals in results["goals"]:
-        for method in METHODS:
-            curves = [r["curve"] for r in results["runs"] if r["method"] == method and r["goals"] == goals]
-            if not curves:
-                continue
-            before = [100 * curve[0]["success"] for curve in curves]
-            after = [100 * at_budget(curve, results["budget"]) for curve in curves]
-            gain = [b - a for a, b in zip(before, after, strict=True)]
-            cells = [f"{statistics.mean(v):.0f} ({min(v):.0f} to {max(v):.0f})" for v in (before, after, gain)]
-            lines.append(f"| {goals} goal{'s' if goals > 1 else ''} | {method} | {len(curves)} | {' | '.join(cells)} |")
+    for comparison, method, curves in grouped(results):
+        before = [100 * curve[0]["success"] for curve in curves]
+        after = [100 * at_budget(curve, comparison.tokens) for curve in curves]
+        gain = [b - a for a, b in zip(before, after, strict=True)]
+        cells = [f"{statistics.mean(v):.0f} ({min(v):.0f} to {max(v):.0f})" for v in (before, after, gain)]
+        lines.append(f"| {comparison.task} | {comparison.tokens} | {method} | {len(curves)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def grouped(results: dict[str, Any]) -> list[tuple[Comparison, str, list[list[dict[str, Any]]]]]:
+    """(comparison, method, curves of its seeds), in the order of `COMPARISONS`."""
+    found = []
+    for name, comparison in COMPARISONS.items():
+        for method in comparison.methods:
+            curves = [r["curve"] for r in results["runs"] if (r["comparison"], r["method"]) == (name, method)]
+            if curves:
+                found.append((comparison, method, curves))
+    return found
+
+
 def plot(results: dict[str, Any], path: Path) -> None:
-    """One panel a task size, one thin line a seed."""
+    """One panel a comparison, one thin line a seed."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(results["goals"]), figsize=(8, 3.4), sharey=True, layout="constrained")
-    colours = dict(zip(METHODS, ("tab:blue", "tab:orange", "tab:green"), strict=True))
-    for axis, goals in zip([axes] if len(results["goals"]) == 1 else axes, results["goals"], strict=True):
-        labelled: set[str] = set()
-        for record in (r for r in results["runs"] if r["goals"] == goals):
-            method = record["method"]
-            x, y = zip(*((p["tokens"] / 1000, 100 * p["success"]) for p in record["curve"]), strict=True)
-            axis.plot(x, y, color=colours[method], alpha=0.8, label=None if method in labelled else method)
-            labelled.add(method)
-        axis.set(title=f"{goals} goal{'s' if goals > 1 else ''}", xlabel="generated tokens (thousands)", ylim=(0, 100))
-    figure.axes[0].set_ylabel("held-out success (%)")
-    figure.axes[0].legend(frameon=False)
+    groups = grouped(results)
+    tasks = list(dict.fromkeys(comparison.task for comparison, _, _ in groups))
+    methods = list(dict.fromkeys(method for _, method, _ in groups))
+    figure, axes = pyplot.subplots(
+        1, len(tasks), figsize=(3.6 * len(tasks), 3.4), sharey=True, layout="constrained", squeeze=False
+    )
+    panels = dict(zip(tasks, axes[0], strict=True))
+    for comparison, method, curves in groups:
+        for number, curve in enumerate(curves):
+            x, y = zip(*((point["tokens"] / 1000, 100 * point["success"]) for point in curve), strict=True)
+            colour = COLOURS[methods.index(method)]
+            panels[comparison.task].plot(x, y, color=colour, alpha=0.8, label=None if number else method)
+    for task, panel in panels.items():
+        panel.set(title=task, xlabel="generated tokens (thousands)", ylim=(0, 100))
+        panel.legend(frameon=False)
+    axes[0][0].set_ylabel("held-out success (%)")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
@@ -163,11 +253,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of table, plot and curves")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"), help="folder of models and logs")
+    parser.add_argument("--comparisons", nargs="+", default=list(COMPARISONS), choices=list(COMPARISONS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--goals", type=int, nargs="+", default=[2, 1], help="goals a task")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--tokens", type=int, default=100_000, help="generated tokens of each run")
-    parser.add_argument("--sft-steps", type=int, default=2000)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--report", action="store_true", help="only table and plot, from an earlier run's file")
     options = parser.parse_args()
@@ -178,40 +265,51 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """All cold starts, then all runs, `--jobs` at a time; the file of results grows with each."""
-    results: dict[str, Any] = {
-        "command": " ".join(sys.argv),
+    """Cold starts, then runs, `--jobs` at a time; finished runs in `--work` are used again."""
+    work: Path = options.work.resolve()
+    runs = [
+        Run(name, method, seed)
+        for name in options.comparisons
+        for method, seed in itertools.product(COMPARISONS[name].methods, range(options.seeds))
+    ]
+    missing = [run for run in runs if not run.done(work)]
+    starts = list(dict.fromkeys((COMPARISONS[run.comparison].cold_start, run.seed) for run in missing))
+    # In processes of their own: they seed torch and import transformers, which threads would share.
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        made = [pool.submit(start, name, seed, work) for name, seed in starts]
+        models = dict(zip(starts, (future.result() for future in made), strict=True))
+    record(options, runs, work)
+    with ThreadPoolExecutor(options.jobs) as threads:
+        running = {
+            threads.submit(train, run, models[COMPARISONS[run.comparison].cold_start, run.seed], work): run
+            for run in missing
+        }
+        for future in as_completed(running):
+            future.result()
+            curve = running[future].curve(work)
+            print(f"{running[future]}: {curve[0]['success']:.2f} -> {curve[-1]['success']:.2f}", flush=True)
+            record(options, runs, work)
+
+
+def start(name: str, seed: int, work: Path) -> Path:
+    """The model of one cold start."""
+    plan = replace(COLD_STARTS[name], seed=seed)
+    folder = work / "cold_starts" / f"{name}_{seed}"
+    return cold_start(plan, folder, lambda text: print(f"{name}, seed {seed}: {text}", flush=True))
+
+
+def record(options: argparse.Namespace, runs: list[Run], work: Path) -> None:
+    """Write the finished runs to the file of results; comparisons that were not asked for stay as they are in it."""
+    file: Path = options.out / "learning.json"
+    known = json.loads(file.read_text())["runs"] if file.is_file() else []
+    others = [run for run in known if run["comparison"] not in options.comparisons]
+    results = {
         "verl": version("verl"),
         "torch": version("torch"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {options.jobs} run(s) at a time",
-        "budget": options.tokens,
-        "goals": options.goals,
-        "runs": [],
+        "runs": others + [{**asdict(run), "curve": run.curve(work)} for run in runs if run.done(work)],
     }
-    work: Path = options.work.resolve()
-
-    def start(seed: int) -> Path:
-        plan = ColdStart(
-            ("himac_alfworld_cpu", "grpo_alfworld_cpu"),
-            tuple((f"hier.environment.goals={goals}",) for goals in (1, 2)),
-            steps=options.sft_steps,
-            seed=seed,
-        )
-        return cold_start(plan, work / f"seed_{seed}", lambda text: print(f"seed {seed}: {text}", flush=True))
-
-    def learn(job: tuple[int, str, int]) -> None:
-        goals, method, seed = job
-        curve = train(method, goals, seed, models[seed], options.tokens, work / f"seed_{seed}" / f"{method}_{goals}")
-        results["runs"].append({"method": method, "goals": goals, "seed": seed, "curve": curve})
-        (options.out / "learning.json").write_text(json.dumps(results, indent=1) + "\n")
-        first, last = curve[0]["success"], curve[-1]["success"]
-        print(f"seed {seed}, {goals} goal(s), {method}: {first:.2f} -> {last:.2f}", flush=True)
-
-    seeds = range(options.seeds)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        models = list(pool.map(start, seeds))
-        jobs = itertools.product(options.goals, options.methods, seeds)
-        list(pool.map(learn, jobs))
+    file.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import pyarrow.parquet as parquet
 import pytest
+from transformers import AutoTokenizer
 from verl_hier_plugins.alfworld import SPEC
 
-from verl_hier.coldstart import Noise, write_demonstrations
+from verl_hier.coldstart import Noise, build_tiny, collect_texts, write_demonstrations
+from verl_hier.coldstart.recipe import parts_of
 from verl_hier.environments.base import Environment, Step
 from verl_hier.errors import RecipeError
 from verl_hier.specs import EnvironmentSpec, WorkerSpec
@@ -73,6 +75,45 @@ def test_react_contexts(write, tokenizer):
     for row in rows:
         (first, action), *_, (_, last) = turns(row, tokenizer)
         assert first.startswith("task : ") and action.startswith("go to ") and last.startswith("move ")
+
+
+def test_a_planner_whose_plan_failed_makes_a_new_one(tmp_path):
+    """In the dual loop a skipped stage is an idea that fails: the planner hears it, and the next idea reproduces."""
+    rows, tokenizer = bug_rows(tmp_path, noise=Noise(random_action=0.0, skip_stage=1.0))
+    assert {row["role"] for row in rows} == {"planner", "executor"}
+    for task in {row["task"] for row in rows}:
+        (plans,) = (turns(row, tokenizer) for row in rows if row["task"] == task and row["role"] == "planner")
+        (_, silent), (heard, shown) = plans
+        assert heard == "no bug there" and silent.startswith("try ") and shown.startswith("try ") and silent != shown
+        tries = [turns(row, tokenizer) for row in rows if row["task"] == task and row["role"] == "executor"]
+        assert [said.removeprefix("test ").split(" is ")[0] for ((_, said),) in tries] == [
+            plan.removeprefix("try ") for plan in (silent, shown)
+        ], "a try follows its plan, and one was enough under each"
+
+
+def test_a_slip_is_repaired_under_the_same_plan(tmp_path):
+    rows, tokenizer = bug_rows(tmp_path, noise=Noise(random_action=0.5, skip_stage=0.0))
+    tries = [turns(row, tokenizer) for row in rows if row["role"] == "executor"]
+    repaired = [said for said in tries if len(said) > 1]
+    assert repaired and len(tries) == 12, "every task is won under its one plan"
+    assert all(heard.startswith("wrong value") for said in repaired for heard, _ in said[1:])
+
+
+def test_roles_that_an_expert_cannot_play_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="no demonstrations for 'dual_loop' with planner, executor, refiner"):
+        bug_rows(tmp_path, CLEAN, "hier.worker.router=refiner")
+
+
+def bug_rows(folder, noise, *overrides):
+    """Twelve demonstrations of the dual loop, with the tokenizer of their language."""
+    _, parts = parts_of("dual_loop_bug_reproduction_cpu", overrides)
+    environment, worker = parts.environment, parts.worker
+    words = collect_texts(environment.spec, environment.options, ((worker.spec, worker.options),))
+    tokenizer = AutoTokenizer.from_pretrained(str(build_tiny(folder / "tiny", words)))
+    file = write_demonstrations(
+        environment.spec, environment.options, worker.spec, worker.options, tokenizer, folder / "d.parquet", 12, noise
+    )
+    return parquet.read_table(file).to_pylist(), tokenizer
 
 
 def test_weights_are_one_on_words_of_the_policy(write, tokenizer):

@@ -48,7 +48,7 @@ def write_demonstrations(
     Args:
         environment: a registered environment whose instances offer an expert.
         options: its options; demonstrations use the training split.
-        worker: the worker of the recipe: one role, or a planner above an executor.
+        worker: the worker of the recipe: the expert plays one role, or a planner above an executor.
         worker_options: its options.
         tokenizer: the model's tokenizer.
         path: the file, or None for one in the user's cache that is named after a hash of all arguments.
@@ -90,7 +90,7 @@ class _Demonstrator:
     ) -> None:
         self._worker = worker
         self._worker_options = worker_options
-        self._hierarchical = is_hierarchical(worker)
+        self._hierarchical = is_hierarchical(worker, worker_options)
         self._tokenizer = tokenizer
         self._noise = noise
         self._limits = limits

@@ -56,7 +56,7 @@ class Expertise:
 
     def policy(self, world: World, messages: Messages, system: Part, rng: random.Random) -> Policy:
         """See `Teacher.policy`. The student sees the whole sequence, so the expert may remember all of it."""
-        hierarchical = is_hierarchical(system.spec)
+        hierarchical = is_hierarchical(system.spec, system.options)
         return ExpertPolicy(world, messages.said, self.noise, rng, hierarchical, system.options, remember=True)
 
     async def close(self) -> None:

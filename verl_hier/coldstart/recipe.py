@@ -8,14 +8,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from verl_hier.coldstart.demonstrations import write_demonstrations
+from verl_hier.coldstart.distill import DATA, Distillation, Expertise, Student, Weights, distill
 from verl_hier.coldstart.sft import run_sft
+from verl_hier.coldstart.speakers import Noise
 from verl_hier.coldstart.tiny import build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
 from verl_hier.config import HierConfig
 from verl_hier.plugins import Parts, resolve
 from verl_hier.recipes import compose
+from verl_hier.rollout.render import PlainRenderer
 from verl_hier.rollout.rollout import Limits
 
 logger = logging.getLogger(__name__)
@@ -31,6 +35,8 @@ class ColdStart:
         demonstrations: episodes in all, the same tasks for each recipe.
         steps: optimiser steps of the supervised training.
         seed: seed of weights, demonstrations and the order of rows.
+        system: recipe that the expert plays where a recipe's own worker is one that tells what others did; its episodes
+            are distilled.
     """
 
     recipes: tuple[str, ...]
@@ -38,6 +44,7 @@ class ColdStart:
     demonstrations: int = 480
     steps: int = 1300
     seed: int = 0
+    system: str = "himac_alfworld_cpu"
 
 
 def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = logger.info) -> Path:
@@ -45,7 +52,7 @@ def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = lo
 
     Args:
         plan: what to make.
-        folder: gets `tiny/`, `demonstrations_*.parquet`, `sft/` and the plan.
+        folder: gets `tiny/`, `demonstrations_*`, `sft/` and the plan.
         report: told what happens, one sentence each.
     """
     from transformers import AutoTokenizer
@@ -55,30 +62,53 @@ def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = lo
     if model.is_dir() and marker.is_file() and marker.read_text() == key:
         report(f"the cold start is there already: {model}")
         return model
-    variants = [parts_of(recipe, overrides) for recipe in plan.recipes for overrides in plan.overrides]
+    variants = [(recipe, overrides) for recipe in plan.recipes for overrides in plan.overrides]
     report("building a model of 200k parameters and its vocabulary")
-    texts = [text for _, parts in variants for text in _texts(parts, plan.seed)]
+    texts = [text for recipe, overrides in variants for text in _texts(parts_of(recipe, overrides)[1], plan.seed)]
     tiny = build_tiny(folder / "tiny", texts, seed=plan.seed)
     tokenizer = AutoTokenizer.from_pretrained(str(tiny))
     report(f"writing {plan.demonstrations} demonstrations by the world's expert")
     files = [
-        write_demonstrations(
-            parts.environment.spec,
-            parts.environment.options,
-            parts.worker.spec,
-            parts.worker.options,
-            tokenizer,
-            path=folder / f"demonstrations_{number}.parquet",
-            n=plan.demonstrations // len(plan.overrides),
-            seed=plan.seed,
-            limits=limits_of(hier),
-        )
-        for number, (hier, parts) in enumerate(variants)
+        _demonstrate(plan, recipe, overrides, tokenizer, folder / f"demonstrations_{number}")
+        for number, (recipe, overrides) in enumerate(variants)
     ]
     report(f"{plan.steps} supervised steps by verl's own SFT trainer (log: {folder / 'sft' / 'sft.log'})")
     run_sft(tiny, _paths(files), folder / "sft", steps=plan.steps, seed=plan.seed)
     marker.write_text(key)
     return model
+
+
+def _demonstrate(plan: ColdStart, recipe: str, overrides: Sequence[str], tokenizer: Any, path: Path) -> Path:
+    """A file of rows in one recipe's format."""
+    hier, parts = parts_of(recipe, overrides)
+    n = plan.demonstrations // len(plan.overrides)
+    if parts.worker.spec.tell is None:
+        return write_demonstrations(
+            parts.environment.spec,
+            parts.environment.options,
+            parts.worker.spec,
+            parts.worker.options,
+            tokenizer,
+            path=path.with_suffix(".parquet"),
+            n=n,
+            seed=plan.seed,
+            limits=limits_of(hier),
+        )
+    system, played = parts_of(plan.system, overrides)
+    distill(
+        Distillation(
+            environment=parts.environment,
+            system=played.worker,
+            student=Student(parts.worker, PlainRenderer(tokenizer), tokenizer, limits_of(hier)),
+            teacher=lambda messages: Expertise(Noise(skip_stage=0.0)),
+            n=n,
+            weights=Weights(mistake=Noise.random_weight, read=Noise.observation_weight),
+            seed=plan.seed,
+            limits=limits_of(system),
+        ),
+        path,
+    )
+    return path / DATA
 
 
 def parts_of(recipe: str, overrides: Sequence[str] = ()) -> tuple[HierConfig, Parts]:

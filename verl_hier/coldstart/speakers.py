@@ -36,26 +36,30 @@ class Noise:
     observation_weight: float = 0.1
 
 
-def is_hierarchical(worker: WorkerSpec) -> bool:
+def is_hierarchical(worker: WorkerSpec, options: Any) -> bool:
     """Whether the expert speaks as a planner first.
 
     Raises:
         RecipeError: for a worker whose roles the expert cannot play.
     """
-    levels = sorted(set(worker.roles.values()))
-    if levels not in ([0], [0, 1]) or len(worker.roles) != len(levels):
+    roles = worker.roles if worker.speakers is None else worker.speakers(options)
+    levels = sorted({worker.roles[role] for role in roles})
+    if levels not in ([0], [0, 1]) or len(roles) != len(levels):
         cure = f" `verl-hier distill` makes them for {worker.name!r} from the episodes of such a worker." * bool(
             worker.tell
         )
         raise RecipeError(
-            f"hier.worker.name: no demonstrations for {worker.name!r}; they need a worker with one role, or with "
-            f"a planner (level 0) above an executor (level 1).{cure}"
+            f"hier.worker.name: no demonstrations for {worker.name!r} with {', '.join(roles)}; they need a worker with "
+            f"one role, or with a planner (level 0) above an executor (level 1).{cure}"
         )
     return len(levels) > 1
 
 
 class ExpertPolicy:
-    """Answers like the expert: a planner's whole plan first, if there is one, then command by command."""
+    """Answers like the expert: a planner's whole plan first, if there is one, then command by command.
+
+    A planner that is asked again has failed: it makes a new plan from where the world is now, without skipped stages.
+    """
 
     def __init__(
         self,
@@ -91,6 +95,7 @@ class ExpertPolicy:
         self._expert: Expert | None = None
         self._subgoal = -1 if hierarchical else 0
         self._context: list[int] = []
+        self._planning: list[int] = []
         self._known: list[str] = []
         self.skipped = False
         self.random: list[bool] = []
@@ -99,28 +104,39 @@ class ExpertPolicy:
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`. No tokens mean that the expert has nothing left to do."""
         self.random.append(False)
-        text = self._answer(prompt)
+        plans = self._hierarchical and prompt[: len(self._planning)] == self._planning
+        text = self._plan() if plans else self._follow(prompt)
         if text is None:
             return Generation([], [], "completed")
         tokens = self._encode(text)
         self._context = prompt + tokens
+        if plans:
+            self._planning = self._context
         return Generation(tokens, [0.0] * len(tokens), "completed")
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
         """See `rollout.Policy.score`; an expert has no probabilities."""
         raise RolloutError("hier.sampler.name: an expert cannot score what others say; use `independent`.")
 
-    def _answer(self, prompt: list[int]) -> str | None:
-        if self._expert is None:
-            world = self._world.environment
-            full = expert_of(world, random.Random(0), 0.0, self._remember)
-            self._expert = expert_of(world, self._rng, self._noise.skip_stage, self._remember)
-            self.skipped = self._expert.subgoals != full.subgoals
-            if self._hierarchical:
-                return self._write_plan(self._expert.subgoals)
-        elif self._hierarchical and prompt[: len(self._context)] != self._context:
+    def _plan(self) -> str:
+        """A plan for the present state of the world."""
+        expert, self._subgoal = self._start(), -1
+        return self._write_plan(expert.subgoals)
+
+    def _follow(self, prompt: list[int]) -> str | None:
+        """The next action; a context that does not go on is the next subgoal's."""
+        expert = self._expert or self._start()
+        if self._hierarchical and prompt[: len(self._context)] != self._context:
             self._subgoal += 1
-        return self._act(self._expert)
+        return self._act(expert)
+
+    def _start(self) -> Expert:
+        """The expert from here on; only the first of an episode skips stages."""
+        world, first = self._world.environment, self._expert is None
+        full = expert_of(world, random.Random(0), 0.0, self._remember)
+        self._expert = expert_of(world, self._rng, self._noise.skip_stage, self._remember) if first else full
+        self.skipped = self.skipped or self._expert.subgoals != full.subgoals
+        return self._expert
 
     def _act(self, expert: Expert) -> str | None:
         while self._subgoal < len(expert.subgoals):
