@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,23 +77,38 @@ def command(recipe: str, model: Path, recipes: Path, overrides: list[str]) -> li
 
 @pytest.fixture
 def train(byte_model: Path, probes: Path, environment: dict[str, str], tmp_path: Path) -> Train:
-    """`train(recipe, overrides, name)` runs to the end; the files of the run stay in `tmp_path / name`."""
+    """`train(recipe, overrides, name)` runs to the end; the files of the run stay in `tmp_path / name`.
 
-    def run(recipe: str, overrides: list[str], name: str = "run", **variables: str) -> Run:
+    With `kill_after` the process is killed as soon as so many steps have been logged.
+    """
+
+    def run(
+        recipe: str, overrides: list[str], name: str = "run", kill_after: int | None = None, **variables: str
+    ) -> Run:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        metrics = folder / f"metrics_{len(list(folder.glob('metrics_*')))}.jsonl"
-        done = subprocess.run(
-            command(recipe, byte_model, probes, [f"trainer.default_local_dir={folder}/checkpoints", *overrides]),
-            cwd=folder,
-            env={**environment, "VERL_FILE_LOGGER_PATH": str(metrics), **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        steps = [record["data"] | {"step": record["step"]} for record in map(json.loads, lines)]
-        return Run(done.returncode, done.stdout, steps)
+        number = len(list(folder.glob("metrics_*")))
+        metrics, output = folder / f"metrics_{number}.jsonl", folder / f"output_{number}.txt"
+        with output.open("w") as stream:
+            process = subprocess.Popen(
+                command(recipe, byte_model, probes, [f"trainer.default_local_dir={folder}/checkpoints", *overrides]),
+                cwd=folder,
+                env={**environment, "VERL_FILE_LOGGER_PATH": str(metrics), **variables},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+            deadline = time.monotonic() + LIMIT_S
+            while process.poll() is None:
+                if time.monotonic() > deadline or (kill_after and len(lines_of(metrics)) >= kill_after):
+                    process.kill()
+                time.sleep(0.1)
+        assert time.monotonic() < deadline, output.read_text()[-3000:]
+        steps = [record["data"] | {"step": record["step"]} for record in map(json.loads, lines_of(metrics))]
+        return Run(process.returncode, output.read_text(), steps)
 
     return run
+
+
+def lines_of(file: Path) -> list[str]:
+    """The finished lines of a file that may still be written to, or not be there yet."""
+    return file.read_text().split("\n")[:-1] if file.exists() else []

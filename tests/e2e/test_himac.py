@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from pathlib import Path
 
@@ -82,26 +83,51 @@ def test_both_phases_train_their_own_tokens(train, tmp_path):
         assert set(learned) == {expected}, (number, learned)
 
 
-def test_resume_equals_an_uninterrupted_run(train, tmp_path):
-    """Two steps, a stop, two more: the schedule, the metrics and the weights of four steps in one go."""
-    common = ["trainer.save_freq=2"]
-    whole = train("himac_bytes", [*common, "trainer.total_training_steps=4"], "whole")
-    first = train("himac_bytes", [*common, "trainer.total_training_steps=2"], "parts")
-    state = json.loads((tmp_path / "parts/checkpoints/global_step_2/hier.json").read_text())
-    assert state["schedule"]["name"] == "alternating"
-    second = train("himac_bytes", [*common, "trainer.total_training_steps=4"], "parts")
-    for run in (whole, first, second):
-        assert run.code == 0, run.log[-3000:]
-    assert [s["step"] for s in second.steps] == [3, 4]
+def test_killed_at_any_step_it_goes_on_as_an_uninterrupted_run(train, tmp_path):
+    """A A B B A in one go, and killed somewhere: the same phases, rollouts, credit and weights."""
+    steps, killed_at = 5, random.randint(1, 4)
+
+    def overrides(name):
+        store = f"hier.store.path={tmp_path}/{name}/graphs"
+        return ["hier.schedule.period=2", "trainer.save_freq=1", f"trainer.total_training_steps={steps}", store]
+
+    whole = train("himac_bytes", overrides("whole"), "whole")
+    killed = train("himac_bytes", overrides("parts"), "parts", kill_after=killed_at)
+    assert whole.code == 0 and killed.code < 0, (whole.log + killed.log)[-3000:]
+    checkpoints = tmp_path / "parts" / "checkpoints"
+    saved = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert killed_at <= saved < steps
+    state = json.loads((checkpoints / f"global_step_{saved}" / "hier.json").read_text())
+    other = tmp_path / "whole" / "checkpoints" / f"global_step_{saved}" / "hier.json"
+    assert state["schedule"]["name"] == "alternating" and state == json.loads(other.read_text())
+
+    resumed = train("himac_bytes", overrides("parts"), "parts")
+    assert resumed.code == 0, resumed.log[-3000:]
+    assert [step["step"] for step in resumed.steps] == list(range(saved + 1, steps + 1))
     for name in ("hier/schedule/phase", "hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm"):
-        assert whole.metric(name)[2:] == second.metric(name), name
-    weights = [
-        torch.load(tmp_path / name / "checkpoints/global_step_4/actor/model_world_size_1_rank_0.pt", weights_only=False)
-        for name in ("whole", "parts")
+        assert whole.metric(name)[saved:] == resumed.metric(name), (saved, name)
+    for step in range(saved + 1, steps + 1):
+        graphs = [
+            list(read_graphs(tmp_path / name / "graphs" / f"step_{step:06d}.parquet")) for name in ("whole", "parts")
+        ]
+        for one, two in zip(*graphs, strict=True):
+            assert [node.action for node in one.nodes] == [node.action for node in two.nodes], (saved, step)
+            assert one.credit == two.credit and any(one.credit), (saved, step)
+    for name, (one, two) in weights(tmp_path, ("whole", "parts"), steps):
+        assert torch.equal(one, two), (saved, name)
+
+
+def weights(folder, names, step):
+    """(parameter, its values in each of the runs) after a step."""
+    states = [
+        torch.load(
+            folder / name / f"checkpoints/global_step_{step}/actor/model_world_size_1_rank_0.pt", weights_only=False
+        )
+        for name in names
     ]
-    for name, value in weights[0].items():
-        other = weights[1][name]
-        assert torch.equal(*(v.to_local() if hasattr(v, "to_local") else v for v in (value, other))), name
+    for parameter in states[0]:
+        values = (state[parameter] for state in states)
+        yield parameter, [value.to_local() if hasattr(value, "to_local") else value for value in values]
 
 
 def test_two_ranks(train):
