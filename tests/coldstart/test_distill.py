@@ -20,8 +20,10 @@ from verl_hier_plugins.react.worker import ReactOptions
 from tests.coldstart.endpoint import Endpoint
 from tests.rollout.conftest import Corridor
 from verl_hier.cli.distill import distill as command
+from verl_hier.coldstart import build_tiny, collect_texts
 from verl_hier.coldstart.distill import Distillation, Expertise, Student, Weights, distill
 from verl_hier.coldstart.filters import Filters
+from verl_hier.coldstart.recipe import ColdStart, demonstrate, parts_of
 from verl_hier.coldstart.served import ServedTeacher, with_stop
 from verl_hier.coldstart.speakers import Noise
 from verl_hier.environments.base import Step
@@ -415,3 +417,17 @@ def test_filters_are_asked_in_order():
     assert filters.format(told, cut=True) == "too_long"
     with pytest.raises(ValueError):
         Filters(upsample=0)
+
+
+def test_a_cold_start_distils_for_workers_that_tell(tmp_path):
+    """The expert cannot play a chain of agents, so it plays the system, and the chain tells what that did."""
+    plan = ColdStart(("chain_of_agents_alfworld_cpu", "grpo_alfworld_cpu"), demonstrations=4)
+    parts = [parts_of(recipe)[1] for recipe in plan.recipes]
+    workers = [(part.worker.spec, part.worker.options) for part in parts]
+    words = collect_texts(parts[0].environment.spec, parts[0].environment.options, workers)
+    tokenizer = AutoTokenizer.from_pretrained(build_tiny(tmp_path / "tiny", words))
+    files = [demonstrate(plan, recipe, (), tokenizer, tmp_path / recipe) for recipe in plan.recipes]
+    told, flat = (parquet.read_table(file).to_pylist() for file in files)
+    assert told and all(row["text"].count("<plan>") == 1 for row in told)
+    assert len(flat) == 4 and {row["role"] for row in flat} == {"agent"}
+    assert {row["task"] for row in told} <= {row["task"] for row in flat} == set(range(4))

@@ -69,7 +69,7 @@ def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = lo
     tokenizer = AutoTokenizer.from_pretrained(str(tiny))
     report(f"writing {plan.demonstrations} demonstrations by the world's expert")
     files = [
-        _demonstrate(plan, recipe, overrides, tokenizer, folder / f"demonstrations_{number}")
+        demonstrate(plan, recipe, overrides, tokenizer, folder / f"demonstrations_{number}")
         for number, (recipe, overrides) in enumerate(variants)
     ]
     report(f"{plan.steps} supervised steps by verl's own SFT trainer (log: {folder / 'sft' / 'sft.log'})")
@@ -78,8 +78,16 @@ def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = lo
     return model
 
 
-def _demonstrate(plan: ColdStart, recipe: str, overrides: Sequence[str], tokenizer: Any, path: Path) -> Path:
-    """A file of rows in one recipe's format."""
+def demonstrate(plan: ColdStart, recipe: str, overrides: Sequence[str], tokenizer: Any, path: Path) -> Path:
+    """A file of rows in one recipe's format: the expert's own, or distilled where its worker tells what others did.
+
+    Args:
+        plan: how many, from which seed, and what is distilled.
+        recipe: whose worker speaks.
+        overrides: of the recipe, and of `plan.system`.
+        tokenizer: the model's.
+        path: where, without an ending.
+    """
     hier, parts = parts_of(recipe, overrides)
     n = plan.demonstrations // len(plan.overrides)
     if parts.worker.spec.tell is None:
