@@ -8,7 +8,7 @@ from pathlib import Path
 from verl_hier_plugins.chain_of_agents.grammar import LEVELS, UNREADABLE, VIOLATIONS
 from verl_hier_plugins.chain_of_agents.worker import ChainOptions
 
-from verl_hier.credit.describe import options_of
+from verl_hier.describe import options_of
 
 PAGE = (Path(__file__).parents[2] / "docs/workers/chain_of_agents.md").read_text(encoding="utf-8")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verl_hier.conformance import builtin_estimators
-from verl_hier.credit.describe import describe, needs_of, options_of, page_of
+from verl_hier.describe import needs_of, options_of, page_of
 
 SPECS = builtin_estimators()
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "estimators").glob("*.md"))
@@ -44,12 +44,3 @@ def test_there_are_thirty_and_the_index_lists_them_all():
     for name, spec in SPECS.items():
         assert spec.source and spec.summary and spec.confidence in "ABC"
         assert f"[`{name}`]" in index
-
-
-def test_description_without_a_page():
-    import dataclasses
-
-    bare = dataclasses.replace(SPECS["gigpo"], doc="")
-    text = describe(bare)
-    assert "needs: anchor, groups" in text and "omega: float = 1.0" in text
-    assert describe(SPECS["gigpo"]).startswith("# GiGPO")

@@ -38,7 +38,7 @@ from verl_hier_plugins.treeps_rag.sampler import TreePSRAGSamplerOptions
 
 from tests.rollout.conftest import Corridor
 from verl_hier.config import GuardOptions
-from verl_hier.credit.describe import options_of
+from verl_hier.describe import options_of
 from verl_hier.plugins import PluginHost
 from verl_hier.specs import KINDS, NoOptions
 from verl_hier.testing.rollout import roll_out_scripted

@@ -15,7 +15,7 @@ from verl_hier_plugins.textarena.games import GAMES, canonical, listed_moves
 from verl_hier_plugins.textarena.options import SHORT, TextarenaOptions
 
 from verl_hier.coldstart.words import split_words
-from verl_hier.credit.describe import options_of
+from verl_hier.describe import options_of
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
 from verl_hier.specs import build_options

@@ -19,7 +19,7 @@ from verl_hier_plugins.textworld.options import TextworldOptions
 from verl_hier_plugins.textworld.story import clean, events, spoken
 from verl_hier_plugins.textworld.texts import NOTHING_HAPPENS, describe
 
-from verl_hier.credit.describe import options_of
+from verl_hier.describe import options_of
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
 from verl_hier.specs import build_options

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-import itertools
-import re
-import textwrap
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from verl_hier.cli.inspect import Enable, RecipeOption, enabled
 from verl_hier.cli.output import heading, line, table
+from verl_hier.describe import needs_of, options_of, page_of
 from verl_hier.specs import Kind
 
 if TYPE_CHECKING:
@@ -69,7 +63,6 @@ def command(kind: Kind) -> Callable[..., None]:
 
 def _list(host: PluginHost, kind: Kind) -> None:
     """One line a part; estimators also say what they need and how sure they are."""
-    from verl_hier.credit.describe import needs_of
     from verl_hier.specs import EstimatorSpec
 
     specs = _sorted(host, kind)
@@ -91,7 +84,7 @@ def explain(host: PluginHost, spec: Spec) -> None:
     origin = host.provenance(spec.kind, spec.name)
     facts = [(label, _fact(getattr(spec, name, None))) for name, label in _FACTS]
     table([*((label, text) for label, text in facts if text), ("from", f"{origin.module} ({origin.distribution})")])
-    options = list(describe_options(spec.options))
+    options = [(option.name, option.type, option.default, option.text) for option in options_of(spec.options)]
     heading(f"options (hier.{spec.kind})")
     if options:
         table(options, head=("option", "type", "default", "what it does"))
@@ -102,73 +95,14 @@ def explain(host: PluginHost, spec: Spec) -> None:
 
 
 def _page(spec: Spec) -> None:
-    from verl_hier.credit.describe import page_of
-
     page = page_of(spec)
     if page is not None:
         heading(f"docs/{spec.doc}")
         line(page.read_text(encoding="utf-8"))
 
 
-def describe_options(options: type) -> Iterator[tuple[str, str, str, str]]:
-    """(name, type, default, text) of an options dataclass."""
-    texts = option_texts(options)
-    hints = typing.get_type_hints(options)
-    for field in dataclasses.fields(options):
-        if field.default is not dataclasses.MISSING:
-            default = repr(field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            default = repr(field.default_factory())
-        else:
-            default = "required"
-        yield field.name, _type(hints[field.name]), default, texts.get(field.name, "")
-
-
-def option_texts(options: type) -> dict[str, str]:
-    """What the fields mean, from the string below each, or from an `Attributes:` section; inherited ones included."""
-    texts: dict[str, str] = {}
-    for base in reversed(options.__bases__):
-        if dataclasses.is_dataclass(base):
-            texts |= option_texts(base)
-    texts |= _attributes_section(inspect.cleandoc(options.__doc__ or ""))
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(options)))
-    except (OSError, SyntaxError):
-        return texts
-    body = tree.body[0].body if tree.body and isinstance(tree.body[0], ast.ClassDef) else []
-    for field, text in itertools.pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-            and isinstance(text.value.value, str)
-        ):
-            texts[field.target.id] = " ".join(text.value.value.split())
-    return texts
-
-
-def _attributes_section(doc: str) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    names: list[str] = []
-    for text in doc.partition("Attributes:\n")[2].splitlines():
-        start = re.match(r" {4}([\w, ]+): (.*)", text)
-        if start:
-            names = [name.strip() for name in start[1].split(",")]
-            texts.update(dict.fromkeys(names, start[2].strip()))
-        elif text.startswith("        ") and names:
-            texts.update({name: f"{texts[name]} {text.strip()}" for name in names})
-        elif text.strip():
-            break
-    return texts
-
-
 def _sorted(host: PluginHost, kind: Kind) -> list[Spec]:
     return [spec for _, spec in sorted(host.specs(kind).items())]
-
-
-def _type(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
 def _fact(value: Any) -> str:

@@ -1,10 +1,11 @@
-"""What an estimator says of itself: its options with their docstrings, its needs, its documentation page."""
+"""What a part says of itself: its options with their texts, its documentation page, an estimator's needs."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,28 +26,36 @@ class Option:
 
 
 def options_of(cls: type) -> list[Option]:
-    """The options of a part with the docstrings below their fields; inherited ones keep their text.
+    """The options of a part with their texts: the string below each field, or its line in an `Attributes:` section.
 
     Args:
-        cls: a dataclass whose source is available.
+        cls: a dataclass; without its source the types are those of its annotations. Inherited options keep their text.
     """
     texts: dict[str, str] = {}
     types: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
+            texts |= _attributes_section(inspect.cleandoc(base.__doc__ or ""))
             for name, (kind, text) in _fields(base).items():
                 types[name] = kind
                 texts[name] = text or texts.get(name, "")
-    return [Option(f.name, types.get(f.name, ""), _default(f), texts.get(f.name, "")) for f in dataclasses.fields(cls)]
+    return [
+        Option(f.name, types.get(f.name, _plain(f.type)), _default(f), texts.get(f.name, ""))
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def _plain(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
 def _fields(cls: type) -> dict[str, tuple[str, str]]:
     """Annotation and docstring of the fields that a class body declares."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError):
         return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    body = tree.body[0].body if tree.body and isinstance(tree.body[0], ast.ClassDef) else []
     found: dict[str, tuple[str, str]] = {}
     for line, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
@@ -55,6 +64,21 @@ def _fields(cls: type) -> dict[str, tuple[str, str]]:
                 text = " ".join(str(following.value.value).split())
             found[line.target.id] = (ast.unparse(line.annotation), text)
     return found
+
+
+def _attributes_section(doc: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    for text in doc.partition("Attributes:\n")[2].splitlines():
+        start = re.match(r" {4}([\w, ]+): (.*)", text)
+        if start:
+            names = [name.strip() for name in start[1].split(",")]
+            texts.update(dict.fromkeys(names, start[2].strip()))
+        elif text.startswith("        ") and names:
+            texts.update({name: f"{texts[name]} {text.strip()}" for name in names})
+        elif text.strip():
+            break
+    return texts
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -80,19 +104,5 @@ def needs_of(spec: EstimatorSpec) -> str:
 
 def page_of(spec: Spec) -> Path | None:
     """The documentation page in a source checkout; None in an installation without `docs/`."""
-    page = Path(__file__).parents[2] / "docs" / spec.doc
+    page = Path(__file__).parents[1] / "docs" / spec.doc
     return page if spec.doc and page.is_file() else None
-
-
-def describe(spec: EstimatorSpec) -> str:
-    """The documentation page, or without one the summary, needs, source and options as text."""
-    page = page_of(spec)
-    if page is not None:
-        return page.read_text(encoding="utf-8")
-    lines = [
-        f"{spec.name}: {spec.summary}",
-        f"source: {spec.source} (confidence {spec.confidence})",
-        f"needs: {needs_of(spec)}",
-        *(f"  {option.name}: {option.type} = {option.default}  {option.text}" for option in options_of(spec.options)),
-    ]
-    return "\n".join(lines) + "\n"
