@@ -70,8 +70,8 @@ class Comparison:
 FLAT = {"gigpo": "gigpo_alfworld_cpu", "grpo": "grpo_alfworld_cpu"}
 HOUSEHOLDS = {"himac": "himac_alfworld_cpu", **FLAT}
 COMPARISONS = {
-    "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 70_000, 5, ("hier.environment.goals=2",)),
-    "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 70_000, 5, ("hier.environment.goals=1",)),
+    "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 60_000, 4, ("hier.environment.goals=2",)),
+    "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 60_000, 4, ("hier.environment.goals=1",)),
     "systems": Comparison(
         "households, 1 goal, designs and chains",
         {
@@ -80,8 +80,8 @@ COMPARISONS = {
             "grpo": "grpo_alfworld_cpu",
         },
         "systems",
-        70_000,
-        5,
+        60_000,
+        4,
     ),
     "bugs": Comparison(
         "tests that show bugs",
@@ -127,7 +127,7 @@ def overrides(run: Run, model: Path, folder: Path) -> list[str]:
         f"actor_rollout_ref.model.path={model.resolve()}",
         "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
-        "actor_rollout_ref.rollout.val_kwargs.n=2",
+        "actor_rollout_ref.rollout.val_kwargs.n=1",
         "trainer.val_before_train=true",
         f"trainer.test_freq={comparison.test_every}",
         "trainer.total_training_steps=1000",

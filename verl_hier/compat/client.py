@@ -1,7 +1,9 @@
-"""verl's client of the asynchronous trainers, without losing what our rollouts read from an answer.
+"""verl's clients of the rollout servers (verl/workers/rollout/llm_server.py), where our rollouts need more, or less.
 
-`FullyAsyncLLMServerClient.generate` goes on with a request that a weight update aborted, and makes a new answer of the
-parts (verl/workers/rollout/llm_server.py). Of their `extra_fields` it keeps versions and cache hits only.
+`FullyAsyncLLMServerClient.generate`, of the asynchronous trainers, goes on with a request that a weight update aborted,
+and makes a new answer of the parts. Of their `extra_fields` it keeps versions and cache hits only.
+
+`LLMServerClient` asks the load balancer before each turn and tells it after: three actor calls where one is the work.
 """
 
 from __future__ import annotations
@@ -16,6 +18,20 @@ _PARTS: ContextVar[list[dict[str, Any]] | None] = ContextVar("parts", default=No
 
 PER_TOKEN = ("top_logprobs",)
 """Fields with an entry for each generated token: those of the parts are joined."""
+
+
+class SoleServerClient(LLMServerClient):
+    """verl's client where there is one server, and no other comes: it does not ask whom to ask."""
+
+    def __init__(self, server: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._server = server
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        return "", self._server
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """Nobody counts."""
 
 
 class _Recording(LLMServerClient):

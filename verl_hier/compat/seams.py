@@ -153,6 +153,15 @@ TRAINER_SEAMS = (
         reads("verl.workers.rollout.llm_server:LLMServerManager", "self.server_handles = [server._server_handle"),
     ),
     seam(
+        "sole_server_client",
+        "verl.workers.rollout.llm_server:LLMServerClient",
+        "where there is one server, the synchronous trainer's client does not ask the load balancer before each turn",
+        reads(
+            "verl.workers.rollout.llm_server:LLMServerClient", "await self._acquire_server(", "self._release_server("
+        ),
+        removal="when verl's client asks once a conversation",
+    ),
+    seam(
         "resuming_client",
         "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient",
         "the asynchronous trainers get a client that keeps every field of an answer",

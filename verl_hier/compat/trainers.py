@@ -22,7 +22,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_to_nested
 
-from verl_hier.compat.client import ResumingClient
+from verl_hier.compat.client import ResumingClient, SoleServerClient
 from verl_hier.compat.counters import ServerCounters, read_servers
 from verl_hier.compat.dataset import TASK_FIELDS
 from verl_hier.compat.losses import worker_with_losses
@@ -348,6 +348,12 @@ class HierSync(HierTrainerMixin, PPOTrainerSync):
     """verl's `sync` trainer with our rows and credit."""
 
     base_mode = "sync"
+
+    def get_llm_client(self) -> Any:
+        servers = self.llm_server_manager.server_handles
+        if len(servers) > 1:
+            return super().get_llm_client()
+        return self.llm_server_manager.get_client(client_cls=SoleServerClient, server=servers[0])
 
 
 class HierColocateAsync(HierTrainerMixin, PPOTrainerColocateAsync):
