@@ -8,10 +8,11 @@ from verl_hier_plugins.react.worker import parse_action
 
 from verl_hier.environments.base import Step
 from verl_hier.rollout import Worker
-from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.prompts import carried, fields, fill
 from verl_hier.rollout.stage import Stage, Turn
 
 STOP = "stop"
+_BETWEEN = " ; "
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,19 @@ class AgentFlow(Worker):
             await flow.answer()
 
 
+@dataclass(frozen=True)
+class _Done:
+    """One entry of the memory: a turn, the action it chose, and the world's answer."""
+
+    turn: Turn
+    action: str
+    answer: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.action} > {self.answer}"
+
+
 class _Flow:
     """One episode: the world's latest answer, the memory, and who speaks about it."""
 
@@ -86,7 +100,7 @@ class _Flow:
         self._options = options
         self._stage = stage
         self._first = self._latest = first
-        self._memory: list[str] = []
+        self._memory: list[_Done] = []
         self._plan: Turn | None = None
         self._number = 0
 
@@ -99,12 +113,12 @@ class _Flow:
         """The planner chooses, the executor acts, the memory grows."""
         self._number, self._plan = number, None
         self._plan = await self._say("planner", 0)
-        turn = await self._say("executor", 1, step=self._plan.text)
+        turn = await self._say("executor", 1, self._plan)
         action = parse_action(turn.text, self._options.action_tag)
         if action is None:
             turn.mark(valid=False, failure="no_action_tag")
         self._latest = await self._stage.act(action or "")
-        self._memory.append(f"{action or ''} > {self._latest.text}")
+        self._memory.append(_Done(turn, action or "", self._latest.text))
 
     async def enough(self, number: int) -> bool:
         """Whether the verifier wants no further step."""
@@ -117,13 +131,27 @@ class _Flow:
             turn.mark(valid=False, failure="empty_answer")
         await self._stage.act(str(self._options.answer_action).format(content=turn.text.strip()))
 
-    async def _say(self, role: str, level: int, **more: str) -> Turn:
+    def _remembered(self) -> tuple[str, list[Turn]]:
+        """The memory, and the turns whose actions its latest characters still hold."""
+        whole = _BETWEEN.join(done.text for done in self._memory)
+        cut, place, turns = max(len(whole) - self._options.memory_characters, 0), 0, []
+        for done in self._memory:
+            if done.action and place + len(done.action) > cut:
+                turns.append(done.turn)
+            place += len(done.text) + len(_BETWEEN)
+        return whole[cut:], turns
+
+    async def _say(self, role: str, level: int, chosen: Turn | None = None) -> Turn:
+        """A module's turn; the executor's follows what the planner has `chosen`."""
         system = getattr(self._options, f"{role}_system")
         context = self._stage.context(role, level=level)
         if system:
             context.observe(system, role="system")
-        memory = " ; ".join(self._memory)[-self._options.memory_characters :]
+        memory, turns = self._remembered()
+        more = {} if chosen is None else {"step": chosen.text}
         known = fields(self._stage, self._latest, self._first, memory=memory, **more)
         name = f"{role}_prompt"
-        context.observe(fill(getattr(self._options, name), known, name))
+        template = getattr(self._options, name)
+        words = {"memory": turns, "step": [] if chosen is None else [chosen]}
+        context.observe(fill(template, known, name), carries=carried(template, words))
         return await self._stage.say(context, segment=self._number, plan=self._plan)

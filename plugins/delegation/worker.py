@@ -9,7 +9,7 @@ from verl_hier_plugins.delegation.options import ANSWER, RESULT, AgentOptions, D
 
 from verl_hier.environments.base import Step
 from verl_hier.rollout import Worker
-from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.prompts import carried, fields, fill
 from verl_hier.rollout.stage import EpisodeOver, Stage, Turn
 
 LONGEST_EVIDENCE = 8000
@@ -37,10 +37,22 @@ class _Formats:
 
 @dataclass
 class _Report:
-    """What an agent hands back: its words, and all that it saw."""
+    """What an agent hands back: its words, and all that it saw.
+
+    Attributes:
+        text: the report.
+        said: the turn whose words it is; None when the world said it.
+        evidence: what the world answered to the agent.
+    """
 
     text: str = ""
+    said: Turn | None = None
     evidence: list[str] = field(default_factory=list)
+
+    @property
+    def spoken(self) -> list[Turn]:
+        """The turns whose words it is: one or none."""
+        return [] if self.said is None else [self.said]
 
 
 class Delegation(Worker):
@@ -103,11 +115,12 @@ class _Episode:
             report = await self._work(turn, number, tag, content)
             if self._step.done or self._step.truncated:
                 return
-            result = report.text[: options.longest_result]
             if options.refine:
-                result = await self._refine(turn, number, content, report)
+                report = await self._refine(turn, number, content, report)
+            known = self._known(agent=tag, result=report.text[: options.longest_result], task=content)
             context.observe(
-                fill(options.result_prompt, self._known(agent=tag, result=result, task=content), "result_prompt")
+                fill(options.result_prompt, known, "result_prompt"),
+                carries=carried(options.result_prompt, {"result": report.spoken, "task": [turn]}),
             )
 
     def _read(self, turn: Turn) -> tuple[str | None, str]:
@@ -122,11 +135,12 @@ class _Episode:
         if agent.system:
             context.observe(agent.system, role="system")
         known = self._known(task=task, planned=planned.text)
-        context.observe(fill(agent.prompt, known, f"agents.{name}.prompt"))
+        words = {"task": [planned], "planned": [planned]}
+        context.observe(fill(agent.prompt, known, f"agents.{name}.prompt"), carries=carried(agent.prompt, words))
         report = _Report()
         for _ in range(agent.turns):
             turn = await stage.say(context, segment=number, plan=planned)
-            report.text = turn.text
+            report.text, report.said = turn.text, turn
             ended = re.search(rf"<{RESULT}>([^<]*)(?:</{RESULT}>|$)", turn.text)
             wrong = None if ended or may(agent, turn.text) else "tool_in_wrong_role"
             self._agents.note(turn, wrong)
@@ -136,13 +150,14 @@ class _Episode:
             if wrong is None:
                 self._step = await stage.act(turn.text.strip())
                 report.evidence.append(self._step.text)
-                report.text = self._step.text
+                report.text, report.said = self._step.text, None
             if self._step.done or self._step.truncated:
                 break
-            context.observe(fill(options.observation_prompt, self._known(task=task), "observation_prompt"))
+            heard = fill(options.observation_prompt, self._known(task=task), "observation_prompt")
+            context.observe(heard, carries=carried(options.observation_prompt, words))
         return report
 
-    async def _refine(self, planned: Turn, number: int, task: str, report: _Report) -> str:
+    async def _refine(self, planned: Turn, number: int, task: str, report: _Report) -> _Report:
         """What the refiner makes of a report."""
         options, stage = self._options, self._stage
         context = stage.context("refiner", level=1)
@@ -150,10 +165,12 @@ class _Episode:
             context.observe(options.refiner_system, role="system")
         evidence = " | ".join([*report.evidence, report.text])[-LONGEST_EVIDENCE:]
         known = self._known(task=task, result=report.text, evidence=evidence)
-        context.observe(fill(options.refiner_prompt, known, "refiner_prompt"))
+        words = {"task": [planned], "result": report.spoken, "evidence": report.spoken}
+        prompt = fill(options.refiner_prompt, known, "refiner_prompt")
+        context.observe(prompt, carries=carried(options.refiner_prompt, words))
         turn = await stage.say(context, segment=number, plan=planned)
         self._agents.note(turn, None if turn.text.strip() else "empty_refinement")
-        return turn.text[: options.longest_result]
+        return _Report(turn.text, turn)
 
     def _known(self, **more: str) -> dict[str, str]:
         return fields(self._stage, self._step, self._first, **more)

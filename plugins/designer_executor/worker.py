@@ -23,7 +23,7 @@ from verl_hier_plugins.react.worker import parse_action
 
 from verl_hier.environments.base import Step
 from verl_hier.rollout import Context, Worker
-from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.prompts import carried, fields, fill
 from verl_hier.rollout.stage import Stage, Turn
 
 MESSAGE_CHARACTERS = 4000
@@ -113,6 +113,7 @@ class _Execution:
         self._segment = -1
         self._contexts: dict[str, Context] = {}
         self._said: dict[str, str] = {}
+        self._spoke: dict[str, Turn] = {}
         self._last: Turn | None = None
         self._accepted = False
         self._delivered: str | None = None
@@ -174,6 +175,7 @@ class _Execution:
     async def _loop(self, loop: Loop) -> Leave | None:
         for number in range(loop.times):
             self._said[loop.name] = str(number)
+            self._spoke.pop(loop.name, None)
             leave = await self._block(loop.body)
             if leave is not None:
                 return leave if leave.what == "execution" else None
@@ -193,17 +195,30 @@ class _Execution:
             "tools": _listed(role.tools),
             "design": self._plan.text,
         }
-        context = self._context(role)
-        context.observe(self._filled("executor_prompt", known))
+        context, words = self._context(role), self._words(call, role)
+        self._tell(context, "executor_prompt", known, words)
         for _ in range((role.turns or self._options.turns) if role.tools else 1):
             turn = await self._stage.say(context, segment=self._segment, plan=self._plan)
             turn.spoken_by("executor", 1, agent=role.name)  # a shared context belongs to whoever speaks
             self._last, self._accepted = turn, True
-            self._said[role.name] = turn.text[:MESSAGE_CHARACTERS]
-            if await self._hear(role, turn, context, known) or self._over:
+            self._said[role.name], self._spoke[role.name] = turn.text[:MESSAGE_CHARACTERS], turn
+            if await self._hear(role, turn, context, known, words) or self._over:
                 break
         if call.result is not None:
-            self._said[call.result] = self._said[role.name]
+            self._said[call.result], self._spoke[call.result] = self._said[role.name], self._spoke[role.name]
+
+    def _words(self, call: Call, role: Role) -> dict[str, list[Turn]]:
+        """Whose words fill the fields of the templates: the script's are the designer's, a name stands for a role's."""
+        named = [part.name for part in call.order if isinstance(part, Said)]
+        written = any(not isinstance(part, Said) and part.strip() for part in call.order)
+        order = [self._plan] * written + [self._spoke[name] for name in named if name in self._spoke]
+        defined = [] if role.name in self._options.roles else [self._plan]
+        return {"design": [self._plan], "order": order, "role": defined, "brief": defined, "tools": defined}
+
+    def _tell(self, context: Context, option: str, known: dict[str, str], words: dict[str, list[Turn]]) -> None:
+        template = getattr(self._options, option)
+        filled = fill(template, fields(self._stage, self._step, self._first, **known), option)
+        context.observe(filled, carries=carried(template, words))
 
     def _context(self, role: Role) -> Context:
         name = {"own": "", "kept": role.name, "shared": "*"}[role.context]
@@ -215,10 +230,9 @@ class _Execution:
             self._contexts[name] = context
         return context
 
-    def _filled(self, option: str, known: dict[str, str]) -> str:
-        return fill(getattr(self._options, option), fields(self._stage, self._step, self._first, **known), option)
-
-    async def _hear(self, role: Role, turn: Turn, context: Context, known: dict[str, str]) -> bool:
+    async def _hear(
+        self, role: Role, turn: Turn, context: Context, known: dict[str, str], words: dict[str, list[Turn]]
+    ) -> bool:
         """Do what a turn says; True when the call ends with it."""
         if await self._deliver(turn):
             return True
@@ -231,11 +245,11 @@ class _Execution:
         if failure:
             self._fail(turn, failure)
             turn.reward(-self._options.tool_penalty)
-            context.observe(self._filled("refusal_prompt", known | {"refusal": refusal}))
+            self._tell(context, "refusal_prompt", known | {"refusal": refusal}, words)
             return not role.tools
         self._step = await self._stage.act(action or "")
         self._accepted = self._step.valid
-        context.observe(self._filled("observation_prompt", known))
+        self._tell(context, "observation_prompt", known, words)
         return False
 
     async def _deliver(self, turn: Turn) -> bool:

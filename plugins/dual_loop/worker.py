@@ -9,7 +9,7 @@ from verl_hier_plugins.react.worker import parse_action
 
 from verl_hier.environments.base import Step
 from verl_hier.rollout import Context, Worker
-from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.prompts import carried, fields, fill
 from verl_hier.rollout.stage import Stage, Turn
 
 Route = Literal["done", "tactical", "strategic"]
@@ -98,7 +98,9 @@ class DualLoop(Worker):
         text = plan.text[: options.longest_plan]
         for attempt in range(options.tries):
             name = "repair_prompt" if attempt else "executor_prompt"
-            context.observe(fill(getattr(options, name), known(stage, step, first, plan=text), name))
+            template = getattr(options, name)
+            prompt = fill(template, known(stage, step, first, plan=text), name)
+            context.observe(prompt, carries=carried(template, {"plan": [plan]}))
             turn = await stage.say(context, segment=number, plan=plan)
             action = parse_action(turn.text, options.action_tag)
             if action is None:
@@ -123,7 +125,9 @@ class DualLoop(Worker):
         if options.refiner_system:
             context.observe(options.refiner_system, role="system")
         filled = known(stage, step, first, plan=plan.text[: options.longest_plan], action=action)
-        context.observe(fill(options.refiner_prompt, filled, "refiner_prompt"))
+        words = {"plan": [plan], "action": [turn] if action else []}
+        prompt = fill(options.refiner_prompt, filled, "refiner_prompt")
+        context.observe(prompt, carries=carried(options.refiner_prompt, words))
         verdict = await stage.say(context, segment=number, plan=plan)
         said = verdict.text.lower()
         if STRATEGIC not in said and TACTICAL not in said:

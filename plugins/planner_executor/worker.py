@@ -8,7 +8,7 @@ from verl_hier_plugins.react.worker import parse_action
 
 from verl_hier.environments.base import Step
 from verl_hier.rollout import Worker
-from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.prompts import carried, fields, fill
 from verl_hier.rollout.stage import Stage, Turn
 
 SUB_DONE = "<sub_done>"
@@ -87,7 +87,9 @@ class PlannerExecutor(Worker):
         if options.executor_system:
             context.observe(options.executor_system, role="system")
         known = fields(stage, step, first, subgoal=subgoal, blueprint=plan.text)
-        context.observe(fill(options.executor_prompt, known, "executor_prompt"))
+        words = {"subgoal": [plan], "blueprint": [plan]}
+        prompt = fill(options.executor_prompt, known, "executor_prompt")
+        context.observe(prompt, carries=carried(options.executor_prompt, words))
         for _ in range(options.subgoal_turns):
             turn = await stage.say(context, segment=number, plan=plan)
             if options.sub_done and SUB_DONE in turn.text:
@@ -99,5 +101,6 @@ class PlannerExecutor(Worker):
             if step.done or step.truncated:
                 break
             known = fields(stage, step, first, subgoal=subgoal, blueprint=plan.text)
-            context.observe(fill(options.observation_prompt, known, "observation_prompt"))
+            heard = fill(options.observation_prompt, known, "observation_prompt")
+            context.observe(heard, carries=carried(options.observation_prompt, words))
         return step

@@ -17,9 +17,10 @@ from tests.rollout.conftest import Corridor
 from verl_hier.rollout import Sampler
 from verl_hier.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier.trajectory import EpisodeRecord, Node, RolloutGraph
+from verl_hier.trajectory import EpisodeRecord, Message, Node, RolloutGraph
 
-GOLDEN = Path(__file__).with_name("golden_v1.jsonl")
+GOLDEN = Path(__file__).with_name("golden_v2.jsonl")
+GOLDEN_V1 = Path(__file__).with_name("golden_v1.jsonl")
 
 
 def answer(prompt: str, sampling) -> str:
@@ -149,7 +150,15 @@ def _grow(draw, graph: RolloutGraph, record: EpisodeRecord, fresh) -> None:
         logprobs=draw(st.sampled_from([[], [-0.5 - token for token in action]])),
         trained=draw(st.booleans()),
         reward=draw(st.sampled_from([0.0, 1.0, -0.25])),
+        text=f"says {len(graph.nodes)}",
+        messages=draw(st.lists(_messages(path), min_size=int(context < 0), max_size=2)),
     )
     graph.nodes.append(node)
     node.prompt_tokens = len(graph.prompt(node.id))
     record.leaf = node.id
+
+
+def _messages(path: list[int]):
+    """Messages that carry words of some turns of a path."""
+    sources = st.lists(st.sampled_from(path), unique=True, max_size=2) if path else st.just([])
+    return st.builds(Message, st.sampled_from(["system", "user", "tool"]), st.sampled_from(["go", "é 🙂\n"]), sources)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trajectory import cases
 from verl_hier.errors import GraphError
-from verl_hier.trajectory import TURN_COLUMNS, TableBuilder, build_table, graph_rows
+from verl_hier.trajectory import TURN_COLUMNS, Message, TableBuilder, build_table, graph_rows
 from verl_hier.trajectory.rows import chains
 from verl_hier.trajectory.table import EPISODE_COLUMNS
 
@@ -194,6 +194,8 @@ def test_anchors_are_numbered_across_groups():
         (("nodes", 2, "context"), 5, "link that does not point back"),
         (("nodes", 2, "plan"), 5, "link that does not point back"),
         (("nodes", 2, "id"), 1, "link that does not point back"),
+        (("nodes", 2, "messages"), [Message("user", "go", [2])], "words of a turn that is not before it"),
+        (("nodes", 2, "messages"), [Message("user", "go", [-1])], "words of a turn that is not before it"),
         (("nodes", 2, "logprobs"), [-1.0], "log-probs"),
         (("nodes", 2, "turn"), 0, "its parents say"),
         (("nodes", 2, "prompt_tokens"), 1, "the server saw"),

@@ -2,13 +2,15 @@
 
 import copy
 import dataclasses
+import json
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 
 from tests.trajectory import cases
-from verl_hier.trajectory import SCHEMA_VERSION, EpisodeRecord, Node, RolloutGraph
+from verl_hier.errors import GraphError
+from verl_hier.trajectory import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
 from verl_hier.trajectory.storage import json_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -30,6 +32,17 @@ def test_golden_graphs_fit():
         VALIDATOR.validate(graph.to_dict())
 
 
+def test_the_golden_file_of_version_1_fits_its_schema_and_no_other():
+    first = jsonschema.Draft202012Validator(json_schema(1))
+    for line in cases.GOLDEN_V1.read_text(encoding="utf-8").splitlines():
+        first.validate(json.loads(line))
+        assert not VALIDATOR.is_valid(json.loads(line))
+    assert not first.is_valid(GOOD)
+    for unknown in (0, SCHEMA_VERSION + 1):
+        with pytest.raises(GraphError, match=f"no schema version {unknown}"):
+            json_schema(unknown)
+
+
 @settings(max_examples=20, deadline=None)
 @given(cases.trees())
 def test_random_graphs_fit(graph):
@@ -38,7 +51,12 @@ def test_random_graphs_fit(graph):
 
 @pytest.mark.parametrize(
     "cls, at",
-    [(RolloutGraph, ()), (Node, ("$defs", "node")), (EpisodeRecord, ("$defs", "episode"))],
+    [
+        (RolloutGraph, ()),
+        (Node, ("$defs", "node")),
+        (Message, ("$defs", "message")),
+        (EpisodeRecord, ("$defs", "episode")),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_every_field_is_described_and_required(cls, at):
@@ -63,7 +81,12 @@ def change(path, value):
 @pytest.mark.parametrize(
     "breaks",
     [
-        change(["version"], 2),
+        change(["version"], 1),
+        lambda data: data["nodes"][0].pop("messages"),
+        change(["nodes", 0, "messages", 0, "sources"], [-1]),
+        change(["nodes", 0, "messages", 0, "sources"], 0),
+        change(["nodes", 0, "messages", 0, "content"], None),
+        change(["nodes", 0, "messages", 0, "name"], "planner"),
         change(["colour"], "red"),
         lambda data: data.pop("nodes"),
         lambda data: data["task"].pop("uid"),

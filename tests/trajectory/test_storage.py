@@ -9,7 +9,7 @@ import pytest
 
 from tests.trajectory import cases
 from verl_hier.errors import GraphError
-from verl_hier.trajectory import read_graphs, write_graphs
+from verl_hier.trajectory import SCHEMA_VERSION, read_graphs, write_graphs
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -51,9 +51,9 @@ def test_a_directory_is_read_in_name_order(tmp_path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_newer_version_is_refused(tmp_path, suffix):
     graph = cases.flat()
-    graph.version = 2
+    graph.version = 3
     write_graphs(tmp_path / f"new{suffix}", [graph])
-    refuses(lambda: list(read_graphs(tmp_path / f"new{suffix}")), "schema version 2", "reads up to 1", "new")
+    refuses(lambda: list(read_graphs(tmp_path / f"new{suffix}")), "schema version 3", "reads up to 2", "new")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -71,6 +71,7 @@ def test_an_empty_file_is_refused(tmp_path, suffix):
         ('{"version": 1, "nodes": []}', ["does not fit schema version 1", "episodes"]),
         ('{"version": 1, "nodes": [{"id": 0}], "episodes": []}', ["does not fit schema version 1", "parent"]),
         ('{"version": 1, "nodes": [], "episodes": [], "task": {}, "colour": 1}', ["colour"]),
+        ('{"version": 2, "nodes": [{"messages": [{"role": "user"}]}], "episodes": []}', ["does not fit"]),
         ('{"version": 1, "nodes": 3, "episodes": []}', ["does not fit"]),
     ],
 )
@@ -139,3 +140,13 @@ def test_the_golden_file_is_read_and_written_back_byte_by_byte(tmp_path):
 def test_the_golden_file_is_what_the_same_seeds_give_today():
     """A difference here is a change of seeds, of tokens or of the schema; the last needs another version."""
     assert list(read_graphs(cases.GOLDEN)) == cases.golden()
+
+
+def test_files_of_version_1_are_read_as_graphs_without_messages(tmp_path):
+    graphs = cases.golden()
+    for node in (node for graph in graphs for node in graph.nodes):
+        assert node.messages
+        node.messages = []
+    assert list(read_graphs(cases.GOLDEN_V1)) == graphs
+    write_graphs(tmp_path / "again.jsonl", read_graphs(cases.GOLDEN_V1))
+    assert {graph.version for graph in read_graphs(tmp_path / "again.jsonl")} == {SCHEMA_VERSION}

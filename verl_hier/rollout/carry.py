@@ -24,7 +24,8 @@ class Carried:
     Attributes:
         step: trainer step that left it.
         origin: name of its worker's random generator.
-        nodes: its nodes, first one first; `context` and `plan` are places in this list.
+        nodes: its nodes, first one first; `context` and `plan` are places in this list. Their messages are left out:
+            the worker says them anew.
     """
 
     step: int
@@ -117,6 +118,7 @@ def _detached(graph: RolloutGraph, path: Sequence[int]) -> tuple[Node, ...]:
             parent=places[node.id] - 1,
             context=places[node.context],
             plan=places[node.plan],
+            messages=[],
             decision={**node.decision, "carried": sampled_in(node, graph.step)},
         )
         for node in (graph.nodes[number] for number in path)

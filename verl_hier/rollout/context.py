@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from verl_hier.rollout.interfaces import CONTINUED, Renderer
-from verl_hier.trajectory.graph import Node
+from verl_hier.trajectory.graph import Message, Node
+
+if TYPE_CHECKING:
+    from verl_hier.rollout.stage import Turn
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message of a context, and the turns whose words it carries: as nodes, since their numbers may still change."""
+
+    role: str
+    content: str
+    turns: tuple[Node, ...] = ()
+
+    def shown(self) -> dict[str, Any]:
+        """As renderers want it."""
+        return {"role": self.role, "content": self.content}
+
+    def kept(self) -> Message:
+        """As the graph keeps it, with the numbers that the turns have now."""
+        return Message(self.role, self.content, [node.id for node in self.turns])
 
 
 class Context:
@@ -25,22 +46,32 @@ class Context:
         self.node: Node | None = None
         self._renderer = renderer
         self._tokens: list[int] = []
-        self._history: list[dict[str, Any]] = []
-        self._pending: list[dict[str, Any]] = []
+        self._history: list[Heard] = []
+        self._pending: list[Heard] = []
 
-    def observe(self, content: str, role: str = "user") -> Context:
-        """Add a message that the agent will see before it speaks next."""
-        self._pending.append({"role": role, "content": content})
+    def observe(self, content: str, role: str = "user", carries: Turn | Iterable[Turn] = ()) -> Context:
+        """Add a message that the agent will see before it speaks next.
+
+        Args:
+            content: the words.
+            role: of the chat: `system`, `user`, `tool`, …
+            carries: turns whose words are among them, so that the graph knows who saw what; see `prompts.carried`.
+        """
+        self._pending.append(Heard(role, content, _nodes(carries)))
         return self
 
-    def extend(self, content: str) -> Context:
+    def extend(self, content: str, carries: Turn | Iterable[Turn] = ()) -> Context:
         """Put `content` into the message that the agent spoke last; its next turn goes on in that message.
 
         Nothing of the chat template comes between. The tokens are an observation like any other: read, never trained.
+
+        Args:
+            content: the words.
+            carries: see `observe`.
         """
         if self.node is None:
             raise ValueError("the agent has not spoken yet, so there is no message to go on in")
-        self._pending.append({"role": CONTINUED, "content": content})
+        self._pending.append(Heard(CONTINUED, content, _nodes(carries)))
         return self
 
     def prompt(self) -> tuple[list[int], int]:
@@ -48,19 +79,31 @@ class Context:
 
         The second number is 0 when the renderer could not continue the old tokens; the context then starts anew.
         """
-        tokens = self._renderer.render(self._tokens, self._history, self._pending)
+        history, pending = ([heard.shown() for heard in part] for part in (self._history, self._pending))
+        tokens = self._renderer.render(self._tokens, history, pending)
         kept = len(self._tokens)
         continues = kept > 0 and tokens[:kept] == self._tokens
         return tokens, kept if continues else 0
+
+    def heard(self, continues: bool) -> list[Heard]:
+        """What the next turn's prompt adds.
+
+        Args:
+            continues: whether it continues the tokens of the turns before; when not, it says everything again.
+        """
+        return list(self._pending) if continues else [*self._history, *self._pending]
 
     def commit(self, prompt: list[int], action: list[int], node: Node) -> str:
         """Record that `node` spoke `action` after `prompt`; returns the decoded text."""
         text = self._renderer.decode(action)
         self._tokens = prompt + action
-        if self._pending and self._pending[0]["role"] == CONTINUED:
-            self._history[-1]["content"] += "".join(message["content"] for message in self._pending) + text
+        if self._pending and self._pending[0].role == CONTINUED:
+            last = self._history[-1]
+            words = "".join([last.content, *(heard.content for heard in self._pending), text])
+            turns = [*last.turns, *(turn for heard in self._pending for turn in heard.turns), node]
+            self._history[-1] = replace(last, content=words, turns=tuple(turns))
         else:
-            self._history += [*self._pending, {"role": "assistant", "content": text}]
+            self._history += [*self._pending, Heard("assistant", text, (node,))]
         self._pending = []
         self.node = node
         return text
@@ -79,3 +122,8 @@ class Context:
             return len(self._renderer.decode(action[:count]))
 
         return [bisect_left(range(len(action)), end, key=said) for end in characters]
+
+
+def _nodes(carries: Turn | Iterable[Turn]) -> tuple[Node, ...]:
+    turns = carries if isinstance(carries, Iterable) else (carries,)
+    return tuple({id(turn.node): turn.node for turn in turns}.values())

@@ -278,7 +278,8 @@ class Episode:
             else:
                 live = True
                 before = node or (context.node if kept else None)
-                wish = Wish(context, before, [] if node else prompt[kept:], segment, plan)
+                added, heard = ([], []) if node else (prompt[kept:], context.heard(kept > 0))
+                wish = Wish(context, before, added, heard, segment, plan)
                 if self._memory:
                     node = self._recalled(wish)
                 else:

@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from verl_hier.trajectory.graph import CONTINUED as CONTINUED
+
 if TYPE_CHECKING:
     from verl_hier.rollout.rollout import Rollout
     from verl_hier.rollout.stage import Stage
-
-CONTINUED = "continued"
-"""Role of a pending message that continues the agent's own; see `Context.extend`."""
 
 
 class Worker(ABC):

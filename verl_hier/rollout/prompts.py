@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from string import Formatter
+
 from verl_hier.environments.base import Step
 from verl_hier.errors import RecipeError
-from verl_hier.rollout.stage import Stage
+from verl_hier.rollout.stage import Stage, Turn
 
 
 def fields(stage: Stage, step: Step, first: Step, /, **more: str) -> dict[str, str]:
@@ -43,3 +47,19 @@ def fill(template: str, known: dict[str, str], option: str) -> str:
             f"hier.worker.{option}: the template {template!r} cannot be filled ({error}); "
             f"fields of this environment and worker: {', '.join(sorted(known))}."
         ) from error
+
+
+def carried(template: str, words: Mapping[str, Iterable[Turn]]) -> list[Turn]:
+    """Turns whose words stand in a filled template, for `Context.observe(…, carries=…)`.
+
+    Args:
+        template: from the recipe; `fill` has filled it.
+        words: field name to the turns whose words filled it.
+    """
+    return [turn for name, turns in words.items() if name in _names(template) for turn in turns]
+
+
+@lru_cache(maxsize=1024)
+def _names(template: str) -> frozenset[str]:
+    """Fields that a template uses."""
+    return frozenset(name.split(".")[0].split("[")[0] for _, name, _, _ in Formatter().parse(template) if name)

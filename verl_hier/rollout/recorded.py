@@ -65,10 +65,17 @@ def _joined(nodes: list[Node], name: str) -> list[Any]:
 # What a replay cannot and need not repeat: wall time, and what was noted after the rollout.
 _NOT_REPEATED = ("counts", "budget", "phase", "credit", "version")
 
+# What version 1 of the schema did not have, or had otherwise for turns of several pieces.
+_NOT_IN_VERSION_1 = ("messages", "text")
+
 
 def differences(stored: RolloutGraph, again: RolloutGraph) -> list[str]:
     """Where two rollouts of one task differ, as `nodes[3].action`; empty when they are the same tree."""
     left, right = stored.to_dict(), again.to_dict()
+    if not any(node.messages for node in stored.nodes):
+        for node in (*left["nodes"], *right["nodes"]):
+            for name in _NOT_IN_VERSION_1:
+                del node[name]
     return [place for name in left if name not in _NOT_REPEATED for place in _compare(left[name], right[name], name)]
 
 

@@ -19,6 +19,7 @@ from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.interfaces import Generation, Policy, Renderer, Sampler, Sampling, Scored, Worker
 from verl_hier.rollout.script import Event, insert_before
 from verl_hier.rollout.seeds import derive, generator
+from verl_hier.rollout.speech import text_of
 from verl_hier.trajectory.graph import EpisodeRecord, Node, RolloutGraph
 
 T = TypeVar("T")
@@ -197,6 +198,9 @@ class Rollout:
             The first part. `node` stays the last part, its number grows by one.
         """
         first = self.graph.split(node, at)
+        said = [token for piece in self.graph.pieces(first)[:-1] for token in piece.action]
+        first.text = text_of(self.renderer, said, first.action, True)
+        node.text = node.text[len(first.text) :]
         for episode in self.episodes:
             insert_before(episode.events, node, first)
             episode.script.cut(node, first)

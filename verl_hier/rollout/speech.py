@@ -6,12 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from verl_hier.environments.pool import EnvironmentFailure
-from verl_hier.rollout.context import Context
-from verl_hier.rollout.interfaces import Generation
-from verl_hier.trajectory.graph import Node
+from verl_hier.rollout.context import Context, Heard
+from verl_hier.rollout.interfaces import Generation, Renderer
+from verl_hier.trajectory.graph import Node, RolloutGraph
 
 if TYPE_CHECKING:
     from verl_hier.rollout.episode import Episode
+
+
+_HALF = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode the first tokens of a character to."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,14 @@ class Wish:
         context: whose turn it is.
         before: node whose tokens it continues, None in a new context.
         observation: tokens that its prompt adds.
+        heard: the same in words.
         segment, plan: see `Node`.
     """
 
     context: Context
     before: Node | None
     observation: list[int]
+    heard: list[Heard]
     segment: int
     plan: Node | None
 
@@ -79,6 +85,8 @@ async def sample_node(
         decision["forced"] = given
     if tip is None or tip.episode != episode.id:
         decision |= episode.record.decision
+    said = [token for earlier in _unfinished(rollout.graph, tip) for token in earlier.action]
+    partial = limit < most and len(action) >= limit and not _ended(episode, action, stop)
     node = Node(
         id=len(rollout.graph.nodes),
         parent=episode.record.leaf,
@@ -93,15 +101,16 @@ async def sample_node(
         observation=wish.observation,
         action=action,
         logprobs=logprobs if len(logprobs) == len(action) else [],
-        partial=limit < most and len(action) >= limit and not _ended(episode, action, stop),
+        partial=partial,
         trained=episode.trained,
         anchor=_anchor(episode),
-        text=rollout.renderer.decode(action),
+        text=text_of(rollout.renderer, said, action, partial),
         policy_version=list(generation.version),
         prompt_tokens=len(prompt) if generation.token_ids else 0,
         cached_tokens=generation.cached_tokens,
         stop_reason=generation.stop_reason,
         decision=decision,
+        messages=[heard.kept() for heard in wish.heard],
     )
     return node, generation
 
@@ -146,7 +155,27 @@ def recalled_node(episode: Episode, wish: Wish, old: Node) -> Node:
         cached_tokens=0,
         decision=dict(decision),
         extra={},
+        messages=[heard.kept() for heard in wish.heard],
     )
+
+
+def text_of(renderer: Renderer, said: list[int], action: list[int], partial: bool) -> str:
+    """What an action adds to the text of its turn, so that the texts of the pieces are the text of the whole.
+
+    Args:
+        renderer: decodes.
+        said: tokens of the turn's earlier pieces.
+        action: the tokens that follow them.
+        partial: whether more will follow; half a character at the end is left to what follows.
+    """
+    before = renderer.decode(said).rstrip(_HALF) if said else ""
+    text = renderer.decode(said + action)[len(before) :]
+    return text.rstrip(_HALF) if partial else text
+
+
+def _unfinished(graph: RolloutGraph, tip: Node | None) -> list[Node]:
+    """Pieces of the turn that goes on after `tip`."""
+    return graph.pieces(tip) if tip is not None and tip.partial else []
 
 
 def _turn(tip: Node | None) -> int:

@@ -19,8 +19,27 @@ from typing import Any, Literal
 
 from verl_hier.errors import GraphError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+CONTINUED = "continued"
+"""Role of a message that continues the agent's own; see `Context.extend`."""
 Status = Literal["running", "finished", "truncated", "failed", "pruned"]
+
+
+@dataclass
+class Message:
+    """One message that a turn's prompt adds.
+
+    Attributes:
+        role: of the chat: `system`, `user`, `tool`, …; `assistant` for the agent's own words where its context was
+            rendered anew, `CONTINUED` for text inside the message that it spoke last.
+        content: the words, as the worker gave them.
+        sources: turns whose words are among them: a planner's in the prompt of an executor. Of a turn of several
+            pieces the last one; none when they come from the world, the recipe or nobody knows where.
+    """
+
+    role: str
+    content: str
+    sources: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -45,7 +64,9 @@ class Node:
         trained: False for turns that only evaluate (greedy execution of a plan) or belong to a frozen role.
         reward, done, truncated, valid: what the world answered to the action.
         anchor: state before the action, or None; None for all pieces of a turn but the first.
-        text: decoded action, as the worker read it.
+        text: decoded action, as the worker read it; of a piece, what it adds to the text of the pieces before.
+        messages: what `observation` says in words, see `Message`; empty where a prompt adds none, and in graphs that
+            version 1 wrote.
         masks: name to [start, stop) spans over the action tokens.
         policy_version: lowest and highest weight version that sampled the action.
         prompt_tokens, cached_tokens: length of the prompt, and how much of it the server did not compute again; 0 when
@@ -85,6 +106,7 @@ class Node:
     stop_reason: str | None = None
     decision: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
 
 
 @dataclass
@@ -193,7 +215,8 @@ class RolloutGraph:
             node: a node of this graph.
             at: action tokens of the first part, 1 to `len(node.action) - 1`.
 
-        The numbers of `node` and of all later nodes grow by one. Episodes whose `shared` counts nodes of a path through
+        The numbers of `node` and of all later nodes grow by one. The first part has no text, for want of a tokenizer;
+        see `Rollout.split`. Episodes whose `shared` counts nodes of a path through
         the cut count one more.
         """
         if not 0 < at < len(node.action):
@@ -222,11 +245,13 @@ class RolloutGraph:
             for link in ("id", "parent", "context", "plan"):
                 if getattr(other, link) >= first.id:
                     setattr(other, link, getattr(other, link) + 1)
+            for message in other.messages:
+                message.sources = [source + (source >= first.id) for source in message.sources]
         for episode in self.episodes:
             episode.leaf += episode.leaf >= first.id
         self.nodes.insert(first.id, first)
         node.parent = node.context = first.id
-        node.observation, node.anchor = [], None
+        node.observation, node.messages, node.anchor = [], [], None
         for name in ("action", "logprobs", "entropy", "top"):
             setattr(node, name, getattr(node, name)[at:])
         node.masks = cut_spans(node.masks, at, at + len(node.action))
@@ -240,6 +265,8 @@ class RolloutGraph:
         for node in order:
             node.id, node.parent = place[node.id], place[node.parent]
             node.context, node.plan = place[node.context], place[node.plan]
+            for message in node.messages:
+                message.sources = [place[source] for source in message.sources]
         for episode in self.episodes:
             episode.leaf = place[episode.leaf]
         self.nodes = order
@@ -250,7 +277,7 @@ class RolloutGraph:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RolloutGraph:
-        """Inverse of `to_dict`.
+        """Inverse of `to_dict`. What an older version wrote becomes a graph of this one.
 
         Raises:
             GraphError: when it was written by a newer schema version, or a field is missing or unknown.
@@ -263,8 +290,8 @@ class RolloutGraph:
                 f"the graph has schema version {version}, this verl-hier reads up to {SCHEMA_VERSION}; upgrade it."
             )
         try:
-            fields = dict(data)
-            fields["nodes"] = [Node(**node) for node in data["nodes"]]
+            fields = dict(data) | {"version": SCHEMA_VERSION}
+            fields["nodes"] = [_node(node) for node in data["nodes"]]
             fields["episodes"] = [EpisodeRecord(**episode) for episode in data["episodes"]]
             return cls(**fields)
         except (TypeError, KeyError) as error:
@@ -281,11 +308,14 @@ class RolloutGraph:
                 raise GraphError(f"node {index} has {len(node.action)} tokens but {len(node.entropy)} entropies.")
             if node.top and len(node.top) != len(node.action):
                 raise GraphError(f"node {index} has {len(node.action)} tokens but alternatives for {len(node.top)}.")
+            if any(not 0 <= source < index for message in node.messages for source in message.sources):
+                raise GraphError(f"node {index} carries words of a turn that is not before it.")
             before = None if node.parent < 0 else self.nodes[node.parent]
             turn = 0 if before is None else before.turn + (not before.partial)
             if node.turn != turn:
                 raise GraphError(f"node {index} says turn {node.turn}, its parents say {turn}.")
-            if before is not None and before.partial and (node.context != before.id or node.observation):
+            unfinished = before is not None and before.partial
+            if unfinished and (node.context != node.parent or node.observation or node.messages):
                 raise GraphError(f"node {index} does not continue the tokens of the unfinished turn before it.")
             if node.prompt_tokens and node.prompt_tokens != len(self.prompt(index)):
                 raise GraphError(f"node {index}: the stored tokens are not the {node.prompt_tokens} the server saw.")
@@ -294,6 +324,12 @@ class RolloutGraph:
                 mine, other = self.path(episode.id)[: episode.shared], self.path(episode.source)[: episode.shared]
                 if mine != other:
                     raise GraphError(f"episode {episode.id} does not share {episode.shared} turns with its source.")
+
+
+def _node(data: Mapping[str, Any]) -> Node:
+    node = Node(**data)
+    node.messages = [Message(**message) for message in data.get("messages", ())]
+    return node
 
 
 def cut_spans(masks: Mapping[str, list[list[int]]], start: int, stop: int) -> dict[str, list[list[int]]]:

@@ -18,9 +18,19 @@ from verl_hier.trajectory.graph import SCHEMA_VERSION, RolloutGraph
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 
 
-def json_schema() -> dict[str, Any]:
-    """The published JSON schema of one graph, as shipped with the package."""
-    text = resources.files("verl_hier.trajectory").joinpath("schema.json").read_text(encoding="utf-8")
+def json_schema(version: int = SCHEMA_VERSION) -> dict[str, Any]:
+    """The published JSON schema of one graph, as shipped with the package.
+
+    Args:
+        version: 1 to `SCHEMA_VERSION`.
+
+    Raises:
+        GraphError: when there is no such version.
+    """
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise GraphError(f"there is no schema version {version}; this verl-hier knows 1 to {SCHEMA_VERSION}.")
+    name = "schema.json" if version == SCHEMA_VERSION else f"schema_v{version}.json"
+    text = resources.files("verl_hier.trajectory").joinpath(name).read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
 
