@@ -41,8 +41,8 @@ COLD_STARTS = {
         tuple((f"hier.environment.goals={goals}",) for goals in (1, 2)),
         steps=2000,
     ),
-    "systems": ColdStart(("metaagentx_alfworld_cpu", "chain_of_agents_alfworld_cpu", "grpo_alfworld_cpu"), steps=2000),
-    "bugs": ColdStart(("dual_loop_bug_reproduction_cpu", "grpo_bug_reproduction_cpu"), steps=1300),
+    "systems": ColdStart(("metaagentx_alfworld_cpu", "chain_of_agents_alfworld_cpu", "grpo_alfworld_cpu")),
+    "bugs": ColdStart(("dual_loop_bug_reproduction_cpu", "grpo_bug_reproduction_cpu"), steps=800),
 }
 
 

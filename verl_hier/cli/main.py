@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_hier import __version__
-from verl_hier.cli import create, data, distill, inspect, parts, quickstart, recredit, replay, train
+from verl_hier.cli import create, data, distill, exchange, inspect, parts, quickstart, recredit, replay, train
 from verl_hier.errors import HierError
 
 app = typer.Typer(
@@ -51,6 +51,8 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
             "conformance": inspect.conformance,
             "credit": recredit.credit,
             "replay": replay.replay,
+            "export": exchange.export,
+            "import": exchange.import_,
         },
     ),
     (LOOKING, {f"{kind}s": parts.command(kind) for kind in parts.KINDS}),
