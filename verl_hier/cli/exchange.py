@@ -1,0 +1,69 @@
+"""`export` and `import`: stored rollouts as chat messages or verl's rollout dump, and back."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_hier.cli.output import line
+from verl_hier.errors import RecipeError
+
+
+class Format(str, Enum):
+    """Formats that are not ours."""
+
+    CHAT = "chat"
+    VERL = "verl"
+
+
+class Template(str, Enum):
+    """As `hier.rollout.template`."""
+
+    CHAT = "chat"
+    PLAIN = "plain"
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Graph file, or a folder of them (hier.store).")],
+    to: Annotated[Format, typer.Option(help="Chat messages, or verl's rollout dump.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, or .parquet for chat messages.")],
+    model: Annotated[str | None, typer.Option(help="Tokenizer of the run, folder or name; for --to verl.")] = None,
+) -> None:
+    """Write stored rollouts as chat messages or verl's rollout dump."""
+    from verl_hier.exchange import export_chat, export_dump
+
+    if to is Format.CHAT:
+        count = export_chat(source, out)
+    elif model is None:
+        raise RecipeError("--to verl writes decoded tokens; name the run's tokenizer with --model FOLDER.")
+    else:
+        from verl_hier.compat.tokenizer import load_tokenizer
+
+        count = export_dump(source, out, load_tokenizer(model))
+    line(f"{count} lines: {out}")
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="File, or verl's folder of STEP.jsonl files.")],
+    from_: Annotated[Format, typer.Option("--from", help="Chat messages, or verl's rollout dump.")],
+    model: Annotated[str, typer.Option(help="Tokenizer, folder or name.")],
+    out: Annotated[Path, typer.Option(help="Graph file to write: .jsonl, .jsonl.gz or .parquet.")],
+    template: Annotated[Template, typer.Option(help="See hier.rollout.template.")] = Template.CHAT,
+) -> None:
+    """Read chat messages or verl's rollout dump as rollouts."""
+    from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
+    from verl_hier.exchange import import_chat, import_dump
+    from verl_hier.trajectory import write_graphs
+
+    if not source.exists():
+        raise RecipeError(f"there is no file {source}; name the file to read.")
+    tokenizer = load_tokenizer(model)
+    if from_ is Format.CHAT:
+        graphs = import_chat(source, tokenizer, load_renderer(model, tokenizer, template.value))
+    else:
+        graphs = import_dump(source, tokenizer)
+    episodes = sum(len(graph.episodes) for graph in graphs)
+    line(f"{write_graphs(out, graphs)} tasks, {episodes} episodes: {out}")
