@@ -47,6 +47,7 @@ class Context:
         self._renderer = renderer
         self._tokens: list[int] = []
         self._history: list[Heard] = []
+        self._shown: list[dict[str, Any]] = []  # the history as renderers want it, made once
         self._pending: list[Heard] = []
 
     def observe(self, content: str, role: str = "user", carries: Turn | Iterable[Turn] = ()) -> Context:
@@ -79,8 +80,7 @@ class Context:
 
         The second number is 0 when the renderer could not continue the old tokens; the context then starts anew.
         """
-        history, pending = ([heard.shown() for heard in part] for part in (self._history, self._pending))
-        tokens = self._renderer.render(self._tokens, history, pending)
+        tokens = self._renderer.render(self._tokens, self._shown, [heard.shown() for heard in self._pending])
         kept = len(self._tokens)
         continues = kept > 0 and tokens[:kept] == self._tokens
         return tokens, kept if continues else 0
@@ -102,8 +102,11 @@ class Context:
             words = "".join([last.content, *(heard.content for heard in self._pending), text])
             turns = [*last.turns, *(turn for heard in self._pending for turn in heard.turns), node]
             self._history[-1] = replace(last, content=words, turns=tuple(turns))
+            self._shown[-1] = self._history[-1].shown()
         else:
-            self._history += [*self._pending, Heard("assistant", text, (node,))]
+            new = [*self._pending, Heard("assistant", text, (node,))]
+            self._history += new
+            self._shown += [heard.shown() for heard in new]
         self._pending = []
         self.node = node
         return text
@@ -125,5 +128,7 @@ class Context:
 
 
 def _nodes(carries: Turn | Iterable[Turn]) -> tuple[Node, ...]:
+    if not carries:
+        return ()
     turns = carries if isinstance(carries, Iterable) else (carries,)
     return tuple({id(turn.node): turn.node for turn in turns}.values())
