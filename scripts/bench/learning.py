@@ -70,8 +70,8 @@ class Comparison:
 FLAT = {"gigpo": "gigpo_alfworld_cpu", "grpo": "grpo_alfworld_cpu"}
 HOUSEHOLDS = {"himac": "himac_alfworld_cpu", **FLAT}
 COMPARISONS = {
-    "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 60_000, 4, ("hier.environment.goals=2",)),
-    "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 60_000, 4, ("hier.environment.goals=1",)),
+    "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 55_000, 4, ("hier.environment.goals=2",)),
+    "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 40_000, 4, ("hier.environment.goals=1",)),
     "systems": Comparison(
         "households, 1 goal, designs and chains",
         {
