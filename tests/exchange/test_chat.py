@@ -228,3 +228,22 @@ def test_nothing_to_read_and_nowhere_to_write(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(GraphError, match="cannot write"):
         export_chat(cases.GOLDEN, tmp_path / "file" / "chat.jsonl")
+
+
+@pytest.mark.parametrize(
+    "more, rewards",
+    [
+        ({}, [0.0, 0.0]),
+        ({"return": 2.0}, [0.0, 2.0]),
+        ({"return": 2.0, "rewards": [0.5, 0.25]}, [0.5, 1.5]),
+        ({"rewards": [0.5, 0.25]}, [0.5, 0.25]),
+        ({"return": 2.0, "rewards": [0.5]}, [0.0, 2.0]),
+    ],
+)
+def test_what_the_turns_have_not_earned_falls_on_the_last(tmp_path, more, rewards):
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": MESSAGES * 2, "uid": "t", **more}) + "\n")
+    (graph,) = imported(path)
+    assert [node.reward for node in graph.nodes] == rewards
+    assert graph.episodes[0].ret == sum(rewards) == list(chat_rows(graph))[0]["return"]
+    assert [node.done for node in graph.nodes] == [False, True]
