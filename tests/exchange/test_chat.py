@@ -245,5 +245,5 @@ def test_what_the_turns_have_not_earned_falls_on_the_last(tmp_path, more, reward
     path.write_text(json.dumps({"messages": MESSAGES * 2, "uid": "t", **more}) + "\n")
     (graph,) = imported(path)
     assert [node.reward for node in graph.nodes] == rewards
-    assert graph.episodes[0].ret == sum(rewards) == list(chat_rows(graph))[0]["return"]
+    assert graph.episodes[0].ret == sum(rewards) == next(chat_rows(graph))["return"]
     assert [node.done for node in graph.nodes] == [False, True]
