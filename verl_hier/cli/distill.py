@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -119,38 +119,16 @@ def _teacher(name: str, model: str, messages: Messages, random_action: float) ->
 
 def _student(recipe: str, overrides: list[str] | None, hier: HierConfig, parts: Parts, model: str | None) -> Student:
     """The recipe's worker with the renderer, tokenizer and limits of its rollout."""
-    from dataclasses import replace
-
-    from transformers import AutoTokenizer
-
     from verl_hier.coldstart.distill import Student
-    from verl_hier.coldstart.recipe import limits_of
-    from verl_hier.errors import HierError
+    from verl_hier.coldstart.recipe import trained_limits
+    from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
     from verl_hier.recipes import compose
 
     config = compose(recipe, overrides or ())
-    plain = hier.rollout.template == "plain"
+    template = hier.rollout.template
     path = model or str(config.actor_rollout_ref.model.path)
-    if model is None and plain and not Path(path).is_dir():
+    if model is None and template == "plain" and not Path(path).is_dir():
         path = str(TINY)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        cure = f"`verl-hier tiny {recipe}` makes one" if plain else "name its folder with --model"
-        raise HierError(f"there is no tokenizer at {path} ({type(error).__name__}); {cure}.") from error
-    room = hier.rollout.context_tokens or config.data.max_prompt_length + config.data.max_response_length
-    limits = replace(limits_of(hier), context_tokens=room)
-    return Student(parts.worker, _renderer(plain, tokenizer, path, config), tokenizer, limits)
-
-
-def _renderer(plain: bool, tokenizer: Any, path: str, config: Any) -> Any:
-    from verl_hier.rollout.render import PlainRenderer
-
-    if plain:
-        return PlainRenderer(tokenizer)
-    from transformers import AutoConfig
-
-    from verl_hier.compat.chat import ChatRenderer
-
-    options = config.data.get("apply_chat_template_kwargs") or {}
-    return ChatRenderer(tokenizer, AutoConfig.from_pretrained(path).model_type, dict(options))
+    tokenizer = load_tokenizer(path)
+    renderer = load_renderer(path, tokenizer, template, config.data.get("apply_chat_template_kwargs"))
+    return Student(parts.worker, renderer, tokenizer, trained_limits(recipe, overrides or ()))

@@ -6,9 +6,11 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from verl_hier.coldstart.demonstrations import write_demonstrations
 from verl_hier.coldstart.distill import DATA, Distillation, Expertise, Student, Weights, distill
@@ -107,7 +109,7 @@ def demonstrate(plan: ColdStart, recipe: str, overrides: Sequence[str], tokenize
         Distillation(
             environment=parts.environment,
             system=played.worker,
-            student=Student(parts.worker, PlainRenderer(tokenizer), tokenizer, limits_of(hier)),
+            student=Student(parts.worker, PlainRenderer(tokenizer), tokenizer, trained_limits(recipe, overrides)),
             teacher=lambda messages: Expertise(Noise(skip_stage=0.0)),
             n=n,
             weights=Weights(mistake=Noise.random_weight, read=Noise.observation_weight),
@@ -121,10 +123,7 @@ def demonstrate(plan: ColdStart, recipe: str, overrides: Sequence[str], tokenize
 
 def parts_of(recipe: str, overrides: Sequence[str] = ()) -> tuple[HierConfig, Parts]:
     """The hier block of a recipe and its five parts, built."""
-    from omegaconf import OmegaConf
-
-    config = compose(recipe, overrides)
-    hier = HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
+    hier = _hier(compose(recipe, overrides))
     return hier, resolve(hier)
 
 
@@ -132,6 +131,18 @@ def limits_of(hier: HierConfig) -> Limits:
     """Limits of an episode as the recipe has them."""
     rollout = hier.rollout
     return Limits(rollout.max_turns, rollout.max_tokens_per_turn, rollout.context_tokens or Limits().context_tokens)
+
+
+def trained_limits(recipe: str, overrides: Sequence[str] = ()) -> Limits:
+    """Limits of an episode that is to be trained on: where the recipe leaves contexts to verl's lengths, these."""
+    config = compose(recipe, overrides)
+    hier = _hier(config)
+    room = hier.rollout.context_tokens or config.data.max_prompt_length + config.data.max_response_length
+    return replace(limits_of(hier), context_tokens=room)
+
+
+def _hier(config: DictConfig) -> HierConfig:
+    return HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
 
 
 def _texts(parts: Parts, seed: int) -> list[str]:

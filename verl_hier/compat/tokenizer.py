@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from verl_hier.errors import RecipeError
@@ -23,17 +24,24 @@ def load_tokenizer(model: str | os.PathLike[str]) -> Any:
     except Exception as error:  # transformers and the hub raise many unrelated types
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise RecipeError(
-            f"--model {model}: there is no tokenizer ({reason}); give the folder of a model or its Hugging Face name."
+            f"--model {model}: there is no tokenizer ({reason}); give the folder of a model or its Hugging Face name; "
+            "`verl-hier tiny RECIPE` makes a small one."
         ) from error
 
 
-def load_renderer(model: str | os.PathLike[str], tokenizer: Any, template: Literal["chat", "plain"]) -> Renderer:
+def load_renderer(
+    model: str | os.PathLike[str],
+    tokenizer: Any,
+    template: Literal["chat", "plain"],
+    options: Mapping[str, Any] | None = None,
+) -> Renderer:
     """The renderer that a rollout with this model has.
 
     Args:
         model: folder or name; its config says which model family the chat template belongs to.
         tokenizer: of `load_tokenizer`.
         template: the recipe's `hier.rollout.template`.
+        options: the recipe's `data.apply_chat_template_kwargs`.
 
     Raises:
         RecipeError: for a tokenizer without a chat template.
@@ -44,7 +52,7 @@ def load_renderer(model: str | os.PathLike[str], tokenizer: Any, template: Liter
         raise RecipeError(f"--model {model}: its tokenizer has no chat template; use --template plain.")
     from verl_hier.compat.chat import ChatRenderer
 
-    return ChatRenderer(tokenizer, _model_type(model), {})
+    return ChatRenderer(tokenizer, _model_type(model), dict(options or {}))
 
 
 def _model_type(model: str | os.PathLike[str]) -> str | None:
