@@ -3,8 +3,8 @@
 
 A comparison is a task and the methods that are trained on it. For each seed one small model learns the formats of all
 of them from the same demonstrations; each method then trains it with stock verl until it has generated the same number
-of tokens. Success is measured on held-out tasks, sampled as in training. Writes a JSON file with every curve, and a
-Markdown table and a PNG from it.
+of tokens. Success is measured on held-out tasks, sampled as in training. Writes a JSON file with every curve and a PNG
+of them, and prints a Markdown table.
 
     python scripts/bench/learning.py --out docs/learning
     python scripts/bench/learning.py --out docs/learning --comparisons bugs
@@ -245,13 +245,12 @@ def report(out: Path) -> None:
     """Table and plot from the file of results."""
     results = json.loads((out / "learning.json").read_text())
     plot(results, out / "learning.png")
-    (out / "table.md").write_text(table(results) + "\n")
     print(table(results))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of table, plot and curves")
+    parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of the curves and their plot")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"), help="folder of models and logs")
     parser.add_argument("--comparisons", nargs="+", default=list(COMPARISONS), choices=list(COMPARISONS))
     parser.add_argument("--seeds", type=int, default=3)
