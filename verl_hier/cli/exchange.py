@@ -32,7 +32,7 @@ def export(
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, or .parquet for chat messages.")],
     model: Annotated[str | None, typer.Option(help="Tokenizer of the run, folder or name; for --to verl.")] = None,
 ) -> None:
-    """Write stored rollouts as chat messages or verl's rollout dump."""
+    """Write rollouts as chat messages or verl's rollout dump."""
     from verl_hier.exchange import export_chat, export_dump
 
     if to is Format.CHAT:
