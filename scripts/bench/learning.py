@@ -80,14 +80,14 @@ COMPARISONS = {
             "grpo": "grpo_alfworld_cpu",
         },
         "systems",
-        60_000,
+        40_000,
         4,
     ),
     "bugs": Comparison(
         "tests that show bugs",
         {"dual_loop": "dual_loop_bug_reproduction_cpu", "grpo": "grpo_bug_reproduction_cpu"},
         "bugs",
-        40_000,
+        20_000,
         10,
     ),
 }
