@@ -80,7 +80,7 @@ COMPARISONS = {
             "grpo": "grpo_alfworld_cpu",
         },
         "systems",
-        40_000,
+        32_000,
         4,
     ),
     "bugs": Comparison(
