@@ -69,9 +69,9 @@ def run(arm: str, model: Path, steps: int, folder: Path) -> list[dict[str, float
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--quick", action="store_true", help="two runs of each kind instead of four, a short cold start"
+        "--quick", action="store_true", help="one run of each kind instead of four, a short cold start"
     )
-    parser.add_argument("--steps", type=int, default=7, help="steps of a run; the first is not counted")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first is not counted")
     parser.add_argument("--model", type=Path, help="a model that speaks HiMAC's ALFWorld format; made when omitted")
     options = parser.parse_args()
     found: dict[str, list[list[dict[str, float]]]] = {arm: [] for arm in ARMS}
@@ -82,7 +82,7 @@ def main() -> int:
             folder,
             lambda text: print(text, flush=True),
         )
-        for round_ in range(2 if options.quick else 4):
+        for round_ in range(1 if options.quick else 4):
             for arm in list(ARMS)[:: 1 if round_ % 2 == 0 else -1]:
                 found[arm].append(run(arm, model, options.steps, folder))
                 print(f"round {round_ + 1}: {arm} measured", flush=True)
