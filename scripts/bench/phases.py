@@ -68,9 +68,7 @@ def run(arm: str, model: Path, steps: int, folder: Path) -> list[dict[str, float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="one run of each kind instead of four, a short cold start"
-    )
+    parser.add_argument("--quick", action="store_true", help="one run of each kind instead of four, a short cold start")
     parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first is not counted")
     parser.add_argument("--model", type=Path, help="a model that speaks HiMAC's ALFWorld format; made when omitted")
     options = parser.parse_args()
