@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.rollout.context import Context, Heard
@@ -88,16 +88,7 @@ async def sample_node(
     said = [token for earlier in _unfinished(rollout.graph, tip) for token in earlier.action]
     partial = limit < most and len(action) >= limit and not _ended(episode, action, stop)
     node = Node(
-        id=len(rollout.graph.nodes),
-        parent=episode.record.leaf,
-        context=_number(wish.before),
-        episode=episode.id,
-        agent=wish.context.agent,
-        role=wish.context.role,
-        level=wish.context.level,
-        turn=_turn(tip),
-        segment=wish.segment,
-        plan=_number(wish.plan),
+        **_placed(episode, wish, tip),
         observation=wish.observation,
         action=action,
         logprobs=logprobs if len(logprobs) == len(action) else [],
@@ -110,7 +101,6 @@ async def sample_node(
         cached_tokens=generation.cached_tokens,
         stop_reason=generation.stop_reason,
         decision=decision,
-        messages=[heard.kept() for heard in wish.heard],
     )
     return node, generation
 
@@ -135,16 +125,7 @@ def recalled_node(episode: Episode, wish: Wish, old: Node) -> Node:
     decision = old.decision if path else old.decision | episode.record.decision
     return replace(
         old,
-        id=len(episode.rollout.graph.nodes),
-        parent=episode.record.leaf,
-        context=_number(wish.before),
-        episode=episode.id,
-        agent=wish.context.agent,
-        role=wish.context.role,
-        level=wish.context.level,
-        turn=_turn(tip),
-        segment=wish.segment,
-        plan=_number(wish.plan),
+        **_placed(episode, wish, tip),
         reward=0.0,
         done=False,
         truncated=False,
@@ -155,8 +136,24 @@ def recalled_node(episode: Episode, wish: Wish, old: Node) -> Node:
         cached_tokens=0,
         decision=dict(decision),
         extra={},
-        messages=[heard.kept() for heard in wish.heard],
     )
+
+
+def _placed(episode: Episode, wish: Wish, tip: Node | None) -> dict[str, Any]:
+    """Where the next node stands after `tip`, who speaks it, and what was said to them."""
+    return {
+        "id": len(episode.rollout.graph.nodes),
+        "parent": episode.record.leaf,
+        "context": _number(wish.before),
+        "episode": episode.id,
+        "agent": wish.context.agent,
+        "role": wish.context.role,
+        "level": wish.context.level,
+        "turn": _turn(tip),
+        "segment": wish.segment,
+        "plan": _number(wish.plan),
+        "messages": [heard.kept() for heard in wish.heard],
+    }
 
 
 def text_of(renderer: Renderer, said: list[int], action: list[int], partial: bool) -> str:
