@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from verl_hier.credit import Credit, step_mean
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import CreditError, RecipeError
+from verl_hier.files import write_records
 from verl_hier.specs import EstimatorSpec, build_options
 from verl_hier.trajectory import RolloutGraph, TableBuilder, TurnTable, read_graphs
 
@@ -105,7 +106,10 @@ def credit(
         if prepare is not None:
             prepare(batch.table, batch.step)
         records += _records(batch, estimate(spec, batch.table, options))
-    _write(target, records)
+    try:
+        write_records(target, records)
+    except OSError as error:
+        raise CreditError(f"cannot write credit to {target}: {error.strerror or error}.") from error
     return len(records)
 
 
@@ -222,25 +226,6 @@ def _records(batch: Batch, found: Credit) -> list[dict[str, Any]]:
                 }
             )
     return records
-
-
-def _write(target: Path, records: list[dict[str, Any]]) -> None:
-    """All records or none: the file appears when it is complete."""
-    temporary = target.with_name(target.name + ".part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.suffix == ".parquet":
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-
-            pq.write_table(pa.Table.from_pylist(records), temporary, compression="zstd")
-        else:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(record) + "\n" for record in records)
-        os.replace(temporary, target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CreditError(f"cannot write credit to {target}: {error.strerror or error}.") from error
 
 
 def _rank_correlation(left: Floats, right: Floats) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_hier.files import appearing
 from verl_hier.trajectory.graph import Node, RolloutGraph
 
 
@@ -42,12 +42,10 @@ def written_with(file: Path) -> str | None:
 
 
 def save(file: Path, rows: Sequence[dict[str, Any]], key: str) -> None:
-    """Write beside and rename, so that a file that exists is whole."""
+    """Write rows with the key that `written_with` finds."""
     import pyarrow
     import pyarrow.parquet as parquet
 
-    file.parent.mkdir(parents=True, exist_ok=True)
     table = pyarrow.Table.from_pylist(list(rows)).replace_schema_metadata({"verl_hier.key": key})
-    beside = file.with_suffix(f".{os.getpid()}.tmp")
-    parquet.write_table(table, beside)
-    beside.replace(file)
+    with appearing(file) as beside:
+        parquet.write_table(table, beside)

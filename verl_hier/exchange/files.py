@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import GraphError
+from verl_hier.files import write_records
 
 
 @dataclass(frozen=True)
@@ -104,33 +104,10 @@ def write_lines(target: Path, suffixes: tuple[str, ...], lines: Iterable[dict[st
     """
     if target.suffix not in suffixes:
         raise GraphError(f"{target} has no known suffix: use {' or '.join(suffixes)}.")
-    temporary = target.with_name(target.name + ".part")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        count = _write_all(temporary, target.suffix, lines)
-        os.replace(temporary, target)
+        return write_records(target, lines)
     except OSError as error:
         raise GraphError(f"cannot write {target}: {error.strerror or error}.") from error
-    finally:
-        if temporary.exists():
-            temporary.unlink()
-    return count
-
-
-def _write_all(temporary: Path, suffix: str, lines: Iterable[dict[str, Any]]) -> int:
-    if suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        records = list(lines)
-        pq.write_table(pa.Table.from_pylist(records), temporary, compression="zstd")
-        return len(records)
-    count = 0
-    with open(temporary, "w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            count += 1
-    return count
 
 
 def _tuple(kinds: type | tuple[type, ...]) -> tuple[type, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import GraphError
+from verl_hier.files import appearing
 from verl_hier.trajectory.graph import SCHEMA_VERSION, RolloutGraph
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
@@ -43,23 +43,18 @@ def write_graphs(path: str | os.PathLike[str], graphs: Iterable[RolloutGraph]) -
             the file.
     """
     target = Path(path)
-    temporary = target.with_name(target.name + ".part")
     if not target.name.endswith(SUFFIXES):
         raise GraphError(f"{target} has no known suffix: use .parquet, .jsonl or .jsonl.gz.")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        count = _write(target, temporary, list(graphs))
-        os.replace(temporary, target)
+        with appearing(target) as beside:
+            return _write(target, beside, list(graphs))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise GraphError(f"cannot write rollout graphs to {target}: {error.strerror or error}.") from error
     except TypeError as error:  # a plugin left something in `extra` or `decision`
         raise GraphError(f"cannot write rollout graphs to {target}: {error}.") from error
-    return count
 
 
-def _write(target: Path, temporary: Path, graphs: list[RolloutGraph]) -> int:
+def _write(target: Path, beside: Path, graphs: list[RolloutGraph]) -> int:
     lines = [json.dumps(graph.to_dict(), separators=(",", ":")) for graph in graphs]
     if target.suffix == ".parquet":
         import pyarrow as pa
@@ -73,10 +68,10 @@ def _write(target: Path, temporary: Path, graphs: list[RolloutGraph]) -> int:
                 "graph": pa.array(lines),
             }
         )
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, beside, compression="zstd")
     else:
         opener = gzip.open if target.suffix == ".gz" else open
-        with opener(temporary, "wt", encoding="utf-8") as file:
+        with opener(beside, "wt", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)
     return len(lines)
 
