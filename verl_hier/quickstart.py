@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.cpu_run import CpuRun
 from verl_hier.errors import RolloutError
 from verl_hier.recipes import command
 
@@ -73,8 +70,6 @@ def train(plan: Quickstart, model: Path, report: Report) -> list[dict[str, Any]]
     out = plan.out.resolve()
     for stale in ("checkpoints", "graphs"):
         shutil.rmtree(out / stale, ignore_errors=True)
-    metrics = out / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
     overrides = [
         f"actor_rollout_ref.model.path={model.resolve()}",
         f"trainer.default_local_dir={out / 'checkpoints'}",
@@ -84,37 +79,17 @@ def train(plan: Quickstart, model: Path, report: Report) -> list[dict[str, Any]]
         f"trainer.total_training_steps={plan.steps}",
         f"trainer.save_freq={plan.steps}",
         f"trainer.test_freq={plan.steps}",
-        "trainer.logger=[console,file]",
-        f"hydra.run.dir={out / 'hydra'}",
     ]
-    environment = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics), "OMP_NUM_THREADS": "1"}
-    ended = threading.Event()
-    watcher = threading.Thread(target=_follow, args=(metrics, ended, report), daemon=True)
-    watcher.start()
-    with (out / "train.log").open("w") as log:
-        arguments = [sys.executable, "-m", *command(RECIPE, overrides)]
-        code = subprocess.run(arguments, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
-    ended.set()
-    watcher.join(timeout=5)
-    if code:
-        raise RolloutError(f"the training run ended with exit code {code}; its messages are in {out / 'train.log'}.")
-    return _records(metrics)
-
-
-def _records(metrics: Path) -> list[dict[str, Any]]:
-    if not metrics.exists():
-        return []
-    lines = metrics.read_text().splitlines()
-    return [{"step": record["step"], **record["data"]} for record in map(json.loads, lines)]
-
-
-def _follow(metrics: Path, ended: threading.Event, report: Report) -> None:
-    """Report every step as it is logged."""
     shown = 0
-    while not ended.wait(0.5):
-        for record in _records(metrics)[shown:]:
-            shown += 1
+
+    def follow(records: list[dict[str, Any]]) -> bool:
+        nonlocal shown
+        for record in records[shown:]:
             report(f"    {describe(record)}")
+        shown = len(records)
+        return False
+
+    return CpuRun(plan.out, command(RECIPE, overrides)).finish(follow)
 
 
 def describe(record: dict[str, Any]) -> str:

@@ -19,9 +19,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.cpu_run import CpuRun
 from verl_hier.quickstart import success_of
 from verl_hier.recipes import command
 
@@ -108,15 +106,18 @@ class Run:
 
     def curve(self, work: Path) -> list[dict[str, Any]]:
         """Held-out success over generated tokens, as far as the run has come."""
-        return read_curve(self.folder(work) / "metrics.jsonl")
+        return curve_of(CpuRun(self.folder(work)).records())
 
     def done(self, work: Path) -> bool:
         """Whether a measurement lies at or beyond the token budget."""
-        curve = self.curve(work)
+        return self.beyond(self.curve(work))
+
+    def beyond(self, curve: list[dict[str, Any]]) -> bool:
+        """Whether a curve reaches the token budget."""
         return bool(curve) and curve[-1]["tokens"] >= COMPARISONS[self.comparison].tokens
 
 
-def overrides(run: Run, model: Path, folder: Path) -> list[str]:
+def overrides(run: Run, model: Path) -> list[str]:
     """What all methods share: tasks, sampling of held-out tasks, seeds."""
     comparison = COMPARISONS[run.comparison]
     return [
@@ -133,8 +134,6 @@ def overrides(run: Run, model: Path, folder: Path) -> list[str]:
         "trainer.total_training_steps=1000",
         "trainer.total_epochs=1000",
         "trainer.save_freq=-1",
-        "trainer.logger=[console,file]",
-        f"hydra.run.dir={folder / 'hydra'}",
     ]
 
 
@@ -142,37 +141,18 @@ def train(run: Run, model: Path, work: Path) -> None:
     """Train until a measurement lies at or beyond the token budget.
 
     Raises:
-        RuntimeError: when the run ends before that.
+        RolloutError: when the run fails before that.
     """
-    folder = run.folder(work)
-    folder.mkdir(parents=True, exist_ok=True)
-    metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    environment = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics), "OMP_NUM_THREADS": "1"}
-    arguments = command(COMPARISONS[run.comparison].methods[run.method], overrides(run, model, folder))
-    with (folder / "train.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-        while process.poll() is None:
-            time.sleep(1)
-            if run.done(work):
-                process.terminate()
-                process.wait()
-                return
-    raise RuntimeError(f"{run}: it ended early; see {folder / 'train.log'}")
+    arguments = command(COMPARISONS[run.comparison].methods[run.method], overrides(run, model))
+    CpuRun(run.folder(work), arguments).finish(lambda records: run.beyond(curve_of(records)))
 
 
-def read_curve(metrics: Path) -> list[dict[str, Any]]:
+def curve_of(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Held-out success over generated tokens, from a run's metrics."""
     tokens, curve = 0.0, []
-    for line in metrics.read_text().splitlines() if metrics.exists() else []:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            break  # the last line is still being written
-        tokens += record["data"].get("hier/tokens/generated", 0.0)
-        held_out = success_of(record["data"])
+    for record in records:
+        tokens += record.get("hier/tokens/generated", 0.0)
+        held_out = success_of(record)
         if held_out is not None:
             curve.append({"step": record["step"], "tokens": tokens, "success": held_out})
     return curve

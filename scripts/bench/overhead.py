@@ -10,14 +10,12 @@ alternate. Exits with 1 when the median step of `hier_sync` takes more than 1.05
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from verl_hier.cpu_run import CpuRun
+from verl_hier.recipes import MAIN
 from verl_hier.testing.models import write_byte_model, write_toy_task
 
 PARTS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step")
@@ -52,28 +50,15 @@ def overrides(folder: Path, steps: int, prompts: int) -> list[str]:
         "trainer.v1.sampler.custom_sampler.name=QuickPoll",
         f"trainer.total_training_steps={steps}",
         "trainer.total_epochs=100",
-        "trainer.logger=[console,file]",
         "trainer.save_freq=-1",
         "trainer.test_freq=-1",
-        f"hydra.run.dir={folder}/hydra",
     ]
 
 
 def run(side: str, folder: Path, arguments: list[str]) -> list[dict[str, float]]:
     """Timing of every step of one run but the first, which warms up."""
     recipe = ["--config-name", "flat_cpu"] if side == "hier_sync" else ["+hier/size=cpu"]
-    metrics = folder / f"{side}.jsonl"
-    environment = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", *recipe, *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"the {side} run failed:\n{done.stdout[-3000:]}")
-    records = [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
+    records = CpuRun(folder / side, [MAIN, *recipe, *arguments]).finish()
     return [{part: record[f"timing_s/{part}"] for part in PARTS} for record in records[1:]]
 
 
@@ -82,16 +67,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two pairs of runs instead of six")
     parser.add_argument("--steps", type=int, default=9, help="steps of a run; the first is not counted")
     parser.add_argument("--prompts", type=int, default=16, help="prompts a step")
+    parser.add_argument("--out", type=Path, default=Path("runs/overhead"), help="folder of the model and the runs")
     options = parser.parse_args()
     times: dict[str, list[dict[str, float]]] = {"sync": [], "hier_sync": []}
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_byte_model(Path(name), hidden=192, layers=4)
-        (folder / "poll.py").write_text(POLL)
-        arguments = overrides(folder, options.steps, options.prompts)
-        for pair in range(2 if options.quick else 6):
-            for side in ("sync", "hier_sync") if pair % 2 == 0 else ("hier_sync", "sync"):
-                times[side] += run(side, folder, arguments)
-                print(f"pair {pair + 1}, {side}: {len(times[side])} steps measured", flush=True)
+    folder = write_byte_model(options.out.resolve(), hidden=192, layers=4)
+    (folder / "poll.py").write_text(POLL)
+    arguments = overrides(folder, options.steps, options.prompts)
+    for pair in range(2 if options.quick else 6):
+        for side in ("sync", "hier_sync") if pair % 2 == 0 else ("hier_sync", "sync"):
+            times[side] += run(side, folder, arguments)
+            print(f"pair {pair + 1}, {side}: {len(times[side])} steps measured", flush=True)
     medians = {side: {part: statistics.median(t[part] for t in rows) for part in PARTS} for side, rows in times.items()}
     print(f"\n{'part':<16}{'sync s':>10}{'hier_sync s':>14}{'ratio':>8}   median of {len(times['sync'])} steps each")
     for part in PARTS:

@@ -12,15 +12,12 @@ Exits with 1 when a phase costs more than its share of the rows plus 10 % of the
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.cpu_run import CpuRun
 from verl_hier.recipes import command
 
 RECIPE = "himac_alfworld_cpu"
@@ -34,7 +31,7 @@ ROWS, TOKENS = "hier/rows/trained", "perf/total_num_tokens"
 TOLERANCE = 0.10
 
 
-def overrides(arm: str, model: Path, steps: int, folder: Path) -> list[str]:
+def overrides(arm: str, model: Path, steps: int) -> list[str]:
     """What differs from the recipe."""
     return [
         *ARMS[arm],
@@ -44,26 +41,12 @@ def overrides(arm: str, model: Path, steps: int, folder: Path) -> list[str]:
         f"trainer.total_training_steps={steps}",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
-        "trainer.logger=[console,file]",
-        f"hydra.run.dir={folder / 'hydra'}",
     ]
 
 
 def run(arm: str, model: Path, steps: int, folder: Path) -> list[dict[str, float]]:
     """The metrics of every step of one run but the first, which warms up."""
-    metrics = folder / f"{arm}.jsonl"
-    metrics.unlink(missing_ok=True)
-    environment = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *command(RECIPE, overrides(arm, model, steps, folder))],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"the {arm} run failed:\n{done.stdout[-3000:]}")
-    return [json.loads(line)["data"] for line in metrics.read_text().splitlines()][1:]
+    return CpuRun(folder / arm, command(RECIPE, overrides(arm, model, steps))).finish()[1:]
 
 
 def main() -> int:
@@ -71,19 +54,18 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one run of each kind instead of four, a short cold start")
     parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first is not counted")
     parser.add_argument("--model", type=Path, help="a model that speaks HiMAC's ALFWorld format; made when omitted")
+    parser.add_argument("--out", type=Path, default=Path("runs/phases"), help="folder of the model and the runs")
     options = parser.parse_args()
     found: dict[str, list[list[dict[str, float]]]] = {arm: [] for arm in ARMS}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = options.model or cold_start(
-            ColdStart((RECIPE,), demonstrations=96 if options.quick else 480, steps=300 if options.quick else 1300),
-            folder,
-            lambda text: print(text, flush=True),
-        )
-        for round_ in range(1 if options.quick else 4):
-            for arm in list(ARMS)[:: 1 if round_ % 2 == 0 else -1]:
-                found[arm].append(run(arm, model, options.steps, folder))
-                print(f"round {round_ + 1}: {arm} measured", flush=True)
+    model = options.model or cold_start(
+        ColdStart((RECIPE,), demonstrations=96 if options.quick else 480, steps=300 if options.quick else 1300),
+        options.out / "coldstart",
+        lambda text: print(text, flush=True),
+    )
+    for round_ in range(1 if options.quick else 4):
+        for arm in list(ARMS)[:: 1 if round_ % 2 == 0 else -1]:
+            found[arm].append(run(arm, model, options.steps, options.out))
+            print(f"round {round_ + 1}: {arm} measured", flush=True)
     return report(found)
 
 
