@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from omegaconf import OmegaConf
+
 from verl_hier.errors import RecipeError
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
@@ -142,12 +144,14 @@ class HierConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> HierConfig:
-        """Read `config["hier"]` of a composed verl config (plain containers, interpolations resolved).
+        """Read `config["hier"]` of a composed verl config, an OmegaConf `DictConfig` or plain containers.
 
         Raises:
             RecipeError: when the block is missing, has an unknown key, or a part has no name.
         """
         block = config.get("hier")
+        if OmegaConf.is_config(block):
+            block = OmegaConf.to_container(block, resolve=True)
         if not isinstance(block, Mapping):
             raise RecipeError(
                 "the recipe has no `hier:` block; put `hier/base` into its defaults list or use verl's own trainers."

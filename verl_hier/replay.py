@@ -42,7 +42,7 @@ async def replay(source: str | os.PathLike[str], driver: Driver) -> list[Replay]
         RecipeError: when tasks come from verl's data set, or the recipe makes fewer than the file needs.
         GraphError: when the file cannot be read.
     """
-    tasks = _Tasks(driver.parts.environment)
+    tasks = _Tasks(driver.recipe.parts.environment)
     pool = driver.pool()
     try:
         return [await _replay(graph, tasks.of(graph), driver, pool) for graph in read_graphs(source)]

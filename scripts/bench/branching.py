@@ -91,7 +91,7 @@ async def measure(model: Path, sampler: str, tasks: int) -> Figures:
     driver = driver_of(config)
     server = TransformersServer(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, 0)
     policy = ServerPolicy(InProcess(server), "transformers")
-    environment = driver.parts.environment
+    environment = driver.recipe.parts.environment
     worlds = environment.spec.tasks(environment.options, "train")[:tasks]
     pool = driver.pool()
     await pool.start()

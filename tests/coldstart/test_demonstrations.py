@@ -5,8 +5,9 @@ import pytest
 from transformers import AutoTokenizer
 from verl_hier_plugins.alfworld import SPEC
 
-from verl_hier.coldstart import Noise, build_tiny, collect_texts, write_demonstrations
-from verl_hier.coldstart.recipe import parts_of
+from verl_hier.coldstart import Noise, build_tiny, write_demonstrations
+from verl_hier.coldstart.recipe import demonstrations_of, texts_of
+from verl_hier.composed import ComposedRecipe
 from verl_hier.environments.base import Environment, Step
 from verl_hier.errors import RecipeError
 from verl_hier.specs import EnvironmentSpec, WorkerSpec
@@ -106,13 +107,9 @@ def test_roles_that_an_expert_cannot_play_are_refused(tmp_path):
 
 def bug_rows(folder, noise, *overrides):
     """Twelve demonstrations of the dual loop, with the tokenizer of their language."""
-    _, parts = parts_of("dual_loop_bug_reproduction_cpu", overrides)
-    environment, worker = parts.environment, parts.worker
-    words = collect_texts(environment.spec, environment.options, ((worker.spec, worker.options),))
-    tokenizer = AutoTokenizer.from_pretrained(str(build_tiny(folder / "tiny", words)))
-    file = write_demonstrations(
-        environment.spec, environment.options, worker.spec, worker.options, tokenizer, folder / "d.parquet", 12, noise
-    )
+    recipe = ComposedRecipe.named("dual_loop_bug_reproduction_cpu", overrides)
+    tokenizer = AutoTokenizer.from_pretrained(str(build_tiny(folder / "tiny", texts_of(recipe))))
+    file = demonstrations_of(recipe, tokenizer, folder / "d.parquet", 12, noise)
     return parquet.read_table(file).to_pylist(), tokenizer
 
 
@@ -151,7 +148,7 @@ def test_equal_calls_are_written_once_and_others_anew(options, workers, tokenize
     assert write(0) == first and first.stat().st_mtime_ns == stamp
     assert write(1) != first
     assert first.parent == tmp_path / "verl-hier"
-    assert not list(first.parent.glob("*.tmp"))
+    assert not list(first.parent.glob("*.part"))
 
 
 def test_a_given_file_of_other_options_is_replaced(write, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from types import SimpleNamespace
@@ -20,12 +21,13 @@ from verl_hier_plugins.react.worker import ReactOptions
 from tests.coldstart.endpoint import Endpoint
 from tests.rollout.conftest import Corridor
 from verl_hier.cli.distill import distill as command
-from verl_hier.coldstart import build_tiny, collect_texts
+from verl_hier.coldstart import build_tiny
 from verl_hier.coldstart.distill import Distillation, Expertise, Student, Weights, distill
 from verl_hier.coldstart.filters import Filters
-from verl_hier.coldstart.recipe import ColdStart, demonstrate, parts_of
+from verl_hier.coldstart.recipe import ColdStart, demonstrate, texts_of
 from verl_hier.coldstart.served import ServedTeacher, with_stop
 from verl_hier.coldstart.speakers import Noise
+from verl_hier.composed import ComposedRecipe
 from verl_hier.environments.base import Step
 from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.plugins import Part
@@ -422,11 +424,13 @@ def test_filters_are_asked_in_order():
 def test_a_cold_start_distils_for_workers_that_tell(tmp_path):
     """The expert cannot play a chain of agents, so it plays the system, and the chain tells what that did."""
     plan = ColdStart(("chain_of_agents_alfworld_cpu", "grpo_alfworld_cpu"), demonstrations=4)
-    parts = [parts_of(recipe)[1] for recipe in plan.recipes]
-    workers = [(part.worker.spec, part.worker.options) for part in parts]
-    words = collect_texts(parts[0].environment.spec, parts[0].environment.options, workers)
+    recipes = [ComposedRecipe.named(name) for name in plan.recipes]
+    words = itertools.chain.from_iterable(texts_of(recipe) for recipe in recipes)
     tokenizer = AutoTokenizer.from_pretrained(build_tiny(tmp_path / "tiny", words))
-    files = [demonstrate(plan, recipe, (), tokenizer, tmp_path / recipe) for recipe in plan.recipes]
+    files = [
+        demonstrate(plan, recipe, (), tokenizer, tmp_path / name)
+        for name, recipe in zip(plan.recipes, recipes, strict=True)
+    ]
     told, flat = (parquet.read_table(file).to_pylist() for file in files)
     assert told and all(row["text"].count("<plan>") == 1 for row in told)
     assert len(flat) == 4 and {row["role"] for row in flat} == {"agent"}

@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 from verl_hier_plugins.chain_of_agents.grammar import LEVELS
 
 from verl_hier.cli.distill import distill
-from verl_hier.coldstart import build_tiny, collect_texts, run_sft
-from verl_hier.coldstart.recipe import parts_of
+from verl_hier.coldstart import build_tiny, run_sft
+from verl_hier.coldstart.recipe import texts_of
+from verl_hier.composed import ComposedRecipe
 from verl_hier.recipes import overridden
 from verl_hier.training.schedule import Phase
 from verl_hier.trajectory import graph_rows, read_graphs
@@ -29,11 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that has learned to speak as a chain of agents, more or less."""
     folder = tmp_path_factory.mktemp("chain")
     easy = [*WORLD[:2], "hier.environment.max_steps=28"]
-    _, parts = parts_of(RECIPE, easy)
-    texts = collect_texts(
-        parts.environment.spec, parts.environment.options, ((parts.worker.spec, parts.worker.options),), walks=8
-    )
-    tiny = build_tiny(folder / "tiny", texts)
+    tiny = build_tiny(folder / "tiny", texts_of(ComposedRecipe.named(RECIPE, easy), walks=8))
     distill(RECIPE, easy, out=folder / "data", model=str(tiny), n=48, mistake_weight=0.0, observation_weight=0.1)
     return run_sft(tiny, folder / "data/data.parquet", folder, steps=90, batch_size=12, warmup_steps=10)
 

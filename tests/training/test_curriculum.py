@@ -62,7 +62,6 @@ def test_stages_and_steps_must_fit(bad):
 def test_a_batch_of_verls_data_loader_is_exchanged():
     """verl's collate function and TensorDict, our data set and trainer mixin; no process is started."""
     import verl.trainer.ppo.v1  # noqa: F401  brings our trainers, which cannot be imported before it
-    from omegaconf import OmegaConf
     from verl.utils import tensordict_utils as tu
     from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -73,7 +72,7 @@ def test_a_batch_of_verls_data_loader_is_exchanged():
     overrides = ["hier.environment.goals=[1,2]", "hier.curriculum.horizons=[1,2]", "hier.curriculum.steps=[3]"]
     config = compose("metaagentx_alfworld_cpu", [*overrides, "hier.environment.pool=8"])
     trainer = object.__new__(HierSync)
-    trainer.hier = HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
+    trainer.hier = HierConfig.of(config)
     trainer.train_dataset = TaskDataset("train", None, config.data)
     trainer._curriculum = None
     drawn = [trainer.train_dataset[place] for place in (0, 1, 2, 3)]

@@ -25,16 +25,11 @@ def tiny(
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
 ) -> None:
     """Build a small model and tokenizer for a recipe's world."""
-    from verl_hier.coldstart import TinyShape, build_tiny, collect_texts
-    from verl_hier.coldstart.recipe import parts_of
+    from verl_hier.coldstart import TinyShape, build_tiny
+    from verl_hier.coldstart.recipe import texts_of
+    from verl_hier.composed import ComposedRecipe
 
-    _, parts = parts_of(recipe, overrides or ())
-    texts = collect_texts(
-        parts.environment.spec,
-        parts.environment.options,
-        ((parts.worker.spec, parts.worker.options),),
-        seed=seed,
-    )
+    texts = texts_of(ComposedRecipe.named(recipe, overrides or ()), seed)
     shape = TinyShape(hidden=hidden, layers=layers, intermediate=2 * hidden)
     line(f"model and tokenizer: {build_tiny(out, texts, seed=seed, shape=shape)}")
 
@@ -52,24 +47,20 @@ def demos(
     """Write demonstrations by the world's expert."""
     from transformers import AutoTokenizer
 
-    from verl_hier.coldstart import Noise, write_demonstrations
-    from verl_hier.coldstart.recipe import limits_of, parts_of
+    from verl_hier.coldstart import Noise
+    from verl_hier.coldstart.recipe import demonstrations_of
+    from verl_hier.composed import ComposedRecipe
     from verl_hier.errors import HierError
 
     if not (model / "config.json").is_file():
         raise HierError(f"there is no model at {model}; `verl-hier tiny {recipe}` makes one.")
-    hier, parts = parts_of(recipe, overrides or ())
-    file = write_demonstrations(
-        parts.environment.spec,
-        parts.environment.options,
-        parts.worker.spec,
-        parts.worker.options,
+    file = demonstrations_of(
+        ComposedRecipe.named(recipe, overrides or ()),
         AutoTokenizer.from_pretrained(str(model)),
-        path=out,
-        n=n,
-        noise=Noise(random_action=random_action, skip_stage=skip_stage),
-        seed=seed,
-        limits=limits_of(hier),
+        out,
+        n,
+        Noise(random_action=random_action, skip_stage=skip_stage),
+        seed,
     )
     line(f"demonstrations: {file}")
 

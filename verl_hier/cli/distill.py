@@ -14,8 +14,8 @@ from verl_hier.cli.train import Overrides, Reference
 if TYPE_CHECKING:
     from verl_hier.coldstart.distill import Student, Teacher
     from verl_hier.coldstart.served import Messages
-    from verl_hier.config import HierConfig
-    from verl_hier.plugins import Part, Parts
+    from verl_hier.composed import ComposedRecipe
+    from verl_hier.plugins import Part
     from verl_hier.rollout.rollout import Limits
 
 EXPERT = "expert"
@@ -53,17 +53,17 @@ def distill(
     from verl_hier.coldstart.distill import DATA, Distillation, Weights
     from verl_hier.coldstart.distill import distill as run
     from verl_hier.coldstart.filters import Filters
-    from verl_hier.coldstart.recipe import parts_of
+    from verl_hier.composed import ComposedRecipe
     from verl_hier.rollout.interfaces import Sampling
 
     served = teacher != EXPERT
-    hier, parts = parts_of(recipe, overrides or ())
-    worker, limits = _system(system, hier, parts)
+    composed = ComposedRecipe.named(recipe, overrides or ())
+    worker, limits = _system(system, composed)
     report = run(
         Distillation(
-            environment=parts.environment,
+            environment=composed.parts.environment,
             system=worker,
-            student=_student(recipe, overrides, hier, parts, model),
+            student=_student(composed, model),
             teacher=lambda messages: _teacher(teacher, teacher_model, messages, random_action),
             n=n,
             filters=Filters(activations, calls, upsample),
@@ -79,20 +79,19 @@ def distill(
     line(f"data: {out / DATA}   next: verl-hier sft {out / DATA}")
 
 
-def _system(name: str, student: HierConfig, parts: Parts) -> tuple[Part, Limits]:
+def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
     """The worker that the teacher plays, and the limits of its episodes."""
-    from verl_hier.coldstart.recipe import limits_of, parts_of
-    from verl_hier.plugins import Part, PluginHost
+    from verl_hier.composed import ComposedRecipe
+    from verl_hier.plugins import Part
     from verl_hier.specs import build_options
 
-    if name == parts.worker.spec.name:
-        return parts.worker, limits_of(student)
-    host = PluginHost.load(student.plugins)
-    if name in host.specs("worker"):
-        spec = host.spec("worker", name)
-        return Part(spec, build_options(spec, {})), limits_of(student)
-    hier, parts = parts_of(name)
-    return parts.worker, limits_of(hier)
+    if name == student.parts.worker.spec.name:
+        return student.parts.worker, student.limits
+    if name in student.host.specs("worker"):
+        spec = student.host.spec("worker", name)
+        return Part(spec, build_options(spec, {})), student.limits
+    system = ComposedRecipe.named(name)
+    return system.parts.worker, system.limits
 
 
 def _for_messages(limits: Limits, max_tokens: int) -> Limits:
@@ -117,18 +116,15 @@ def _teacher(name: str, model: str, messages: Messages, random_action: float) ->
     return ServedTeacher(name, model, messages)
 
 
-def _student(recipe: str, overrides: list[str] | None, hier: HierConfig, parts: Parts, model: str | None) -> Student:
+def _student(recipe: ComposedRecipe, model: str | None) -> Student:
     """The recipe's worker with the renderer, tokenizer and limits of its rollout."""
     from verl_hier.coldstart.distill import Student
-    from verl_hier.coldstart.recipe import trained_limits
     from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
-    from verl_hier.recipes import compose
 
-    config = compose(recipe, overrides or ())
-    template = hier.rollout.template
-    path = model or str(config.actor_rollout_ref.model.path)
+    template = recipe.hier.rollout.template
+    path = model or str(recipe.config.actor_rollout_ref.model.path)
     if model is None and template == "plain" and not Path(path).is_dir():
         path = str(TINY)
     tokenizer = load_tokenizer(path)
-    renderer = load_renderer(path, tokenizer, template, config.data.get("apply_chat_template_kwargs"))
-    return Student(parts.worker, renderer, tokenizer, trained_limits(recipe, overrides or ()))
+    renderer = load_renderer(path, tokenizer, template, recipe.config.data.get("apply_chat_template_kwargs"))
+    return Student(recipe.parts.worker, renderer, tokenizer, recipe.limits)

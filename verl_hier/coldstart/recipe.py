@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from verl_hier.coldstart.demonstrations import write_demonstrations
 from verl_hier.coldstart.distill import DATA, Distillation, Expertise, Student, Weights, distill
@@ -18,11 +16,8 @@ from verl_hier.coldstart.sft import run_sft
 from verl_hier.coldstart.speakers import Noise
 from verl_hier.coldstart.tiny import build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
-from verl_hier.config import HierConfig
-from verl_hier.plugins import Parts, resolve
-from verl_hier.recipes import compose
+from verl_hier.composed import ComposedRecipe
 from verl_hier.rollout.render import PlainRenderer
-from verl_hier.rollout.rollout import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +59,11 @@ def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = lo
     if model.is_dir() and marker.is_file() and marker.read_text() == key:
         report(f"the cold start is there already: {model}")
         return model
-    variants = [(recipe, overrides) for recipe in plan.recipes for overrides in plan.overrides]
+    variants = [
+        (ComposedRecipe.named(recipe, overrides), overrides) for recipe in plan.recipes for overrides in plan.overrides
+    ]
     report("building a model of 200k parameters and its vocabulary")
-    texts = [text for recipe, overrides in variants for text in _texts(parts_of(recipe, overrides)[1], plan.seed)]
+    texts = [text for recipe, _ in variants for text in texts_of(recipe, plan.seed)]
     tiny = build_tiny(folder / "tiny", texts, seed=plan.seed)
     tokenizer = AutoTokenizer.from_pretrained(str(tiny))
     report(f"writing {plan.demonstrations} demonstrations by the world's expert")
@@ -80,74 +77,60 @@ def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = lo
     return model
 
 
-def demonstrate(plan: ColdStart, recipe: str, overrides: Sequence[str], tokenizer: Any, path: Path) -> Path:
+def demonstrate(plan: ColdStart, recipe: ComposedRecipe, overrides: Sequence[str], tokenizer: Any, path: Path) -> Path:
     """A file of rows in one recipe's format: the expert's own, or distilled where its worker tells what others did.
 
     Args:
         plan: how many, from which seed, and what is distilled.
         recipe: whose worker speaks.
-        overrides: of the recipe, and of `plan.system`.
+        overrides: what made the recipe, for `plan.system`.
         tokenizer: the model's.
         path: where, without an ending.
     """
-    hier, parts = parts_of(recipe, overrides)
     n = plan.demonstrations // len(plan.overrides)
-    if parts.worker.spec.tell is None:
-        return write_demonstrations(
-            parts.environment.spec,
-            parts.environment.options,
-            parts.worker.spec,
-            parts.worker.options,
-            tokenizer,
-            path=path.with_suffix(".parquet"),
-            n=n,
-            seed=plan.seed,
-            limits=limits_of(hier),
-        )
-    system, played = parts_of(plan.system, overrides)
+    worker = recipe.parts.worker
+    if worker.spec.tell is None:
+        return demonstrations_of(recipe, tokenizer, path.with_suffix(".parquet"), n=n, seed=plan.seed)
+    system = ComposedRecipe.named(plan.system, overrides)
     distill(
         Distillation(
-            environment=parts.environment,
-            system=played.worker,
-            student=Student(parts.worker, PlainRenderer(tokenizer), tokenizer, trained_limits(recipe, overrides)),
+            environment=recipe.parts.environment,
+            system=system.parts.worker,
+            student=Student(worker, PlainRenderer(tokenizer), tokenizer, recipe.limits),
             teacher=lambda messages: Expertise(Noise(skip_stage=0.0)),
             n=n,
             weights=Weights(mistake=Noise.random_weight, read=Noise.observation_weight),
             seed=plan.seed,
-            limits=limits_of(system),
+            limits=system.limits,
         ),
         path,
     )
     return path / DATA
 
 
-def parts_of(recipe: str, overrides: Sequence[str] = ()) -> tuple[HierConfig, Parts]:
-    """The hier block of a recipe and its five parts, built."""
-    hier = _hier(compose(recipe, overrides))
-    return hier, resolve(hier)
+def texts_of(recipe: ComposedRecipe, seed: int = 0, walks: int = 96) -> Iterator[str]:
+    """The language of a recipe's world and worker; see `collect_texts`."""
+    environment, worker = recipe.parts.environment, recipe.parts.worker
+    return collect_texts(environment.spec, environment.options, ((worker.spec, worker.options),), walks, seed)
 
 
-def limits_of(hier: HierConfig) -> Limits:
-    """Limits of an episode as the recipe has them."""
-    rollout = hier.rollout
-    return Limits(rollout.max_turns, rollout.max_tokens_per_turn, rollout.context_tokens or Limits().context_tokens)
-
-
-def trained_limits(recipe: str, overrides: Sequence[str] = ()) -> Limits:
-    """Limits of an episode that is to be trained on: where the recipe leaves contexts to verl's lengths, these."""
-    config = compose(recipe, overrides)
-    hier = _hier(config)
-    room = hier.rollout.context_tokens or config.data.max_prompt_length + config.data.max_response_length
-    return replace(limits_of(hier), context_tokens=room)
-
-
-def _hier(config: DictConfig) -> HierConfig:
-    return HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
-
-
-def _texts(parts: Parts, seed: int) -> list[str]:
-    workers = ((parts.worker.spec, parts.worker.options),)
-    return list(collect_texts(parts.environment.spec, parts.environment.options, workers, seed=seed))
+def demonstrations_of(
+    recipe: ComposedRecipe, tokenizer: Any, path: Path, n: int, noise: Noise | None = None, seed: int = 0
+) -> Path:
+    """Demonstrations by the expert of a recipe's world through its worker; see `write_demonstrations`."""
+    environment, worker = recipe.parts.environment, recipe.parts.worker
+    return write_demonstrations(
+        environment.spec,
+        environment.options,
+        worker.spec,
+        worker.options,
+        tokenizer,
+        path=path,
+        n=n,
+        noise=noise,
+        seed=seed,
+        limits=recipe.limits,
+    )
 
 
 def _paths(files: Sequence[Path]) -> list[str | Path]:

@@ -41,7 +41,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._driver = driver_of(self.config, self.tokenizer, self.hf_model_type)
-        self._hier, self._host, self._parts = self._driver.hier, self._driver.host, self._driver.parts
+        recipe = self._driver.recipe
+        self._hier, self._host, self._parts = recipe.hier, recipe.host, recipe.parts
         self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)
         self._pool: EnvironmentPool | None = None
         self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
 from verl_hier.config import HierConfig
@@ -33,7 +33,7 @@ class TaskDataset(Dataset):
         max_samples: int = -1,
     ) -> None:
         splits = [data_files] if isinstance(data_files, str) else list(data_files)
-        hier = HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
+        hier = HierConfig.of(config)
         part = resolve(hier).environment
         if part.spec.tasks is None:
             raise RecipeError(

@@ -7,9 +7,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_hier.compat.chat import ChatRenderer
-from verl_hier.config import HierConfig
+from verl_hier.composed import ComposedRecipe
 from verl_hier.driver import Driver
-from verl_hier.plugins import PluginHost, resolve
 from verl_hier.rollout.interfaces import Renderer
 from verl_hier.rollout.render import PlainRenderer
 
@@ -24,23 +23,14 @@ def driver_of(config: Any, tokenizer: Any = None, model_type: str | None = None)
     """
     if tokenizer is None:
         tokenizer, model_type = _load(config.actor_rollout_ref.model)
-    hier = HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
-    host = PluginHost.load(hier.plugins)
-    rollout = config.actor_rollout_ref.rollout
-    return Driver(
-        hier=hier,
-        host=host,
-        parts=resolve(hier, host),
-        renderer=_renderer(hier, config, tokenizer, model_type),
-        vocabulary=len(tokenizer),
-        context_tokens=rollout.prompt_length + rollout.response_length,
-    )
+    recipe = ComposedRecipe.of(config)
+    return Driver(recipe, _renderer(recipe, tokenizer, model_type), len(tokenizer))
 
 
-def _renderer(hier: HierConfig, config: Any, tokenizer: Any, model_type: str | None) -> Renderer:
-    if hier.rollout.template == "plain":
+def _renderer(recipe: ComposedRecipe, tokenizer: Any, model_type: str | None) -> Renderer:
+    if recipe.hier.rollout.template == "plain":
         return PlainRenderer(tokenizer)
-    options = OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
+    options = OmegaConf.to_container(recipe.config.data.get("apply_chat_template_kwargs") or OmegaConf.create({}))
     return ChatRenderer(tokenizer, model_type, dict(options))  # type: ignore[arg-type]
 
 

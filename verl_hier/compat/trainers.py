@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from ray.exceptions import RayActorError, RayError
 from tensordict import TensorDict
 from verl.protocol import DataProto
@@ -28,9 +28,8 @@ from verl_hier.compat.dataset import TASK_FIELDS
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policy import CURE
 from verl_hier.compat.queue import FAULTS
-from verl_hier.config import HierConfig
+from verl_hier.composed import ComposedRecipe
 from verl_hier.errors import RecipeError, RolloutError
-from verl_hier.plugins import PluginHost, resolve
 from verl_hier.training.curriculum import Curriculum
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.schedule import Schedule
@@ -92,9 +91,8 @@ class HierTrainerMixin(_Base):
         # verl compares the mode with the names of its own three trainers in several places.
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
-        self.hier = HierConfig.of({"hier": OmegaConf.to_container(config.hier, resolve=True)})
-        self.host = PluginHost.load(self.hier.plugins)
-        self.parts = resolve(self.hier, self.host)
+        recipe = ComposedRecipe.of(config)
+        self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._curriculum: Curriculum | None = None
         self._step: Step | None = None
