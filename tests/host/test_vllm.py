@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from verl.workers.rollout import base, replica
 
-from verl_hier.compat import vllm_topk
-from verl_hier.compat.vllm_topk import TopKEngine, asking, likeliest, wanted
+from verl_hier.compat.vllm_topk.engine import NAME, TopKEngine, asking, likeliest, wanted
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,8 +94,8 @@ def test_the_chosen_token_is_no_candidate_of_its_own() -> None:
 
 
 def test_verl_knows_the_name() -> None:
-    assert base._ROLLOUT_REGISTRY[(vllm_topk.NAME, "async")] == base._ROLLOUT_REGISTRY[("vllm", "async")]
-    assert vllm_topk.NAME in replica.RolloutReplicaRegistry._registry
+    assert base._ROLLOUT_REGISTRY[(NAME, "async")] == base._ROLLOUT_REGISTRY[("vllm", "async")]
+    assert NAME in replica.RolloutReplicaRegistry._registry
 
 
 @pytest.fixture

@@ -9,13 +9,12 @@ import os
 from types import ModuleType
 
 from verl_hier.compat.import_hooks import when_imported
+from verl_hier.runtime_cpu.options import ROLLOUT_NAME
 
 logger = logging.getLogger(__name__)
 
 PLATFORM_VARIABLE = "VERL_PLATFORM"
 PLATFORM_NAME = "cpu"
-ROLLOUT_NAME = "transformers"
-CHECKPOINT_BACKEND = "gloo"
 
 _active = False
 

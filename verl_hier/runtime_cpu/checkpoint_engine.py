@@ -16,9 +16,9 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: i
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.utils.net_utils import get_free_port
 
-from verl_hier.runtime_cpu.activation import CHECKPOINT_BACKEND
 from verl_hier.runtime_cpu.weights import pack_in_parts
 
+NAME = "gloo"
 _TIMEOUT = timedelta(minutes=10)
 
 
@@ -30,7 +30,7 @@ class StoreAddress:
     port: int
 
 
-@CheckpointEngineRegistry.register(CHECKPOINT_BACKEND)
+@CheckpointEngineRegistry.register(NAME)
 class GlooCheckpointEngine(CheckpointEngine):
     """Trainer rank 0 broadcasts to all rollout workers; the other trainer ranks only take part in gathering.
 

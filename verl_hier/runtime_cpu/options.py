@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from verl_hier.runtime_cpu.activation import ROLLOUT_NAME
-
+ROLLOUT_NAME = "transformers"
+"""What recipes call the server."""
 # Default bound of the prefix cache. A token of a 200k-parameter model takes 1.5 KB, of a 0.5B model 24 KB.
 _PREFIX_CACHE_BYTES = 512 * 1024**2
 _PREFIX_CACHE_TOKENS = 262_144

@@ -8,8 +8,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.plugin.platform import get_platform
 from verl.workers.rollout.replica import RolloutReplica
 
-from verl_hier.runtime_cpu.activation import ROLLOUT_NAME
-from verl_hier.runtime_cpu.options import ServerOptions
+from verl_hier.runtime_cpu.options import ROLLOUT_NAME, ServerOptions
 
 
 def server_name(replica_rank: int, suffix: str = "") -> str:

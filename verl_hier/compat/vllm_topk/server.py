@@ -1,4 +1,4 @@
-"""Server and replica of `vllm_topk`; see `vllm_topk`. Importing this imports vLLM."""
+"""Server and replica of `vllm_topk`. Importing this imports vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from verl_hier.compat.vllm_topk import NAME, TopKEngine, asking, wanted
+from verl_hier.compat.vllm_topk.engine import NAME, TopKEngine, asking, wanted
 
 
 class TopKServer(vLLMHttpServer):

@@ -1,11 +1,4 @@
-"""`actor_rollout_ref.rollout.name: vllm_topk`: verl's own vLLM server that also returns top-k log-probs and counts.
-
-verl's server asks vLLM for the chosen token's log-prob only (verl/workers/rollout/vllm_rollout/vllm_async_server.py,
-`generate`). Here the engine that it calls is wrapped: a request that wants the K best asks vLLM for them, and what vLLM
-answers is noted on the way back. Everything else is verl's, its weight updates and its sleep included.
-
-This module imports neither vLLM nor verl's server; `vllm_topk_server` does, in the processes that serve.
-"""
+"""vLLM's engine as verl's server calls it, asked for top-k log-probs and counts. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -14,11 +7,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 NAME = "vllm_topk"
-STOCK_ADAPTER = "verl.workers.rollout.vllm_rollout.ServerAdapter"
+"""What recipes call the server."""
 
 
 @dataclass
@@ -93,19 +85,3 @@ def likeliest(position: Mapping[int, Any], count: int) -> list[tuple[int, float]
     """vLLM's log-probs at one position, {token id: (logprob, rank)}, as a list; the chosen token may be one more."""
     best = sorted(position.items(), key=lambda item: item[1].rank)
     return [(int(token), float(entry.logprob)) for token, entry in best[:count]]
-
-
-def register_replica(module: ModuleType) -> None:
-    """Into `verl.workers.rollout.replica`'s registry."""
-
-    def load() -> type:
-        from verl_hier.compat.vllm_topk_server import TopKReplica
-
-        return TopKReplica
-
-    module.RolloutReplicaRegistry.register(NAME, load)
-
-
-def register_adapter(module: ModuleType) -> None:
-    """Into `verl.workers.rollout.base`'s private registry: verl's own adapter, which goes by the rollout's name."""
-    module._ROLLOUT_REGISTRY[(NAME, "async")] = STOCK_ADAPTER
