@@ -20,7 +20,6 @@ from transformers import (
     MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -32,6 +31,7 @@ from verl_hier.runtime_cpu.generation.engine import GenerationEngine
 from verl_hier.runtime_cpu.generation.model import SlotModel
 from verl_hier.runtime_cpu.generation.request import Request, SamplingParams, draws
 from verl_hier.runtime_cpu.server import TransformersServer
+from verl_hier.testing.models import write_byte_model
 
 VOCABULARY = 61
 
@@ -118,50 +118,12 @@ def plain_log_probs(model: torch.nn.Module, tokens: list[int], temperature: floa
     return torch.log_softmax(logits.float() / temperature, dim=-1)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """256 bytes and three special tokens; needs no download."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    core = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    return tokenizer
-
-
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, its tokenizer, a data set for RL and one for SFT, and a reward function."""
     import pandas
 
-    folder = tmp_path_factory.mktemp("toy")
-    tokenizer = byte_tokenizer()
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    folder = write_byte_model(tmp_path_factory.mktemp("toy"))
     letters = [chr(ord("a") + i % 26) for i in range(64)]
     pandas.DataFrame(
         {

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -91,34 +91,28 @@ class PrefixCache:
 
     def match_length(self, tokens: Sequence[int]) -> int:
         """Number of leading tokens that are in the cache. Does not count as a use."""
-        node, matched = self._root, 0
-        while matched < len(tokens):
-            child = node.children.get(tokens[matched])
-            if child is None:
-                break
-            shared = common_prefix(child.tokens, tokens[matched : matched + len(child.tokens)])
-            matched += shared
-            if shared < len(child.tokens):
-                break
-            node = child
-        return matched
+        return sum(shared for _, shared in self._walk(tokens))
 
     def lookup(self, tokens: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of the longest known prefix, as consecutive runs."""
         now, runs = next(self._clock), []
+        for node, shared in self._walk(tokens):
+            node.used = now
+            runs.append((node.keys[:, :shared], node.values[:, :shared]))
+        return runs
+
+    def _walk(self, tokens: Sequence[int]) -> Iterator[tuple[_Node, int]]:
+        """The nodes along the longest known prefix, with how many of their tokens belong to it."""
         node, matched = self._root, 0
         while matched < len(tokens):
             child = node.children.get(tokens[matched])
             if child is None:
-                break
+                return
             shared = common_prefix(child.tokens, tokens[matched : matched + len(child.tokens)])
-            child.used = now
-            runs.append((child.keys[:, :shared], child.values[:, :shared]))
-            matched += shared
+            yield child, shared
             if shared < len(child.tokens):
-                break
-            node = child
-        return runs
+                return
+            node, matched = child, matched + shared
 
     def insert(self, tokens: list[int], keys: torch.Tensor, values: torch.Tensor, start: int) -> None:
         """Add a sequence of which the first `start` tokens are known already (see `match_length`).
