@@ -126,7 +126,8 @@ class EstimatorSpec(Spec):
         needs_critic: reads `values`; the recipe must configure verl's critic.
         needs_tree: only meaningful when turns have several children.
         confidence: A read in released code, B in the paper, C inferred; see the doc page.
-        native: verl's trainer computes it itself from `algorithm.adv_estimator`; `factory` is never called.
+        native: verl's trainer computes it itself from `algorithm.adv_estimator`, before the turn
+            table is made; `factory` is never called.
     """
 
     kind: ClassVar[Kind] = "estimator"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from verl_hier.trajectory import read_graphs
+
 pytestmark = pytest.mark.e2e
 
 
@@ -41,9 +43,10 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_hier_sync_is_sync(train, byte_model, tmp_path):
     runs, records = {}, {}
+    store = f"hier.store.path={tmp_path}/graphs"
     for name, recipe, mode in (
         ("stock", "ppo_trainer", ["+hier/size=cpu", "trainer.v1.trainer_mode=probe_sync"]),
-        ("hier", "flat_cpu", ["trainer.v1.trainer_mode=probe_hier_sync"]),
+        ("hier", "flat_cpu", ["trainer.v1.trainer_mode=probe_hier_sync", store]),
     ):
         (tmp_path / f"probe_{name}").mkdir()
         runs[name] = train(
@@ -59,6 +62,13 @@ def test_hier_sync_is_sync(train, byte_model, tmp_path):
         assert any(row.abs().max() > 0 for row in stock["advantages"])
         for field in ("responses", "response_mask", "advantages", "old_log_probs"):
             assert all(torch.equal(a, b) for a, b in zip(stock[field], ours[field], strict=True)), field
+    for number, step in enumerate(records["hier"], start=1):
+        graphs = list(read_graphs(tmp_path / f"graphs/step_{number:06d}.parquet"))
+        credit = [value for graph in graphs for value in graph.credit]
+        means = [
+            float(row[mask > 0].mean()) for row, mask in zip(step["advantages"], step["response_mask"], strict=True)
+        ]
+        assert sorted(credit) == pytest.approx(sorted(means)), "stored graphs have the credit that verl gave"
     stock, ours = parameters(tmp_path / "stock"), parameters(tmp_path / "hier")
     assert stock.keys() == ours.keys()
     assert all(torch.equal(stock[name], ours[name]) for name in stock)

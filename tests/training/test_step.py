@@ -74,6 +74,28 @@ def test_only_trained_tokens_have_credit():
             assert not values[np.array(row.mask) == 0].any()
 
 
+def test_a_native_estimator_keeps_its_advantages():
+    """verl's own are read back as the credit of turns; loss weights, alarms and metrics are as for any other."""
+    graph = cases.hierarchical()
+    native = EstimatorSpec("native", pytest.fail, NoOptions, native=True, needs_groups=False)
+    marks = {}
+
+    def advantages(row):
+        marks[row.episode, row.nodes[-1]] = len(marks) + 1.0
+        return np.full(len(row.response), marks[row.episode, row.nodes[-1]])
+
+    step, rows, fields, metrics = run(graph, native, advantages=advantages)
+    _, _, ours, _ = run(graph, estimator("himac"))
+    assert set(fields) == {"rollout_is_weights"}
+    for mine, theirs in zip(fields["rollout_is_weights"], ours["rollout_is_weights"], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    stored = step.ledger.graphs["u"]
+    for row in rows:
+        for node in set(row.turn_index) - {-1}:
+            assert stored.credit[node] == marks[row.episode, row.nodes[-1]]
+    assert metrics["hier/guards/alarms"] == 0 and "hier/credit/planner/mean" in metrics
+
+
 def test_token_weights_are_left_to_verl():
     _, _, fields, _ = run(cases.flat(), estimator("grpo"), guards=GuardOptions(weight_by="token"))
     assert "rollout_is_weights" not in fields

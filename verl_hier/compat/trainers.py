@@ -41,6 +41,7 @@ else:
     _Base = object
 
 STATE_FILE = "hier.json"
+WEIGHTS = "rollout_is_weights"
 NOTHING_TO_TRAIN = (
     "no row of this step can be trained: every episode was lost, or nothing belongs to the levels that learn; "
     "see hier/episodes/failed in the last metrics, and hier.schedule."
@@ -224,20 +225,19 @@ class HierTrainerMixin(_Base):
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         assert self._step is not None
-        if self.parts.estimator.spec.native:
+        columns = ["response_mask", "old_log_probs", "rollout_log_probs", "values"]
+        native = self.parts.estimator.spec.native
+        if native:
             batch = super()._compute_advantage(batch, metrics)
-            metrics.update(self._step.describe())
-            return batch
-        fields = ["response_mask", "old_log_probs", "rollout_log_probs", "values"]
+            columns.append("advantages")
+        fields = [*columns, WEIGHTS]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        output: dict[str, torch.Tensor] = {}
-        correction = self._rollout_correction(data, metrics)
-        if correction is not None:
-            output["response_mask"] = response_to_nested(correction.batch["response_mask"], data["response_mask"])
+        corrected = {name: data[name] for name in (WEIGHTS,) if name in data}
+        output = corrected if native else self._rollout_correction(data, metrics)
         result = train_step(
             self._step,
             keys=list(batch.keys),
-            columns={name: [row.numpy() for row in data[name].unbind()] for name in fields if name in data},
+            columns={name: [row.numpy() for row in data[name].unbind()] for name in columns if name in data},
             host=self.host,
             estimator=self.parts.estimator,
             guards=self.hier.guards,
@@ -245,25 +245,29 @@ class HierTrainerMixin(_Base):
             metrics=metrics,
         )
         for name, rows in result.items():
-            output[name] = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
-        if correction is not None and "rollout_is_weights" in correction.batch:
-            weights = response_to_nested(correction.batch["rollout_is_weights"], data["response_mask"])
-            ours = output.get("rollout_is_weights")
-            output["rollout_is_weights"] = weights if ours is None else row_products(weights, ours)
+            ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
+            # Loss weights are the one field that verl's correction may have made already.
+            output[name] = row_products(output[name], ours) if name in output else ours
         metrics["hier/store/failed"] = float(self._store())
+        if not output:
+            return batch
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(output, batch_size=len(batch))
         )
 
-    def _rollout_correction(self, data: TensorDict, metrics: dict[str, Any]) -> DataProto | None:
-        """verl's own correction of rollout/training mismatch, as its `_compute_advantage` applies it."""
+    def _rollout_correction(self, data: TensorDict, metrics: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """The fields of verl's own correction of rollout/training mismatch, as its `_compute_advantage` applies it."""
         config = self.config.algorithm.get("rollout_correction", None)
         if config is None or config.get("bypass_mode", False) or "rollout_log_probs" not in data:
-            return None
+            return {}
         padded = data.select("response_mask", "old_log_probs", "rollout_log_probs").to_padded_tensor()
         corrected, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=padded), config)
         metrics.update(correction_metrics)
-        return corrected
+        return {
+            name: response_to_nested(corrected.batch[name], data["response_mask"])
+            for name in ("response_mask", WEIGHTS)
+            if name in corrected.batch
+        }
 
     def _store(self) -> bool:
         """Write the step's graphs where the recipe wants them; True when that failed."""

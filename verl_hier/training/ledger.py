@@ -106,6 +106,19 @@ class Ledger:
         mean: Floats = np.bincount(turns, weights=values, minlength=len(self.table)) / count
         return mean
 
+    def turn_means(self, values: NDArray[Any], mask: NDArray[Any]) -> Floats:
+        """(T,) mean over the trained tokens of each turn; 0 for turns without one. The reverse of `spread`.
+
+        Args:
+            values: (N,) a number a token.
+            mask: (N,) 1 on trained tokens.
+        """
+        trained = (np.asarray(mask) > 0) & (self.turn >= 0)
+        turns, size = self.turn[trained], len(self.table)
+        count = np.maximum(np.bincount(turns, minlength=size), 1)
+        means: Floats = np.bincount(turns, weights=np.asarray(values, np.float64)[trained], minlength=size) / count
+        return means
+
     def spread(self, values: NDArray[Any], per: str, rule: SharedPrefix) -> Floats:
         """Values per turn, step or token as (N,) token values; 0 on observations.
 

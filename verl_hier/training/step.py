@@ -83,7 +83,8 @@ def train_step(
     Args:
         step: rows and graphs.
         keys: keys of the batch in its present order, padding included.
-        columns: `response_mask`, `old_log_probs`, `rollout_log_probs`, `values` as one array a row, in that order.
+        columns: `response_mask`, `old_log_probs`, `rollout_log_probs`, `values` as one array a row, in that order;
+            `advantages` too, where verl has computed them (`EstimatorSpec.native`).
         host: enabled plugins, for the credit events.
         estimator: spec and options.
         guards: limits, equal say and shared-prefix rule.
@@ -91,7 +92,8 @@ def train_step(
         metrics: gains everything that is to be logged.
 
     Returns:
-        `advantages`, `returns` and, when weights are not all 1, `rollout_is_weights`, in the order of `keys`.
+        `advantages` and `returns`, which a native estimator leaves as they are, and `rollout_is_weights` when weights
+        are not all 1; in the order of `keys`.
     """
     ledger = step.ledger
     places = step.places(keys)
@@ -105,24 +107,26 @@ def train_step(
             logprob_metrics(ledger.table, ledger.turn, mask, flat["rollout_log_probs"], flat["old_log_probs"])
         )
     metrics["hier/guards/alarms"] = float(alarm(metrics, guards, estimator.spec.needs_groups))
-    credit = estimate(estimator.spec, ledger.table, estimator.options)
+    native = estimator.spec.native
+    if native:
+        credit = Credit(ledger.turn_means(flat["advantages"], mask))
+    else:
+        credit = estimate(estimator.spec, ledger.table, estimator.options)
     host.hook.hier_credit_ready(table=ledger.table, credit=credit, step=number)
     metrics.update(credit_metrics(ledger.table, credit))
     metrics.update(host.metrics(table=ledger.table, credit=credit, step=number))
     ledger.node_credit(credit)
-    return _token_fields(ledger, credit, mask, guards, places)
-
-
-def _token_fields(
-    ledger: Ledger, credit: Credit, mask: NDArray[Any], guards: GuardOptions, places: list[int]
-) -> dict[str, Rows]:
-    advantages = ledger.spread(credit.values, credit.per, guards.shared_prefix) * mask
-    returns = advantages if credit.returns is None else ledger.spread(credit.returns, credit.per, guards.shared_prefix)
-    fields = {"advantages": advantages, "returns": returns * mask}
+    fields = {} if native else _advantages(ledger, credit, mask, guards)
     weights = ledger.weights(credit, mask, guards.weight_by, guards.shared_prefix)
     if weights is not None:
         fields["rollout_is_weights"] = weights
     return {name: _scatter(ledger.split(values), places) for name, values in fields.items()}
+
+
+def _advantages(ledger: Ledger, credit: Credit, mask: NDArray[Any], guards: GuardOptions) -> dict[str, NDArray[Any]]:
+    advantages = ledger.spread(credit.values, credit.per, guards.shared_prefix) * mask
+    returns = advantages if credit.returns is None else ledger.spread(credit.returns, credit.per, guards.shared_prefix)
+    return {"advantages": advantages, "returns": returns * mask}
 
 
 def _gather(rows: Rows, places: list[int], lengths: list[int]) -> NDArray[Any]:
