@@ -224,6 +224,18 @@ def test_paths_in_code_marks_exist():
             assert (ROOT / path).exists(), f"{name_of(page)} names {path}"
 
 
+def test_pages_that_code_and_recipes_name_exist():
+    files = [file for name in ("verl_hier", "plugins", "recipes", "scripts") for file in (ROOT / name).rglob("*.*")]
+    named = [
+        (file, page)
+        for file in files
+        if file.suffix in (".py", ".yaml", ".sh")
+        for page in re.findall(r"\bdocs/[\w/.-]+\.md", file.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 50
+    assert not [(name_of(file), page) for file, page in named if not (ROOT / page).is_file()]
+
+
 def test_names_in_the_architecture_exist():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     names = re.findall(r"(?<![\w.])(?:rollout|compat|training|trajectory|environments)(?:\.\w+)+\b", text)

@@ -278,7 +278,8 @@ def test_cold_start_commands_say_what_comes_first(verl_hier: Run, tmp_path: Path
 def test_tiny_and_demos_make_what_the_recipe_needs(verl_hier: Run, tmp_path: Path) -> None:
     pytest.importorskip("alfworld")
     pool = ("hier.environment.pool=8", "hier.environment.validation=2")
-    assert verl_hier("tiny", "quickstart", *pool, "--out", tmp_path / "tiny")[0] == 0
+    assert verl_hier("tiny", "quickstart", *pool, "--out", tmp_path / "tiny", "--head-dim", 32)[0] == 0
+    assert json.loads((tmp_path / "tiny/config.json").read_text())["head_dim"] == 32
     out = tmp_path / "demos.parquet"
     code, _, err = verl_hier("demos", "quickstart", *pool, "--model", tmp_path / "tiny", "--out", out, "-n", "4")
     assert code == 0, err

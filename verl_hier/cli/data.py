@@ -23,6 +23,9 @@ def tiny(
     seed: Seed = 0,
     hidden: Annotated[int, typer.Option(help="Width of the model.")] = 96,
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Width of a head; omitted: a fourth of the model's. vLLM on a CPU needs 32.")
+    ] = None,
 ) -> None:
     """Build a small model and tokenizer for a recipe's world."""
     from verl_hier.coldstart import TinyShape, build_tiny
@@ -30,7 +33,7 @@ def tiny(
     from verl_hier.composed import ComposedRecipe
 
     texts = texts_of(ComposedRecipe.named(recipe, overrides or ()), seed)
-    shape = TinyShape(hidden=hidden, layers=layers, intermediate=2 * hidden)
+    shape = TinyShape(hidden=hidden, layers=layers, intermediate=2 * hidden, head_dim=head_dim)
     line(f"model and tokenizer: {build_tiny(out, texts, seed=seed, shape=shape)}")
 
 
