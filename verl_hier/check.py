@@ -18,9 +18,10 @@ from verl_hier.checks.needs import check_needs, needs_critic
 from verl_hier.checks.resources import Sizes, check_resources
 from verl_hier.checks.tasks import check_curriculum, check_source, check_tasks
 from verl_hier.compat.versions import require_supported
+from verl_hier.composed import ComposedRecipe
 from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError
-from verl_hier.plugins import Parts, PluginHost, resolve
+from verl_hier.plugins import Parts
 
 # Rollout servers that are packages of their own, and the module; the others come with verl or with us.
 ENGINES = {"vllm": "vllm", "vllm_topk": "vllm", "sglang": "sglang"}
@@ -85,9 +86,8 @@ def check_recipe(config: Any, *, offline: bool = True) -> Report:
     """
     require_supported()
     plain = _plain(config)
-    hier = HierConfig.of(plain)
-    host = PluginHost.load(hier.plugins)
-    parts = resolve(hier, host)
+    recipe = ComposedRecipe.of(plain)
+    hier, host, parts = recipe.hier, recipe.host, recipe.parts
     episodes = check_needs(plain, hier, parts, host)
     check_source(plain, parts.environment)
     sizes = check_resources(plain, hier, episodes)

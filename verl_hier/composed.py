@@ -17,7 +17,7 @@ class ComposedRecipe:
     """What a rollout, a trainer or a cold start has to know of a recipe.
 
     Attributes:
-        config: the whole verl config, an OmegaConf `DictConfig`.
+        config: the whole verl config, an OmegaConf `DictConfig` or plain containers.
         hier: its `hier` block.
         host: the plugins that the block lists.
         parts: its five parts.
@@ -48,6 +48,6 @@ class ComposedRecipe:
     @property
     def limits(self) -> Limits:
         """Limits of an episode; where the recipe leaves contexts to verl, they have the lengths of verl's rows."""
-        ours, rollout = self.hier.rollout, self.config.actor_rollout_ref.rollout
-        room = ours.context_tokens or rollout.prompt_length + rollout.response_length
+        ours, rollout = self.hier.rollout, self.config["actor_rollout_ref"]["rollout"]
+        room = ours.context_tokens or rollout["prompt_length"] + rollout["response_length"]
         return Limits(ours.max_turns, ours.max_tokens_per_turn, room)

@@ -55,12 +55,13 @@ class CpuRun:
         finally:
             process.terminate()
             process.wait()
-        enough(self.records())
+        records = self.records()
+        enough(records)
         if process.returncode and not stopped:
             raise RolloutError(
                 f"the training run ended with exit code {process.returncode}; its messages are in {self.log}."
             )
-        return self.records()
+        return records
 
     def records(self) -> Records:
         """Metrics of the steps that are logged by now, with the number of the step as `step`."""

@@ -9,7 +9,6 @@ import os
 from types import ModuleType
 
 from verl_hier.compat.import_hooks import when_imported
-from verl_hier.runtime_cpu.options import ROLLOUT_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +91,8 @@ def _register_engines(transformer_impl: ModuleType) -> None:
 
 
 def _register_replica(replica: ModuleType) -> None:
+    from verl_hier.runtime_cpu.options import ROLLOUT_NAME
+
     def load() -> type:
         from verl_hier.runtime_cpu.replica import TransformersReplica
 
@@ -101,6 +102,8 @@ def _register_replica(replica: ModuleType) -> None:
 
 
 def _register_adapter(base: ModuleType) -> None:
+    from verl_hier.runtime_cpu.options import ROLLOUT_NAME
+
     base._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "verl_hier.runtime_cpu.adapter.TransformersServerAdapter"
 
 

@@ -102,9 +102,7 @@ class Ledger:
         if credit.per == "turn":
             return values
         turns = self.table.step_turn if credit.per == "step" else np.asarray(self.table.tokens["turn"])
-        count = np.maximum(np.bincount(turns, minlength=len(self.table)), 1)
-        mean: Floats = np.bincount(turns, weights=values, minlength=len(self.table)) / count
-        return mean
+        return self._means(values, turns)
 
     def turn_means(self, values: NDArray[Any], mask: NDArray[Any]) -> Floats:
         """(T,) mean over the trained tokens of each turn; 0 for turns without one. The reverse of `spread`.
@@ -114,9 +112,12 @@ class Ledger:
             mask: (N,) 1 on trained tokens.
         """
         trained = (np.asarray(mask) > 0) & (self.turn >= 0)
-        turns, size = self.turn[trained], len(self.table)
-        count = np.maximum(np.bincount(turns, minlength=size), 1)
-        means: Floats = np.bincount(turns, weights=np.asarray(values, np.float64)[trained], minlength=size) / count
+        return self._means(np.asarray(values, dtype=np.float64)[trained], self.turn[trained])
+
+    def _means(self, values: Floats, turns: Ints) -> Floats:
+        """(T,) mean of the values of each turn; 0 for turns without one."""
+        count = np.maximum(np.bincount(turns, minlength=len(self.table)), 1)
+        means: Floats = np.bincount(turns, weights=values, minlength=len(self.table)) / count
         return means
 
     def spread(self, values: NDArray[Any], per: str, rule: SharedPrefix) -> Floats:
