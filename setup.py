@@ -1,17 +1,17 @@
-"""Package layout that TOML cannot say: `plugins/` and `recipes/` are installed under names of their own."""
+"""Package layout that TOML cannot say: three folders of this checkout hold importable packages."""
 
 from setuptools import find_packages, setup
-
-PLUGINS = "verl_hier_plugins"
-RECIPES = "verl_hier_recipes"
 
 setup(
     packages=[
         *find_packages(include=["verl_hier", "verl_hier.*"]),
-        PLUGINS,
-        *(f"{PLUGINS}.{name}" for name in find_packages("plugins")),
-        RECIPES,
+        *find_packages("plugins"),
+        "verl_hier_recipes",
     ],
-    package_dir={PLUGINS: "plugins", RECIPES: "recipes"},
-    package_data={"verl_hier": ["py.typed", "**/*.json"], PLUGINS: ["**/*.json"], RECIPES: ["**/*.yaml"]},
+    package_dir={"verl_hier_plugins": "plugins/verl_hier_plugins", "verl_hier_recipes": "recipes"},
+    package_data={
+        "verl_hier": ["py.typed", "**/*.json"],
+        "verl_hier_plugins": ["py.typed", "**/*.json"],
+        "verl_hier_recipes": ["**/*.yaml"],
+    },
 )

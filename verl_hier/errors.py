@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class HierError(Exception):
     """Base of all errors that the command line prints as one sentence, without a traceback."""
@@ -25,3 +28,9 @@ class CreditError(HierError):
 
 class RolloutError(HierError):
     """A rollout cannot go on: the server is gone, or no episode of the batch survived."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' (did you mean X?)' when a known word is close, else an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

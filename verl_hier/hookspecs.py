@@ -19,7 +19,8 @@ import pluggy
 
 if TYPE_CHECKING:
     from verl_hier.credit import Credit
-    from verl_hier.specs import (
+    from verl_hier.graph import RolloutGraph, TurnTable
+    from verl_hier.host.specs import (
         EnvironmentSpec,
         EstimatorSpec,
         PolicyLossSpec,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         ScheduleSpec,
         WorkerSpec,
     )
-    from verl_hier.trajectory import RolloutGraph, TurnTable
 
 PROJECT = "verl_hier"
 hookspec = pluggy.HookspecMarker(PROJECT)

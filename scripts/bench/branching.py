@@ -27,13 +27,13 @@ os.environ.setdefault("VERL_PLATFORM", "cpu")
 import verl  # noqa: F401 - settles the platform
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
-from verl_hier.compat.driver import driver_of
-from verl_hier.compat.policy import ServerPolicy
-from verl_hier.recipes import compose
+from verl_hier.compat.runner import driver_of
+from verl_hier.compat.servers.policy import ServerPolicy
+from verl_hier.graph import RolloutGraph
+from verl_hier.recipe.compose import compose
 from verl_hier.rollout.interfaces import Sampling
 from verl_hier.rollout.rollout import Request
 from verl_hier.runtime_cpu.server import TransformersServer
-from verl_hier.trajectory import RolloutGraph
 
 LEAVES = 8
 SAMPLERS = {

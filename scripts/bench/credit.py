@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from verl_hier.conformance import builtin_estimators
 from verl_hier.credit import Credit, groups, step_mean
 from verl_hier.credit.estimate import estimate
 from verl_hier.credit.tokens import spread_rows
-from verl_hier.specs import EstimatorSpec
+from verl_hier.graph import TurnTable
+from verl_hier.host.specs import EstimatorSpec
+from verl_hier.testing.conformance import builtin_estimators
 from verl_hier.testing.estimator import random_table
-from verl_hier.trajectory import TurnTable
 
 FLOOR_BOUND = 3.0  # times (one write of the array + key hashing)
 LOOP_BOUND = 10.0  # times faster than the plain loops of GiGPO and HGPO

@@ -28,13 +28,12 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
-from verl_hier_plugins.arpo.chains import step_entropy
-from verl_hier_plugins.arpo.sampler import Rising
 
 from verl_hier.rollout.entropy import top_entropy
 from verl_hier.runtime_cpu.generation.engine import GenerationEngine
 from verl_hier.runtime_cpu.generation.model import SlotModel
 from verl_hier.runtime_cpu.generation.request import Request, SamplingParams, draws
+from verl_hier_plugins.samplers.arpo import Rising, step_entropy
 
 Floats = NDArray[np.float64]
 SOURCES = ("sampled", "top_k", "exact")

@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from verl_hier_plugins.alfworld import SPEC
-from verl_hier_plugins.alfworld.engine import Game
-from verl_hier_plugins.alfworld.environment import build
-from verl_hier_plugins.alfworld.options import AlfworldOptions
-from verl_hier_plugins.alfworld.pddl import game_data
-from verl_hier_plugins.alfworld.world import build_world
-
 from verl_hier.environments.pool import EnvironmentPool
+from verl_hier_plugins.environments.alfworld import SPEC
+from verl_hier_plugins.environments.alfworld.engine import Game
+from verl_hier_plugins.environments.alfworld.environment import build
+from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
+from verl_hier_plugins.environments.alfworld.pddl import game_data
+from verl_hier_plugins.environments.alfworld.world import build_world
 
 Times = dict[str, list[float]]
 

@@ -53,9 +53,10 @@ def walk(environment: Any, task: dict[str, Any], steps: int, times: Times, rng: 
 def textworld_games(games: int, steps: int) -> None:
     """Ours in both styles, and TextWorld's own environments."""
     import textworld
-    from verl_hier_plugins.textworld.environment import build
-    from verl_hier_plugins.textworld.making import compiled, generate
-    from verl_hier_plugins.textworld.options import TextworldOptions
+
+    from verl_hier_plugins.environments.textworld.environment import build
+    from verl_hier_plugins.environments.textworld.making import compiled, generate
+    from verl_hier_plugins.environments.textworld.options import TextworldOptions
 
     times: Times = {}
     generate({**WORLD, "seed": 0})
@@ -96,8 +97,8 @@ def stock(package: Any, file: Path, steps: int, times: Times, rng: random.Random
 
 def textarena_games(games: int, steps: int) -> None:
     """Each game that is named above."""
-    from verl_hier_plugins.textarena.environment import TextarenaEnvironment
-    from verl_hier_plugins.textarena.options import TextarenaOptions
+    from verl_hier_plugins.environments.textarena.environment import TextarenaEnvironment
+    from verl_hier_plugins.environments.textarena.options import TextarenaOptions
 
     for game, options in PLAYED.items():
         times: Times = {}

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
-from verl_hier.cpu_run import CpuRun
-from verl_hier.quickstart import success_of
-from verl_hier.recipes import command
+from verl_hier.ops.local_run import CpuRun
+from verl_hier.ops.quickstart import success_of
+from verl_hier.recipe.compose import command
 
 VALIDATION = 128
 COLD_STARTS = {

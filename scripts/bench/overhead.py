@@ -14,8 +14,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from verl_hier.cpu_run import CpuRun
-from verl_hier.recipes import MAIN
+from verl_hier.ops.local_run import CpuRun
+from verl_hier.recipe.compose import MAIN
 from verl_hier.testing.models import write_byte_model, write_toy_task
 
 PARTS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step")

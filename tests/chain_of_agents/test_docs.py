@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from verl_hier_plugins.chain_of_agents.grammar import LEVELS, UNREADABLE, VIOLATIONS
-from verl_hier_plugins.chain_of_agents.worker import ChainOptions
-
-from verl_hier.describe import options_of
+from verl_hier.host.describe import options_of
+from verl_hier_plugins.workers.chain_of_agents.grammar import LEVELS, UNREADABLE, VIOLATIONS
+from verl_hier_plugins.workers.chain_of_agents.worker import ChainOptions
 
 PAGE = (Path(__file__).parents[2] / "docs/workers/chain_of_agents.md").read_text(encoding="utf-8")
 

@@ -8,7 +8,8 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.chain_of_agents.grammar import (
+
+from verl_hier_plugins.workers.chain_of_agents.grammar import (
     ANSWER,
     FOLLOWERS,
     START,

@@ -7,24 +7,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from verl_hier_plugins.chain_of_agents import LEVELS, WORKER
-from verl_hier_plugins.chain_of_agents.grammar import VIOLATIONS
-from verl_hier_plugins.chain_of_agents.worker import ChainOfAgents, ChainOptions
-from verl_hier_plugins.independent import Independent
 
 from tests.chain_of_agents.test_grammar import PIECES
-from verl_hier.check import check_recipe
 from verl_hier.credit.estimate import estimate
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
-from verl_hier.plugins import PluginHost
-from verl_hier.recipes import compose
+from verl_hier.graph import build_table, graph_rows
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import NoOptions, build_options
+from verl_hier.recipe.check import check_recipe
+from verl_hier.recipe.compose import compose
 from verl_hier.rollout import Sampler
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import NoOptions, build_options
 from verl_hier.testing.rollout import WordTokenizer, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
-from verl_hier.trajectory import build_table, graph_rows
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.chain_of_agents import LEVELS, WORKER
+from verl_hier_plugins.workers.chain_of_agents.grammar import VIOLATIONS
+from verl_hier_plugins.workers.chain_of_agents.worker import ChainOfAgents, ChainOptions
 
 
 class Library(Environment):
@@ -36,16 +36,16 @@ class Library(Environment):
         self.heard = []
 
     def reset(self, task, seed):
-        return Step("who ?", anchor="0")
+        return StepResult("who ?", anchor="0")
 
     def step(self, action):
         self.heard.append(action)
         verb, _, rest = action.partition(" ")
         won = rest == "d"
         if verb == "answer":
-            return Step("", float(won), done=True, info={"won": won})
+            return StepResult("", float(won), done=True, info={"won": won})
         known = verb == "search"
-        return Step("c" if known else "what ?", 0.0 if known else -0.5, valid=known)
+        return StepResult("c" if known else "what ?", 0.0 if known else -0.5, valid=known)
 
 
 PAPER = ("<think>a</think>", "<web_search>b</web_search>", "<answer>d</answer>")

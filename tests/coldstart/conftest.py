@@ -9,7 +9,7 @@ collect_ignore_glob = [] if find_spec("alfworld") and find_spec("textworld") els
 
 @pytest.fixture(scope="session")
 def options():
-    from verl_hier_plugins.alfworld.options import AlfworldOptions
+    from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
 
     return AlfworldOptions(observation="short", goals=(1, 2), pool=12, validation=4, max_steps=60)
 
@@ -17,12 +17,13 @@ def options():
 @pytest.fixture(scope="session")
 def workers():
     """Worker spec and options by name."""
-    from verl_hier_plugins.designer_executor import hier_workers as designing
-    from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
     from verl_hier_plugins.planner_executor import hier_workers as hierarchical
-    from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
     from verl_hier_plugins.react import hier_workers as flat
-    from verl_hier_plugins.react.worker import ReactOptions
+
+    from verl_hier_plugins.workers.designer_executor import hier_workers as designing
+    from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
+    from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions
+    from verl_hier_plugins.workers.react import ReactOptions
 
     prompt = "goal: {subgoal} | {places} | {observation}"
     return {
@@ -43,9 +44,8 @@ def workers():
 
 @pytest.fixture(scope="session")
 def texts(options, workers):
-    from verl_hier_plugins.alfworld import SPEC
-
     from verl_hier.coldstart import collect_texts
+    from verl_hier_plugins.environments.alfworld import SPEC
 
     return list(collect_texts(SPEC, options, tuple(workers.values()), walks=6))
 

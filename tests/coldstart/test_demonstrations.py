@@ -3,14 +3,14 @@
 import pyarrow.parquet as parquet
 import pytest
 from transformers import AutoTokenizer
-from verl_hier_plugins.alfworld import SPEC
 
 from verl_hier.coldstart import Noise, build_tiny, write_demonstrations
 from verl_hier.coldstart.recipe import demonstrations_of, texts_of
-from verl_hier.composed import ComposedRecipe
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
-from verl_hier.specs import EnvironmentSpec, WorkerSpec
+from verl_hier.host.specs import EnvironmentSpec, WorkerSpec
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier_plugins.environments.alfworld import SPEC
 
 CLEAN = Noise(random_action=0.0, skip_stage=0.0)
 
@@ -163,10 +163,10 @@ def test_what_cannot_be_demonstrated_is_said(options, workers, tokenizer, tmp_pa
 
     class Mute(Environment):
         def reset(self, task, seed):
-            return Step(text="hello")
+            return StepResult(text="hello")
 
         def step(self, action):
-            return Step(text="bye", done=True)
+            return StepResult(text="bye", done=True)
 
     mute = EnvironmentSpec(name="mute", factory=lambda o: Mute(), tasks=lambda o, s: [{"instruction": "wait"}])
     with pytest.raises(RecipeError, match="offers no expert"):

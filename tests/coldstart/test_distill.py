@@ -10,34 +10,34 @@ from types import SimpleNamespace
 import pyarrow.parquet as parquet
 import pytest
 from transformers import AutoTokenizer
-from verl_hier_plugins.alfworld import SPEC
-from verl_hier_plugins.chain_of_agents import WORKER, tell
-from verl_hier_plugins.chain_of_agents.worker import ChainOptions
 from verl_hier_plugins.planner_executor import hier_workers as planner_executor
-from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
 from verl_hier_plugins.react import hier_workers as react
-from verl_hier_plugins.react.worker import ReactOptions
 
 from tests.coldstart.endpoint import Endpoint
 from tests.rollout.conftest import Corridor
 from verl_hier.cli.distill import distill as command
 from verl_hier.coldstart import build_tiny
 from verl_hier.coldstart.distill import Distillation, Expertise, Student, Weights, distill
+from verl_hier.coldstart.expert_policy import Noise
 from verl_hier.coldstart.filters import Filters
 from verl_hier.coldstart.recipe import ColdStart, demonstrate, texts_of
 from verl_hier.coldstart.served import ServedTeacher, with_stop
-from verl_hier.coldstart.speakers import Noise
-from verl_hier.composed import ComposedRecipe
-from verl_hier.environments.base import Step
+from verl_hier.environments.base import StepResult
 from verl_hier.errors import HierError, RecipeError, RolloutError
-from verl_hier.plugins import Part
-from verl_hier.rollout.render import PlainRenderer
+from verl_hier.graph.nodes import Node
+from verl_hier.host.specs import EnvironmentSpec, NoOptions
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.parts import Part
+from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.rollout import Limits
-from verl_hier.rollout.transcript import Call, Said, Transcript
-from verl_hier.specs import EnvironmentSpec, NoOptions
+from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
 from verl_hier.testing.models import write_byte_model
 from verl_hier.testing.rollout import WordTokenizer
-from verl_hier.trajectory.graph import Node
+from verl_hier_plugins.environments.alfworld import SPEC
+from verl_hier_plugins.workers.chain_of_agents import WORKER, transcribe
+from verl_hier_plugins.workers.chain_of_agents.worker import ChainOptions
+from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions
+from verl_hier_plugins.workers.react import ReactOptions
 
 PLANNER = Part(planner_executor()[0], PlannerExecutorOptions())
 REACT = Part(react()[0], ReactOptions())
@@ -338,11 +338,13 @@ def test_stop_strings_that_an_endpoint_cut_off_come_back():
 
 def said(text, role="agent", level=0, segment=0, calls=()):
     node = Node(0, -1, -1, 0, role, role, level, 0, segment, -1, [], [], [])
-    return Said(node, text, tuple(Call(action, Step(seen, valid=valid)) for action, seen, valid in calls))
+    return TranscriptTurn(
+        node, text, tuple(EnvironmentCall(action, StepResult(seen, valid=valid)) for action, seen, valid in calls)
+    )
 
 
 def transcript(*turns):
-    return Transcript("who?", Step(""), turns)
+    return Transcript("who?", StepResult(""), turns)
 
 
 QUESTIONS = ChainOptions(
@@ -352,7 +354,7 @@ QUESTIONS = ChainOptions(
 
 
 def test_thoughts_tools_verdicts_and_answers():
-    told = tell(
+    told = transcribe(
         QUESTIONS,
         transcript(
             said("1. look it up\n2. say it", "planner"),
@@ -372,19 +374,19 @@ def test_thoughts_tools_verdicts_and_answers():
 
 
 def test_the_longest_template_says_what_an_action_was():
-    told = tell(
+    told = transcribe(
         QUESTIONS, transcript(said("x", calls=[("python 1 {0}", "", True)]), said("y", calls=[("hop", "", True)]))
     )
     assert [part for part in told if "think" not in part] == ["<python>1 {0}</python>", "<do>hop</do>"]
     with pytest.raises(ValueError, match="no_tool"):
-        tell(ChainOptions(tools={"go": "go {content}"}), transcript(said("x", calls=[("hop", "", True)])))
+        transcribe(ChainOptions(tools={"go": "go {content}"}), transcript(said("x", calls=[("hop", "", True)])))
 
 
 def test_a_refused_action_is_reflected_on_where_the_grammar_lets_it():
     turns = transcript(said("x", calls=[("hop", "you cannot", False)]), said("x", calls=[("hop", "ok", True)]))
-    assert "<reflection>that failed : you cannot</reflection>" in tell(QUESTIONS, turns)
+    assert "<reflection>that failed : you cannot</reflection>" in transcribe(QUESTIONS, turns)
     blunt = ChainOptions(tools={"do": "{content}"}, grammar={"tool": ("tool",)})
-    assert not any("reflection" in part for part in tell(blunt, turns))
+    assert not any("reflection" in part for part in transcribe(blunt, turns))
 
 
 def test_telling_survives_whatever_a_teacher_says():
@@ -402,7 +404,7 @@ def test_telling_survives_whatever_a_teacher_says():
             for _ in range(rng.randrange(5))
         ]
         try:
-            assert all(isinstance(part, str) for part in tell(QUESTIONS, transcript(*turns)))
+            assert all(isinstance(part, str) for part in transcribe(QUESTIONS, transcript(*turns)))
         except ValueError as error:
             assert str(error).isidentifier()
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl_hier_plugins.alfworld import SPEC
 
 from verl_hier.coldstart import Noise, run_sft, write_demonstrations
 from verl_hier.coldstart.dataset import DemonstrationDataset
 from verl_hier.coldstart.sft import ColdStartError, sft_overrides
 from verl_hier.errors import RecipeError
+from verl_hier_plugins.environments.alfworld import SPEC
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl_hier_plugins.alfworld import SPEC
-from verl_hier_plugins.alfworld.environment import build
 
 from verl_hier.coldstart import TinyShape, build_tiny, collect_texts
 from verl_hier.coldstart.tiny import ACT, END, PAD, SUB_DONE, UNKNOWN
 from verl_hier.coldstart.words import split_words
+from verl_hier_plugins.environments.alfworld import SPEC
+from verl_hier_plugins.environments.alfworld.environment import build
 
 
 def test_every_text_survives_a_round_trip(tokenizer, texts):

@@ -1,21 +1,16 @@
-"""The runner of fixtures, and the fixtures themselves where they lie beside the checkout."""
+"""The runner of recorded cases, and the cases that come with the package."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
-from verl_hier.conformance import Result, run_file, run_folder
-from verl_hier.conformance.runner import compare
 from verl_hier.errors import HierError
+from verl_hier.testing.conformance import Result, run_file, run_folder
+from verl_hier.testing.conformance.runner import compare
 
-SHARED = Path(os.environ.get("VERL_HIER_CONFORMANCE", Path(__file__).parents[3] / "shared" / "conformance"))
 
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="no conformance fixtures beside the checkout")
 def test_every_fixture_passes():
-    results = run_folder(SHARED)
+    results = run_folder()
     assert [str(result) for result in results if not result.ok] == []
     assert {result.status for result in results} == {"passed"}
     assert len({result.file for result in results}) == 21
@@ -47,17 +42,12 @@ def test_a_case_passes_and_a_wrong_one_says_where(tmp_path):
     assert "KeyError" in run_file(path)[0].detail
 
 
-def test_unknown_methods_and_samplers(tmp_path, monkeypatch):
+def test_unknown_methods_and_samplers(tmp_path):
     (result,) = run_file(fixture(tmp_path / "x.json", method="nobody"))
     assert not result.ok and "no adapter" in result.detail
     path = fixture(tmp_path / "arpo_rollout.json", method="arpo_rollout")
     (result,) = run_file(path)
     assert not result.ok and "KeyError" in result.detail
-    monkeypatch.setattr("verl_hier.conformance.runner.sampler_replay", lambda name: None)
-    (result,) = run_file(path)
-    assert result.ok and "no sampler yet" in str(result)
-    (result,) = run_file(path, samplers=lambda method, case: {"adv": [[0.70710578] * 2, [-0.70710578, 0]]})
-    assert result.status == "passed"
 
 
 def test_bad_folders_and_files(tmp_path):

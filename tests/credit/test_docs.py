@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_hier.conformance import builtin_estimators
-from verl_hier.describe import needs_of, options_of, page_of
+from verl_hier.host.describe import needs_of, options_of, page_of
+from verl_hier.testing.conformance import builtin_estimators
 
 SPECS = builtin_estimators()
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "estimators").glob("*.md"))

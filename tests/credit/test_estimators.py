@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from verl_hier.conformance import builtin_estimators, credit_of, make_table
-from verl_hier.conformance.registry import estimator, plugin_module
 from verl_hier.credit import whiten
 from verl_hier.credit.estimate import check_needs, estimate
 from verl_hier.errors import CreditError, PluginError
+from verl_hier.graph import TURN_COLUMNS
+from verl_hier.testing.conformance import builtin_estimators, credit_of, make_table
+from verl_hier.testing.conformance.registry import estimator, plugin_module
 from verl_hier.testing.estimator import random_table
-from verl_hier.trajectory import TURN_COLUMNS
 
 CHAINS, TREES = random_table(21, groups=5), random_table(22, groups=5, tree=True)
 TABLES = pytest.mark.parametrize("table", [CHAINS, TREES], ids=["chains", "trees"])
@@ -172,18 +172,18 @@ def test_marft_token_is_the_action_form_on_one_token_turns():
 def test_role_rewards_are_added_as_columns():
     table = random_table(4)
     for name in ("mae", "comas", "cory", "arise"):
-        plugin_module(name).hier_table_ready(table, 0)
+        plugin_module(f"estimators.{name}").hier_table_ready(table, 0)
         assert np.isfinite(table[f"{name}_reward"]).all()
         assert np.isfinite(credit_of("grpo", table, score=f"{name}_reward", group_by=("group", "role"))).all()
     bare = make_table({"reward": [1.0]})
     for name in ("mae", "comas", "cory", "arise"):
-        plugin_module(name).hier_table_ready(bare, 0)
+        plugin_module(f"estimators.{name}").hier_table_ready(bare, 0)
         assert f"{name}_reward" not in bare
 
 
 def test_mae_example_of_a_poor_question():
     turns = {"role": ["proposer", "solver", "judge"], "judge": [0.6, 1.0, 0.0], "format": [1.0, 1.0, 1.0]}
-    module = plugin_module("mae.estimator")
+    module = plugin_module("estimators.mae")
     assert module.role_rewards(make_table(turns), module.MAEOptions())[0] == pytest.approx(0.533333, abs=1e-6)
     with pytest.raises(CreditError, match="no role is called judge"):
         credit_of("mae", make_table({**turns, "role": ["proposer", "solver", "solver"]}))
@@ -191,7 +191,7 @@ def test_mae_example_of_a_poor_question():
 
 def test_spa_progress_is_fitted_to_the_return():
     table = make_table({"episode": [0, 0, 1], "reward": [0.0, 1.0, 0.0]})
-    module = plugin_module("spa_rl.estimator")
+    module = plugin_module("estimators.spa_rl")
     assert module.progress_loss(table, [0.4, 0.6, 0.0]) == pytest.approx(0)
     assert module.progress_loss(table, [0.0, 0.0, 1.0]) == pytest.approx(1)
 
@@ -205,7 +205,7 @@ def test_archer_token_baseline():
 
 
 def test_utility_of_a_skill():
-    assert plugin_module("arise.estimator").utility(1.0, 0.0) == pytest.approx(0.9)
+    assert plugin_module("estimators.arise").utility(1.0, 0.0) == pytest.approx(0.9)
 
 
 def test_whitened_estimators_are_white():

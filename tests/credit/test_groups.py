@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.credit import twins
+from tests.credit import reference_implementations
 from verl_hier.credit import group_advantage, group_ids, group_mean, group_median, group_sum, singletons
 from verl_hier.credit.groups import number
 from verl_hier.errors import CreditError
@@ -36,7 +36,7 @@ def test_kernel_equals_its_twin(rows, centre, scale, singleton, weighted, masked
         "singleton": singleton,
     }
     ours = group_advantage(data, group_ids(keys), eps=1e-3, **options)
-    theirs = twins.group_advantage(data, keys, eps=1e-3, **options)
+    theirs = reference_implementations.group_advantage(data, keys, eps=1e-3, **options)
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 

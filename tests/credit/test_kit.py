@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from verl_hier.conformance import builtin_estimators
 from verl_hier.credit import Credit, episode_advantage, share
-from verl_hier.specs import EstimatorSpec
+from verl_hier.host.specs import EstimatorSpec
+from verl_hier.testing.conformance import builtin_estimators
 from verl_hier.testing.estimator import check_estimator, make_table, permuted, random_table
 
 SPECS = builtin_estimators()

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from verl_hier.conformance.loss_fixtures import ActorConfig
-from verl_hier.conformance.registry import plugin_module, policy_loss
 from verl_hier.errors import PluginError
+from verl_hier.testing.conformance.loss_fixtures import ActorConfig
+from verl_hier.testing.conformance.registry import plugin_module, policy_loss
 
 CONFIG = ActorConfig(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=0.28, clip_ratio_c=3.0, global_batch_info={})
 
@@ -62,7 +62,7 @@ def test_hispo_drops_what_leaves_a_band():
 
 
 def test_bands_are_free():
-    module = plugin_module("hispo.losses")
+    module = plugin_module("losses.hispo")
     wide = module.hispo_loss(module.Bands(sequence=(0.0, 10.0), token=(0.0, 10.0)))
     _, metrics = wide(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), "token-mean", CONFIG)
     assert metrics["actor/hispo_kept_share"] == 1

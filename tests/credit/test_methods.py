@@ -1,14 +1,14 @@
-"""Whole methods against slow twins on random batches."""
+"""Whole methods against slow reference_implementations on random batches."""
 
 import difflib
 
 import numpy as np
 import pytest
 
-from tests.credit import twins
-from verl_hier.conformance import credit_of, make_table
-from verl_hier.conformance.registry import estimator, plugin_module
+from tests.credit import reference_implementations
 from verl_hier.credit import rewards_to_go
+from verl_hier.testing.conformance import credit_of, make_table
+from verl_hier.testing.conformance.registry import estimator, plugin_module
 from verl_hier.testing.estimator import permuted, random_table
 
 SEEDS = pytest.mark.parametrize("seed", range(4))
@@ -37,8 +37,8 @@ def test_histories_are_the_last_states(seed):
     table = shuffled(seed, groups=3)
     table.turns["trained"] = np.ones(len(table), bool)
     group, anchor, parent = (table[name].tolist() for name in ("group", "anchor", "parent"))
-    for size, (keys, member) in enumerate(plugin_module("hgpo.estimator").histories(table, 2), start=1):
-        expected = twins.history_keys(group, anchor, parent, size)
+    for size, (keys, member) in enumerate(plugin_module("estimators.hgpo").histories(table, 2), start=1):
+        expected = reference_implementations.history_keys(group, anchor, parent, size)
         assert member.tolist() == [key is not None for key in expected]
         for a in np.flatnonzero(member):
             for b in np.flatnonzero(member):
@@ -98,7 +98,7 @@ def test_hae_by_loops(seed):
     last = [path[-1] for path in paths(table)]
     table.turns["done"] = np.isin(np.arange(len(table)), last) & (np.arange(len(table)) % 2 == 0)
     reward = table["reward"].astype(float)
-    levels = plugin_module("hiper.levels").hae(table, reward, options)
+    levels = plugin_module("estimators.hiper").hae(table, reward, options)
     low, high, done = table["value"], table["value_high"], table["done"]
     for path in paths(table):
         cuts = [0] + [i for i in range(1, len(path)) if table["segment"][path[i]] != table["segment"][path[i - 1]]]
@@ -139,7 +139,7 @@ def test_similar_states_join_the_first_that_fits():
     texts = rng.choice(words, 30)
     group = rng.integers(0, 2, 30)
     table = make_table({"group": group, "reward": np.zeros(30), "anchor": texts})
-    found = plugin_module("gigpo.anchors").similar_anchors(table["group"], table["anchor"], table.anchors, 0.8)
+    found = plugin_module("estimators.gigpo").similar_anchors(table["group"], table["anchor"], table.anchors, 0.8)
     clusters: dict[int, list[str]] = {0: [], 1: []}
     expected = []
     for g, text in zip(group, texts, strict=True):

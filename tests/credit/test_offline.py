@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from verl_hier import offline
 from verl_hier.errors import CreditError, GraphError, PluginError, RecipeError
-from verl_hier.trajectory import EpisodeRecord, Node, RolloutGraph, write_graphs
+from verl_hier.graph import EpisodeRecord, Node, RolloutGraph, write_graphs
+from verl_hier.ops import offline
 
 
 def graph(uid, returns, step=0, anchors=True, reward=None):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.credit import twins
+from tests.credit import reference_implementations
 from verl_hier.credit import chain_links, discounted_sum, gae, linear_scan, segment_starts, segment_sums, whiten
 from verl_hier.credit.segments import shift_back
 from verl_hier.errors import CreditError
@@ -20,7 +20,10 @@ chains = st.lists(st.tuples(number, number, st.booleans(), st.integers(0, 1)), m
 def test_scan_equals_a_loop(rows, gamma):
     values, _, links, _ = (np.array(column) for column in zip(*rows, strict=True))
     np.testing.assert_allclose(
-        linear_scan(values, gamma * links), twins.linear_scan(values, gamma * links), rtol=1e-9, atol=1e-9
+        linear_scan(values, gamma * links),
+        reference_implementations.linear_scan(values, gamma * links),
+        rtol=1e-9,
+        atol=1e-9,
     )
 
 
@@ -37,7 +40,9 @@ def test_gae_equals_a_loop(rows, gamma, lam):
     links[-1] = False
     following = shift_back(values, links, 0.5)
     ours = gae(rewards, values, following, links, gamma, lam)
-    np.testing.assert_allclose(ours, twins.gae(rewards, values, following, links, gamma, lam), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        ours, reference_implementations.gae(rewards, values, following, links, gamma, lam), rtol=1e-9, atol=1e-9
+    )
 
 
 @quick
@@ -57,7 +62,7 @@ def test_segment_sums_equal_a_loop(rows, gamma):
     values, _, _, segment = (np.array(column) for column in zip(*rows, strict=True))
     starts = segment_starts(np.zeros(len(values)), segment)
     sums, lengths = segment_sums(values, starts, gamma)
-    expected, count = twins.segment_sums(values, starts, gamma)
+    expected, count = reference_implementations.segment_sums(values, starts, gamma)
     np.testing.assert_allclose(sums, expected, rtol=1e-9, atol=1e-9)
     assert lengths.tolist() == count.tolist()
 
@@ -84,4 +89,4 @@ def test_whitening_counts_weights_as_repeats(rows):
     if len({v for v, w in rows if w}) == 1:
         return  # a deviation of rounding alone
     ours = whiten(values, np.array(weights, bool), weights=weights)
-    np.testing.assert_allclose(ours, twins.whiten(values, weights), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(ours, reference_implementations.whiten(values, weights), rtol=1e-6, atol=1e-6)

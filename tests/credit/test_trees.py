@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.credit import twins
+from tests.credit import reference_implementations
 from verl_hier.credit import trees
 from verl_hier.errors import CreditError
 
@@ -27,19 +27,23 @@ def forests(draw):
 @given(forests())
 def test_everything_equals_a_walk(forest):
     parent, values = forest
-    paths = [twins.up(parent, node) for node in range(len(parent))]
-    under = twins.leaves(parent)
+    paths = [reference_implementations.up(parent, node) for node in range(len(parent))]
+    under = reference_implementations.leaves(parent)
     assert trees.depths(parent).tolist() == [len(path) - 1 for path in paths]
     assert trees.leaf_count(parent).tolist() == [len(leaf) for leaf in under]
     np.testing.assert_allclose(trees.path_sum(parent, values), [sum(values[path]) for path in paths], atol=1e-12)
-    np.testing.assert_allclose(trees.subtree_sum(parent, values), twins.subtree_sum(parent, values), atol=1e-12)
+    np.testing.assert_allclose(
+        trees.subtree_sum(parent, values), reference_implementations.subtree_sum(parent, values), atol=1e-12
+    )
     np.testing.assert_allclose(trees.leaf_mean(parent, values), [values[leaf].mean() for leaf in under], atol=1e-12)
-    np.testing.assert_allclose(trees.children_mean(parent, values), twins.children_mean(parent, values), atol=1e-12)
+    np.testing.assert_allclose(
+        trees.children_mean(parent, values), reference_implementations.children_mean(parent, values), atol=1e-12
+    )
     for steps in (0, 1, 2, 5):
         expected = [path[steps] if len(path) > steps else -1 for path in paths]
         assert trees.ancestors(parent, steps).tolist() == expected
-    nearest = [next((values[node] for node in path if values[node]), 0.0) for path in paths]
-    assert trees.inherit_zero(parent, values).tolist() == nearest
+    did_you_mean = [next((values[node] for node in path if values[node]), 0.0) for path in paths]
+    assert trees.inherit_zero(parent, values).tolist() == did_you_mean
 
 
 @quick

@@ -10,39 +10,39 @@ import re
 from pathlib import Path
 
 import pytest
-import verl_hier_plugins
-from verl_hier_plugins.adaptive_n.sampler import AdaptiveNOptions
-from verl_hier_plugins.aepo.sampler import BalancedOptions
-from verl_hier_plugins.alternating import AlternatingOptions
-from verl_hier_plugins.anchored.sampler import AnchoredOptions
-from verl_hier_plugins.arpo.chains import ChainOptions
-from verl_hier_plugins.best_of_turn.sampler import BestOfTurnOptions
-from verl_hier_plugins.bottom_up import BottomUpOptions
-from verl_hier_plugins.bug_reproduction.options import BugReproductionOptions
-from verl_hier_plugins.designer_executor.design import FAILURES
-from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
-from verl_hier_plugins.designs.sampler import DesignsOptions
-from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.joint import JointOptions
-from verl_hier_plugins.nested.sampler import NestedOptions
-from verl_hier_plugins.overprovision.sampler import OverprovisionOptions
-from verl_hier_plugins.planner_executor.worker import PlannerExecutorOptions
-from verl_hier_plugins.portool.sampler import PORToolSamplerOptions
-from verl_hier_plugins.prune.sampler import PruneOptions
-from verl_hier_plugins.python_tool.options import PythonToolOptions
-from verl_hier_plugins.react.worker import React, ReactOptions
-from verl_hier_plugins.rollback.sampler import RollbackOptions
-from verl_hier_plugins.stagewise import StagewiseOptions
-from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSamplerOptions
-from verl_hier_plugins.treeps_rag.sampler import TreePSRAGSamplerOptions
 
+import verl_hier_plugins
 from tests.rollout.conftest import Corridor
-from verl_hier.config import GuardOptions
-from verl_hier.describe import options_of
-from verl_hier.plugins import PluginHost
-from verl_hier.specs import KINDS, NoOptions
+from verl_hier.graph import EPISODE_COLUMNS, TURN_COLUMNS, graph_rows
+from verl_hier.host.describe import options_of
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import KINDS, NoOptions
+from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier.trajectory import EPISODE_COLUMNS, TURN_COLUMNS, graph_rows
+from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
+from verl_hier_plugins.environments.python_tool.options import PythonToolOptions
+from verl_hier_plugins.samplers.adaptive_n import AdaptiveNOptions
+from verl_hier_plugins.samplers.aepo import BalancedOptions
+from verl_hier_plugins.samplers.anchored import AnchoredOptions
+from verl_hier_plugins.samplers.arpo import ChainOptions
+from verl_hier_plugins.samplers.best_of_turn import BestOfTurnOptions
+from verl_hier_plugins.samplers.designs import DesignsOptions
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.samplers.nested import NestedOptions
+from verl_hier_plugins.samplers.overprovision import OverprovisionOptions
+from verl_hier_plugins.samplers.portool import PORToolSamplerOptions
+from verl_hier_plugins.samplers.prune import PruneOptions
+from verl_hier_plugins.samplers.rollback import RollbackOptions
+from verl_hier_plugins.samplers.tree_grpo import TreeGRPOSamplerOptions
+from verl_hier_plugins.samplers.treeps_rag import TreePSRAGSamplerOptions
+from verl_hier_plugins.schedules.alternating import AlternatingOptions
+from verl_hier_plugins.schedules.bottom_up import BottomUpOptions
+from verl_hier_plugins.schedules.joint import JointOptions
+from verl_hier_plugins.schedules.stagewise import StagewiseOptions
+from verl_hier_plugins.workers.designer_executor.design import FAILURES
+from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
+from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -1,7 +1,8 @@
 """Source of the distribution that the end-to-end tests install: a world of bytes, and probes into verl's training.
 
 `probe_world` is a third-party plugin like any other. `probe_trainers` is loaded through verl's own
-plugin door, `verl.plugins`, and registers twins of a stock and of our trainer that also write down what they train.
+plugin door, `verl.plugins`, and registers a twin of
+a stock trainer and one of ours that also write down what they train.
 """
 
 PLUGIN = '''
@@ -16,9 +17,9 @@ import torch
 
 from verl_hier.environments.base import Environment, Step
 from verl_hier.hookspecs import hookimpl
-from verl_hier.plugins import PluginHost
+from verl_hier.host.manager import PluginHost
 from verl_hier.rollout import Sampler, Worker
-from verl_hier.specs import EnvironmentSpec, PolicyLossSpec, SamplerSpec, WorkerSpec, build_options
+from verl_hier.host.specs import EnvironmentSpec, PolicyLossSpec, SamplerSpec, WorkerSpec, build_options
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class World(Environment):
 
     def reset(self, task, seed):
         self._count = 0
-        return Step(f"{task['instruction']}?", anchor="0")
+        return StepResult(f"{task['instruction']}?", anchor="0")
 
     def step(self, action):
         self._count += 1
@@ -57,7 +58,7 @@ class World(Environment):
         done = self._count >= self._options.steps
         even = sum(ord(c) % 2 == 0 for c in action) / max(len(action), 1)
         reward = even if done else 0.0
-        return Step(f"{self._count}.", reward, done, anchor=str(self._count), info={"won": done and even > 0.5})
+        return StepResult(f"{self._count}.", reward, done, anchor=str(self._count), info={"won": done and even > 0.5})
 
 
 def tasks(options, split):
@@ -127,11 +128,11 @@ class Troupe(Worker):
     def __init__(self, options):
         self._options = options
 
-    async def run(self, stage):
-        number = int("".join(c for c in stage.instruction if c.isdigit()))
+    async def run(self, episode):
+        number = int("".join(c for c in episode.instruction if c.isdigit()))
         block = self._options.workers[number % len(self._options.workers)]
         spec = PluginHost.load({"builtin": True}).spec("worker", block["name"])
-        await spec.factory(build_options(spec, block)).run(stage)
+        await spec.factory(build_options(spec, block)).run(episode)
 
 
 @hookimpl
@@ -173,7 +174,7 @@ import torch
 import transfer_queue as tq
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 
-from verl_hier.compat.trainers import HierSync
+from verl_hier.compat.trainer import HierSync
 
 
 class Probe:

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer
-from verl_hier_plugins.chain_of_agents.grammar import LEVELS
 
 from verl_hier.cli.distill import distill
 from verl_hier.coldstart import build_tiny, run_sft
 from verl_hier.coldstart.recipe import texts_of
-from verl_hier.composed import ComposedRecipe
-from verl_hier.recipes import overridden
+from verl_hier.graph import graph_rows, read_graphs
+from verl_hier.recipe.compose import overridden
+from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.schedule import Phase
-from verl_hier.trajectory import graph_rows, read_graphs
+from verl_hier_plugins.workers.chain_of_agents.grammar import LEVELS
 
 pytest.importorskip("alfworld")
 pytestmark = pytest.mark.e2e

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from verl_hier.graph import graph_rows, read_graphs
 from verl_hier.training.schedule import Phase
-from verl_hier.trajectory import graph_rows, read_graphs
 
 pytestmark = pytest.mark.e2e
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from verl_hier.graph import RolloutGraph, Row, graph_rows, read_graphs
 from verl_hier.training.schedule import Phase
-from verl_hier.trajectory import RolloutGraph, Row, graph_rows, read_graphs
 
 from .probe import RECIPE
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_hier.trajectory import read_graphs
+from verl_hier.graph import read_graphs
 
 pytestmark = pytest.mark.e2e
 

@@ -8,11 +8,11 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from verl_hier.compat.driver import driver_of
-from verl_hier.plugins import PluginHost
-from verl_hier.recipes import compose, overridden
-from verl_hier.replay import replay
-from verl_hier.trajectory import graph_rows, read_graphs
+from verl_hier.compat.runner import driver_of
+from verl_hier.graph import graph_rows, read_graphs
+from verl_hier.host.manager import PluginHost
+from verl_hier.ops.replay import replay
+from verl_hier.recipe.compose import compose, overridden
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_hier.trajectory import read_graphs
+from verl_hier.graph import read_graphs
 
 from .test_himac import learned_roles
 

@@ -2,8 +2,8 @@
 
 import random
 
-from verl_hier_plugins.alfworld import SPEC
-from verl_hier_plugins.alfworld.options import AlfworldOptions
+from verl_hier_plugins.environments.alfworld import SPEC
+from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
 
 MANIPULATIONS = ("take", "move", "heat", "cool", "clean", "use", "open", "close")
 

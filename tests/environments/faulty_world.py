@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 
 
@@ -38,7 +38,7 @@ class Counter(Environment):
     def _step(self, note=""):
         noise = "" if self.options.deterministic else f" {random.random()}"
         noise += f" in {os.getpid()}" if self.options.says_process else ""
-        return Step(
+        return StepResult(
             text=f"{note} {self.total}{noise}", anchor=str(self.total), admissible=("add",), info={"pid": os.getpid()}
         )
 
@@ -60,7 +60,7 @@ class Counter(Environment):
             time.sleep(0.3)
         if action not in ("add", "slow"):
             info = {"pid": os.getpid()}
-            return Step(text="what?", valid=False, anchor=str(self.total), admissible=("add",), info=info)
+            return StepResult(text="what?", valid=False, anchor=str(self.total), admissible=("add",), info=info)
         self.total += 1
         return self._step("now")
 

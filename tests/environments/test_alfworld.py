@@ -7,16 +7,16 @@ import sys
 
 import pytest
 from alfworld_walks import play, tasks_of, wander
-from verl_hier_plugins.alfworld import SPEC
-from verl_hier_plugins.alfworld.environment import build
-from verl_hier_plugins.alfworld.options import GOAL_TYPES, AlfworldOptions
-from verl_hier_plugins.alfworld.pddl import game_data
-from verl_hier_plugins.alfworld.texts import shorten
-from verl_hier_plugins.alfworld.world import GOALS, build_world, split_of
 
 from verl_hier.errors import RecipeError
-from verl_hier.specs import build_options
+from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
+from verl_hier_plugins.environments.alfworld import SPEC
+from verl_hier_plugins.environments.alfworld.environment import build
+from verl_hier_plugins.environments.alfworld.options import GOAL_TYPES, AlfworldOptions
+from verl_hier_plugins.environments.alfworld.pddl import game_data
+from verl_hier_plugins.environments.alfworld.texts import shorten
+from verl_hier_plugins.environments.alfworld.world import GOALS, build_world, split_of
 
 
 def test_conforms():
@@ -110,8 +110,8 @@ def test_anchors_tell_states_apart_and_hold_in_other_processes():
         step = environment.step(wander(step.admissible, rng))
     assert len(seen) > 20
     code = (
-        "import json, sys; from verl_hier_plugins.alfworld.environment import build;"
-        "from verl_hier_plugins.alfworld.options import AlfworldOptions;"
+        "import json, sys; from verl_hier_plugins.environments.alfworld.environment import build;"
+        "from verl_hier_plugins.environments.alfworld.options import AlfworldOptions;"
         "print(build(AlfworldOptions()).reset(json.loads(sys.argv[1]), 0).anchor)"
     )
     command = [sys.executable, "-c", code, json.dumps(tasks[1])]
@@ -138,7 +138,7 @@ def test_forks_are_independent():
 def test_games_interleaved_in_one_process_do_not_disturb_each_other():
     tasks, options = tasks_of(pool=3, goals=2, max_steps=100)
     alone = [[step.text for _, step in play(build(options), task)] for task in tasks]
-    from verl_hier_plugins.alfworld.environment import _LIBRARIES
+    from verl_hier_plugins.environments.alfworld.environment import _LIBRARIES
 
     _LIBRARIES.clear()
     walks = [play(build(options), task) for task in tasks]
@@ -229,7 +229,10 @@ def test_the_data_set_plays(tmp_path):
 
 
 def test_the_spec_is_light_to_import():
-    code = "import verl_hier_plugins.alfworld, sys; print([m for m in ('textworld', 'torch') if m in sys.modules])"
+    code = (
+        "import verl_hier_plugins.environments.alfworld, sys; "
+        "print([m for m in ('textworld', 'torch') if m in sys.modules])"
+    )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert answer.stdout.strip() == "[]"
 

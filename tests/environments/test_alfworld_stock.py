@@ -7,10 +7,11 @@ import textworld
 from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 from alfworld_walks import play, tasks_of, wander
 from textworld.envs.pddl import PddlEnv
-from verl_hier_plugins.alfworld.engine import NOTHING_HAPPENS, Game
-from verl_hier_plugins.alfworld.environment import build
-from verl_hier_plugins.alfworld.pddl import game_data
-from verl_hier_plugins.alfworld.world import build_world
+
+from verl_hier_plugins.environments.alfworld.engine import NOTHING_HAPPENS, Game
+from verl_hier_plugins.environments.alfworld.environment import build
+from verl_hier_plugins.environments.alfworld.pddl import game_data
+from verl_hier_plugins.environments.alfworld.world import build_world
 
 GAMES = [
     (["pick"], 5, 5),
@@ -31,16 +32,16 @@ class Stock:
         infos = textworld.EnvInfos(admissible_commands=True, won=True)
         self.env = AlfredDemangler(PddlEnv(infos), shuffle=False)
         self.env.load(data)
-        self.say(self.env.reset())
+        self.generate(self.env.reset())
 
-    def say(self, state):
+    def generate(self, state):
         self.text = state["feedback"]
         self.admissible = tuple(state["admissible_commands"])
         self.won = bool(state["won"])
 
     def step(self, command):
         state, score, done = self.env.step(command)
-        self.say(state)
+        self.generate(state)
         assert (score, done) == (int(self.won), self.won)
 
 

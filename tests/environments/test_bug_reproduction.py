@@ -7,17 +7,17 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.bug_reproduction import SPEC
-from verl_hier_plugins.bug_reproduction.cases import cases
-from verl_hier_plugins.bug_reproduction.checks import BadTest, Check, read_test, spell
-from verl_hier_plugins.bug_reproduction.environment import build
-from verl_hier_plugins.bug_reproduction.library import TEMPLATES
-from verl_hier_plugins.bug_reproduction.options import BugReproductionOptions
 
 from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import RecipeError
-from verl_hier.specs import build_options
+from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
+from verl_hier_plugins.environments.bug_reproduction import SPEC
+from verl_hier_plugins.environments.bug_reproduction.cases import cases
+from verl_hier_plugins.environments.bug_reproduction.checks import BadTest, Check, read_test, spell
+from verl_hier_plugins.environments.bug_reproduction.environment import build
+from verl_hier_plugins.environments.bug_reproduction.library import TEMPLATES
+from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
 
 BORDER = {
     "instruction": "f(n) should return n plus 3 if n is above 17, else n. Bug report: wrong when n is 17.",
@@ -306,8 +306,8 @@ def test_what_a_function_cannot_do_is_told():
 
 
 def test_a_test_that_hangs_on_a_function(monkeypatch):
-    from verl_hier_plugins.bug_reproduction import environment
-    from verl_hier_plugins.bug_reproduction.templates import Bug, Template
+    from verl_hier_plugins.environments.bug_reproduction import environment
+    from verl_hier_plugins.environments.bug_reproduction.templates import Bug, Template
 
     slow = Template("slow", "n", "n", "n", (Bug("n", "sum(1 for _ in iter(int, 1))", "always"),), {})
     monkeypatch.setitem(environment.TEMPLATES, "slow", slow)

@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 from faulty_world import Counter, Options, build
 
-from verl_hier.environments.base import Environment, Step
-from verl_hier.specs import EnvironmentSpec
+from verl_hier.environments.base import Environment, StepResult
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier.testing.environment import check_environment
 
 TASKS = [{"instruction": "count", "start": 0}, {"instruction": "count on", "start": 3}]
@@ -58,18 +58,18 @@ class Vague(Counter):
     def step(self, action):
         answer = super().step(action)
         admissible = ("add",) if self.total % 2 else ("add", "slow")
-        return Step(text=answer.text, valid=answer.valid, anchor="somewhere", admissible=admissible)
+        return StepResult(text=answer.text, valid=answer.valid, anchor="somewhere", admissible=admissible)
 
 
 class Picky(Counter):
     def step(self, action):
-        return Step(text="no", valid=False, anchor=str(self.total), admissible=("add",))
+        return StepResult(text="no", valid=False, anchor=str(self.total), admissible=("add",))
 
 
 class Listing(Counter):
     def reset(self, task, seed):
         first = super().reset(task, seed)
-        return Step(text=first.text, admissible=["add"])
+        return StepResult(text=first.text, admissible=["add"])
 
 
 class Gambles(Counter):
@@ -120,7 +120,7 @@ class Clings(Counter):
 
     def step(self, action):
         answer = super().step(action)
-        return answer if self.open else Step(text="closed")
+        return answer if self.open else StepResult(text="closed")
 
     def fork(self):
         copy = Clings(self.options)

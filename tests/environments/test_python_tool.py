@@ -9,18 +9,18 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.python_tool import SPEC
-from verl_hier_plugins.python_tool.arithmetic import LEVELS, draw, read, same_number, spell
-from verl_hier_plugins.python_tool.environment import VERBS, build
-from verl_hier_plugins.python_tool.expert import SCRIPTS
-from verl_hier_plugins.python_tool.options import FAMILIES, REASONING_GYM, PythonToolOptions
-from verl_hier_plugins.python_tool.tasks import entry_of, score
 
+from verl_hier.environments.action_parsing import parse_verb
 from verl_hier.environments.splits import SPLITS
-from verl_hier.environments.verbs import parse_verb
 from verl_hier.errors import RecipeError
-from verl_hier.specs import build_options
+from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
+from verl_hier_plugins.environments.python_tool import SPEC
+from verl_hier_plugins.environments.python_tool.arithmetic import LEVELS, draw, read, same_number, spell
+from verl_hier_plugins.environments.python_tool.environment import VERBS, build
+from verl_hier_plugins.environments.python_tool.expert import SCRIPTS
+from verl_hier_plugins.environments.python_tool.options import FAMILIES, REASONING_GYM, PythonToolOptions
+from verl_hier_plugins.environments.python_tool.tasks import entry_of, score
 
 GYM = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs verl-hier[reasoning]")
 GYM_FAMILIES = [*REASONING_GYM["arithmetic"], *REASONING_GYM["logic"]]
@@ -215,7 +215,7 @@ def test_forks_are_independent():
 
 
 def test_equal_scripts_run_once(monkeypatch):
-    from verl_hier_plugins.python_tool import environment
+    from verl_hier_plugins.environments.python_tool import environment
 
     ran = []
     real = environment.run_python

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verl_hier.environments import sandbox, walls
-from verl_hier.environments.sandbox import SandboxError, SandboxLimits, run_python
+from verl_hier.sandbox import isolation, provider
+from verl_hier.sandbox.provider import SandboxError, SandboxLimits, run_python
 
 # Processor time tells on every machine; wall time is short only where nothing but it can end a script.
 QUICK = SandboxLimits(cpu_s=1, wall_s=30)
@@ -30,11 +30,11 @@ def running(base):
 
 
 def check_nothing_is_left():
-    base = sandbox._PORTER.base
+    base = provider._PORTER.base
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and len(running(base)) > 1:
         time.sleep(0.05)
-    assert running(base) == [str(sandbox._PORTER._process.pid)] and not list(Path(base).iterdir())
+    assert running(base) == [str(provider._PORTER._process.pid)] and not list(Path(base).iterdir())
 
 
 def test_a_script_runs_and_says_what_it_has_to_say():
@@ -77,7 +77,7 @@ def test_errors_are_reported_with_the_scripts_own_frames(code, status, last):
     outcome = run_python(code)
     assert (outcome.kind, outcome.status) == ("error", status)
     assert last in outcome.stderr.strip().rpartition("\n")[2]
-    assert "jail.py" not in outcome.stderr and "walls.py" not in outcome.stderr
+    assert "runner.py" not in outcome.stderr and "isolation.py" not in outcome.stderr
 
 
 def test_the_traceback_shows_the_line():
@@ -201,20 +201,20 @@ def test_calls_from_several_threads_do_not_mix():
 
 def test_a_killed_porter_is_started_again():
     run_python("")
-    sandbox._PORTER._process.kill()
-    sandbox._PORTER._process.wait()
+    provider._PORTER._process.kill()
+    provider._PORTER._process.wait()
     assert run_python("print(1)").stdout == "1\n"
 
 
 def test_the_script_ends_with_the_process_that_asked_for_it():
     code = (
         "import threading, time, os\n"
-        "from verl_hier.environments.sandbox import SandboxLimits, run_python\n"
+        "from verl_hier.sandbox.provider import SandboxLimits, run_python\n"
         "limits = SandboxLimits(cpu_s=60, wall_s=60)\n"
         "threading.Thread(target=run_python, args=('while True: pass', limits), daemon=True).start()\n"
         "time.sleep(1)\n"
-        "from verl_hier.environments import sandbox\n"
-        "print(sandbox._PORTER.base, flush=True)\n"
+        "from verl_hier.sandbox import provider\n"
+        "print(provider._PORTER.base, flush=True)\n"
         "os._exit(0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -276,14 +276,14 @@ def test_the_interpreters_own_files_cannot_be_changed():
 @pytest.fixture
 def without_hook(monkeypatch):
     """Sandboxes without an audit hook, so that what stands behind it is on its own."""
-    bare = sandbox.START.replace("main()", "from verl_hier.environments import walls; walls.guard = BARE; main()")
+    bare = provider.START.replace("main()", "from verl_hier.sandbox import isolation; isolation.guard = BARE; main()")
     bare = bare.replace("BARE", "lambda *_: lambda event, arguments: None")
-    monkeypatch.setattr(sandbox, "START", bare)
-    monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
+    monkeypatch.setattr(provider, "START", bare)
+    monkeypatch.setattr(provider, "_PORTER", provider._Porter())
 
 
 def test_namespaces_hold_without_the_hook(without_hook):
-    if not sandbox.FULL <= set(layers()):
+    if not provider.FULL <= set(layers()):
         pytest.skip("no namespaces here")
     tries = {
         "import socket\nsocket.create_connection(('1.1.1.1', 80), 1)": "Network is unreachable",
@@ -323,8 +323,8 @@ def plain_interpreter(monkeypatch):
     if os.geteuid() == 0 and not all(part.stat().st_mode & 1 for part in library.parents):
         if not Path("/usr/bin/python3").exists():
             pytest.skip("root's own Python, and no other one")
-        monkeypatch.setattr(sandbox.sys, "executable", "/usr/bin/python3")
-    monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
+        monkeypatch.setattr(provider.sys, "executable", "/usr/bin/python3")
+    monkeypatch.setattr(provider, "_PORTER", provider._Porter())
 
 
 ALONE = SandboxLimits(cpu_s=1, wall_s=30, namespaces=False)
@@ -365,14 +365,14 @@ def test_root_does_not_run_scripts_without_walls(monkeypatch):
     library = Path(os.__file__).parent
     if os.geteuid() != 0 or all(part.stat().st_mode & 1 for part in library.parents):
         pytest.skip("needs root with a Python that nobody else can read")
-    monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
+    monkeypatch.setattr(provider, "_PORTER", provider._Porter())
     with pytest.raises(SandboxError, match="must not run as root"):
         run_python("", ALONE)
 
 
 def test_an_interpreter_that_does_not_start_is_an_error(monkeypatch):
-    monkeypatch.setattr(sandbox, "START", "raise SystemExit(1)")
-    monkeypatch.setattr(sandbox, "_PORTER", sandbox._Porter())
+    monkeypatch.setattr(provider, "START", "raise SystemExit(1)")
+    monkeypatch.setattr(provider, "_PORTER", provider._Porter())
     with pytest.raises(SandboxError):
         run_python("print(1)")
 
@@ -387,7 +387,7 @@ def test_any_text_has_an_outcome(code):
 
 
 def test_the_hook_knows_paths():
-    hook = walls.guard(False, ("/usr/lib", "/tmp/work"))
+    hook = isolation.guard(False, ("/usr/lib", "/tmp/work"))
     hook("open", ("/tmp/work/a", "r", 0))
     hook("open", (3, "r", 0))
     for event, arguments in (("open", ("/tmp/workshop", "r", 0)), ("os.rename", ("/tmp/work/a", "/tmp/b", -1, -1))):

@@ -11,18 +11,18 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.search import SPEC
-from verl_hier_plugins.search.actions import LONGEST, Action, describe, parse_action, write_action
-from verl_hier_plugins.search.corpus import corpus_of
-from verl_hier_plugins.search.index import Collection, _index, library, split_words
-from verl_hier_plugins.search.options import SearchOptions
-from verl_hier_plugins.search.questions import follow
-from verl_hier_plugins.search.scoring import exact_match, f1, normalise
-from verl_hier_plugins.search.world import RELATIONS, build_world, write_document
 
 from verl_hier.errors import RecipeError
-from verl_hier.specs import build_options
+from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
+from verl_hier_plugins.environments.search import SPEC
+from verl_hier_plugins.environments.search.actions import LONGEST, Action, describe, parse_action, write_action
+from verl_hier_plugins.environments.search.corpus import corpus_of
+from verl_hier_plugins.environments.search.index import Collection, _index, library, split_words
+from verl_hier_plugins.environments.search.options import SearchOptions
+from verl_hier_plugins.environments.search.questions import follow
+from verl_hier_plugins.environments.search.scoring import exact_match, f1, normalise
+from verl_hier_plugins.environments.search.world import RELATIONS, build_world, write_document
 
 
 def begin(number=0, split="train", **options):

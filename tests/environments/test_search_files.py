@@ -6,12 +6,12 @@ import os
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
-from verl_hier_plugins.search import SPEC
-from verl_hier_plugins.search.files import held_out
-from verl_hier_plugins.search.options import SearchOptions
 
 from verl_hier.errors import RecipeError
 from verl_hier.testing.environment import check_environment
+from verl_hier_plugins.environments.search import SPEC
+from verl_hier_plugins.environments.search.files import held_out
+from verl_hier_plugins.environments.search.options import SearchOptions
 
 QUESTIONS = [
     {
@@ -131,7 +131,7 @@ def test_a_corpus_of_ones_own(tmp_path, corpus):
 
 
 def test_a_stored_index_says_the_same_and_is_made_once_for_files_as_they_are(tmp_path, corpus):
-    from verl_hier_plugins.search import index
+    from verl_hier_plugins.environments.search import index
 
     folder = tmp_path / "index"
     memory = options(data_path=write(tmp_path, "jsonl"), corpus_path=corpus)

@@ -1,6 +1,6 @@
 """The shelf of worlds: made once, dropped in the order of their last use, bounded by number and by states."""
 
-from verl_hier.environments.shelf import Shelf
+from verl_hier.environments.world_cache import WorldCache
 
 
 def test_worlds_are_made_once_and_the_oldest_go_first():
@@ -9,7 +9,7 @@ def test_worlds_are_made_once_and_the_oldest_go_first():
     def world(key):
         return shelf.get(key, lambda: made.append(key) or [key])
 
-    shelf = Shelf(2, 100, len)
+    shelf = WorldCache(2, 100, len)
     first = world("a")
     world("b")
     assert world("a") is first and made == ["a", "b"]
@@ -21,7 +21,7 @@ def test_worlds_are_made_once_and_the_oldest_go_first():
 
 
 def test_states_are_bounded_but_the_last_world_stays():
-    shelf, made = Shelf(10, 5, len), []
+    shelf, made = WorldCache(10, 5, len), []
 
     def world(key, states):
         return shelf.get(key, lambda: made.append(key) or [0] * states)

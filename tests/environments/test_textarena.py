@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.textarena import SPEC
-from verl_hier_plugins.textarena.chance import Chance
-from verl_hier_plugins.textarena.environment import TextarenaEnvironment
-from verl_hier_plugins.textarena.games import GAMES, canonical, listed_moves
-from verl_hier_plugins.textarena.options import SHORT, TextarenaOptions
 
 from verl_hier.coldstart.words import split_words
-from verl_hier.describe import options_of
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
-from verl_hier.specs import build_options
+from verl_hier.host.describe import options_of
+from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
+from verl_hier_plugins.environments.textarena import SPEC
+from verl_hier_plugins.environments.textarena.chance import Chance
+from verl_hier_plugins.environments.textarena.environment import TextarenaEnvironment
+from verl_hier_plugins.environments.textarena.games import GAMES, canonical, listed_moves
+from verl_hier_plugins.environments.textarena.options import SHORT, TextarenaOptions
 
 BOX = {"dim_room": [6, 6], "num_boxes": 1}
 PUZZLES = [("FrozenLake-v0", {"size": 5, "num_holes": 6}), ("Sokoban-v0", BOX), ("TowerOfHanoi-v0", {"num_disks": 4})]

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import textworld
 from textworld.generator.inform7 import generate_inform7_source
-from verl_hier_plugins.textworld import SPEC
-from verl_hier_plugins.textworld.engine import World, plain
-from verl_hier_plugins.textworld.environment import build
-from verl_hier_plugins.textworld.making import cache_folder, compiled, fingerprint, generate
-from verl_hier_plugins.textworld.options import TextworldOptions
-from verl_hier_plugins.textworld.story import clean, events, spoken
-from verl_hier_plugins.textworld.texts import NOTHING_HAPPENS, describe
 
-from verl_hier.describe import options_of
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
-from verl_hier.specs import build_options
+from verl_hier.host.describe import options_of
+from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
+from verl_hier_plugins.environments.textworld import SPEC
+from verl_hier_plugins.environments.textworld.engine import World, plain
+from verl_hier_plugins.environments.textworld.environment import build
+from verl_hier_plugins.environments.textworld.making import cache_folder, compiled, fingerprint, generate
+from verl_hier_plugins.environments.textworld.options import TextworldOptions
+from verl_hier_plugins.environments.textworld.story import clean, events, spoken
+from verl_hier_plugins.environments.textworld.texts import NOTHING_HAPPENS, describe
 
 WORLD = {"seed": 3, "rooms": 3, "objects": 6, "quest": 4, "theme": "house", "goal_only": False}
 TASK = {"instruction": "", "world": WORLD}
@@ -114,8 +114,8 @@ def test_the_world_does_not_depend_on_hashes():
     """Admissible commands, anchors and the source of the compiled game in a process with other hashes."""
     code = (
         "import json, sys; from textworld.generator.inform7 import generate_inform7_source as source;"
-        "from verl_hier_plugins.textworld.making import generate, fingerprint;"
-        "from verl_hier_plugins.textworld.engine import World;"
+        "from verl_hier_plugins.environments.textworld.making import generate, fingerprint;"
+        "from verl_hier_plugins.environments.textworld.engine import World;"
         "game = generate(json.loads(sys.argv[1])); node = World(game).start;"
         "print(json.dumps([fingerprint(game), node.anchor, list(node.actions), source(game)]))"
     )

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.trajectory import cases
 from verl_hier.errors import GraphError
-from verl_hier.exchange import export_chat, import_chat
-from verl_hier.rollout.render import PlainRenderer
+from verl_hier.graph import Message, chat_rows, conversation, write_graphs
+from verl_hier.graph.rows import chains
+from verl_hier.ops.exchange import export_chat, import_chat
+from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.testing.rollout import CharacterTokenizer
-from verl_hier.trajectory import Message, chat_rows, conversation, write_graphs
-from verl_hier.trajectory.rows import chains
 
 GOLDEN = Path(__file__).with_name("golden_chat.jsonl")
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
@@ -96,12 +96,11 @@ def test_any_conversation_comes_back(tmp_path_factory, first, answer, more):
 def test_imported_tokens_are_those_of_the_rollout(tmp_path, suffix):
     import asyncio
 
-    from verl_hier_plugins.independent import Independent
-    from verl_hier_plugins.react.worker import React, ReactOptions
-
     from tests.rollout.conftest import Corridor
-    from verl_hier.specs import NoOptions
+    from verl_hier.host.specs import NoOptions
     from verl_hier.testing.rollout import roll_out_scripted
+    from verl_hier_plugins.samplers.independent import Independent
+    from verl_hier_plugins.workers.react import React, ReactOptions
 
     graph, policy = asyncio.run(
         roll_out_scripted(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trajectory import cases
 from verl_hier.cli.main import main
-from verl_hier.trajectory import read_graphs
+from verl_hier.graph import read_graphs
 
 
 @pytest.fixture

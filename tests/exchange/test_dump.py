@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from tests.trajectory import cases
-from verl_hier import offline
 from verl_hier.errors import GraphError
-from verl_hier.exchange import export_dump, import_dump
+from verl_hier.graph import dump_rows, graph_rows, write_graphs
+from verl_hier.ops import offline
+from verl_hier.ops.exchange import export_dump, import_dump
 from verl_hier.testing.rollout import CharacterTokenizer
-from verl_hier.trajectory import dump_rows, graph_rows, write_graphs
 
 GOLDEN = Path(__file__).with_name("golden_dump.jsonl")
 LINE = {"input": "ask", "output": "say", "gts": None, "score": 1.0, "step": 3}

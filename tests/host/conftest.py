@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from temporary_distributions import Install, write_distribution
 
-from verl_hier import plugins
+from verl_hier.host import manager as plugins
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ def estimator_source(name: str, extra: str = "") -> str:
     head = f"""
         from dataclasses import dataclass
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import EstimatorSpec
+        from verl_hier.host.specs import EstimatorSpec
 
         @dataclass(frozen=True)
         class Options:

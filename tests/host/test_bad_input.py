@@ -93,7 +93,7 @@ def test_option_that_the_part_itself_refuses(refused: Refused) -> None:
 def test_a_column_that_nobody_provides(refused: Refused, install: Install) -> None:
     source = """
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import EstimatorSpec
+        from verl_hier.host.specs import EstimatorSpec
 
         @hookimpl
         def hier_estimators():
@@ -108,7 +108,7 @@ def test_a_column_that_nobody_provides(refused: Refused, install: Install) -> No
 def test_a_column_that_an_installed_part_would_provide(refused: Refused, install: Install) -> None:
     source = """
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import EstimatorSpec, WorkerSpec
+        from verl_hier.host.specs import EstimatorSpec, WorkerSpec
 
         @hookimpl
         def hier_estimators():
@@ -177,7 +177,7 @@ def test_no_free_memory_for_the_plan(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_hier.checks.memory.available_bytes", lambda: 2**30)
+    monkeypatch.setattr("verl_hier.recipe.checks.memory.available_bytes", lambda: 2**30)
     assert "1.0 GiB are free" in refused()
 
 
@@ -274,7 +274,7 @@ def test_a_tokenizer_without_a_chat_template(refused: Refused, tmp_path: Path) -
 def part(install: Install, hook: str, spec: str, expression: str) -> None:
     source = f"""
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import {spec}
+        from verl_hier.host.specs import {spec}
 
         @hookimpl
         def {hook}():

@@ -185,20 +185,20 @@ def test_credit_says_what_is_missing(verl_hier: Run, tmp_path: Path) -> None:
 
 async def store_graphs(path: Path) -> None:
     """One task with four episodes of three turns, half of them won."""
-    from verl_hier.environments.base import Environment, Step
-    from verl_hier.plugins import DEFAULT_ENABLED, PluginHost
+    from verl_hier.environments.base import Environment, StepResult
+    from verl_hier.graph import write_graphs
+    from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
     from verl_hier.testing.rollout import roll_out_scripted
-    from verl_hier.trajectory import write_graphs
 
     class Three(Environment):
-        def reset(self, task: object, seed: int) -> Step:
+        def reset(self, task: object, seed: int) -> StepResult:
             self._left = 3
-            return Step(text="start", anchor="s3")
+            return StepResult(text="start", anchor="s3")
 
-        def step(self, action: str) -> Step:
+        def step(self, action: str) -> StepResult:
             self._left -= 1
             done = self._left == 0
-            return Step(text="on", done=done, reward=float(done and action == "go"), anchor=f"s{self._left}")
+            return StepResult(text="on", done=done, reward=float(done and action == "go"), anchor=f"s{self._left}")
 
     host = PluginHost.load(DEFAULT_ENABLED)
     worker, sampler = host.spec("worker", "react"), host.spec("sampler", "independent")

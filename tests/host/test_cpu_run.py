@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_hier.cpu_run import CpuRun
 from verl_hier.errors import RolloutError
+from verl_hier.ops.local_run import CpuRun
 
 LOGS = """
 import json, os, sys, time

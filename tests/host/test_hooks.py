@@ -11,8 +11,8 @@ from temporary_distributions import Install
 
 from verl_hier import hookspecs
 from verl_hier.errors import PluginError
-from verl_hier.plugins import PluginHost
-from verl_hier.trajectory.table import TurnTable
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.host.manager import PluginHost
 
 HOOKS = {
     name: function
@@ -48,7 +48,7 @@ def recorder(hook: str, arguments: str) -> str:
 def registered(install: Install, kind: str) -> set[str]:
     source = f"""
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import {REGISTRATION[kind]}
+        from verl_hier.host.specs import {REGISTRATION[kind]}
 
         @hookimpl
         def hier_{kind}():
@@ -81,7 +81,7 @@ def test_hook_hier_schedules(install: Install) -> None:
 def test_hook_hier_policy_losses(install: Install) -> None:
     source = """
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import PolicyLossSpec
+        from verl_hier.host.specs import PolicyLossSpec
 
         @hookimpl
         def hier_policy_losses():

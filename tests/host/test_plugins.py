@@ -7,9 +7,10 @@ import sys
 import pytest
 from temporary_distributions import Install, estimator_source
 
-from verl_hier.config import HierConfig
 from verl_hier.errors import PluginError, RecipeError
-from verl_hier.plugins import PluginHost, discover, resolve
+from verl_hier.host.manager import PluginHost, discover
+from verl_hier.recipe.parts import resolve
+from verl_hier.recipe.schema import HierConfig
 
 
 def refusal(**enabled: bool) -> str:
@@ -79,7 +80,7 @@ def test_a_package_inside_a_package_is_found_without_importing_its_parent(instal
 def test_an_object_can_be_the_plugin(install: Install) -> None:
     source = """
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import ScheduleSpec
+        from verl_hier.host.specs import ScheduleSpec
 
         class Plugin:
             @hookimpl
@@ -185,7 +186,7 @@ def test_a_hook_with_an_argument_that_does_not_exist(install: Install) -> None:
 def test_a_registration_that_returns_nonsense(install: Install, answer: str, complaint: str) -> None:
     source = f"""
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import EstimatorSpec
+        from verl_hier.host.specs import EstimatorSpec
 
         @hookimpl
         def hier_estimators():
@@ -234,7 +235,7 @@ def test_unknown_part_names_the_nearest_and_what_is_off(install: Install) -> Non
 def test_resolve_builds_the_options_of_the_five_parts(install: Install) -> None:
     source = """
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, WorkerSpec
+        from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, WorkerSpec
 
         @hookimpl
         def hier_environments():
@@ -276,7 +277,7 @@ def test_policy_losses_reach_verl_once_and_never_overwrite_it(install: Install) 
 
     source = """
         from verl_hier.hookspecs import hookimpl
-        from verl_hier.specs import PolicyLossSpec
+        from verl_hier.host.specs import PolicyLossSpec
 
         def loss(*args, **kwargs):
             return None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from verl.workers.rollout import base, replica
 
-from verl_hier.compat.vllm_topk.engine import NAME, TopKEngine, asking, likeliest, wanted
+from verl_hier.compat.servers.vllm_topk.engine import NAME, TopKEngine, asking, likeliest, wanted
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,7 +115,7 @@ def python(code: str, *paths: Path) -> str:
 
 
 ASK = "from importlib.metadata import version, entry_points, distributions; "
-ACTIVATE = "from verl_hier.compat.vllm_cpu import activate; "
+ACTIVATE = "from verl_hier.compat.servers.vllm_cpu import activate; "
 
 
 def test_the_build_for_a_cpu_answers_to_the_name_of_vllm(site: Path) -> None:

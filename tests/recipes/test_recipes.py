@@ -11,9 +11,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from verl_hier.check import check_recipe
 from verl_hier.errors import RecipeError
-from verl_hier.recipes import command, compose, find, folder, overridden, recipes
+from verl_hier.recipe.check import check_recipe
+from verl_hier.recipe.compose import command, compose, find, folder, overridden, recipes
 
 ROOT = Path(__file__).parents[2]
 NAMES = [recipe.name for recipe in recipes()]
@@ -147,7 +147,7 @@ def test_a_broken_file_is_a_sentence(tmp_path: Path) -> None:
 
 def test_composing_imports_neither_verl_nor_torch() -> None:
     code = (
-        "import sys; from verl_hier.recipes import compose; compose('quickstart'); "
+        "import sys; from verl_hier.recipe.compose import compose; compose('quickstart'); "
         "assert not {'verl', 'torch', 'ray', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

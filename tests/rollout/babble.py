@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.rollout.interfaces import Generation
 from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer
 
@@ -55,7 +55,7 @@ class Maze(Environment):
 
     def reset(self, task, seed):
         self._state = 0
-        return Step("at 0", anchor="0", info={"overview": "hall"})
+        return StepResult("at 0", anchor="0", info={"overview": "hall"})
 
     def step(self, action):
         chance = random.Random(f"{self._rules} {self._state} {action}")
@@ -65,7 +65,7 @@ class Maze(Environment):
         done = chance.random() < self._end
         reward = round(chance.uniform(-1, 1), 3) if done or chance.random() < 0.3 else 0.0
         cut = not done and chance.random() < 0.05
-        return Step(
+        return StepResult(
             f"at {self._state}",
             reward,
             done,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 
 
 class Corridor(Environment):
@@ -19,11 +19,11 @@ class Corridor(Environment):
         self._break_at = break_at
         self._at = 0
 
-    def reset(self, task: Mapping[str, Any], seed: int) -> Step:
+    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         self._at = 0
         return self._answer(0.0, True)
 
-    def step(self, action: str) -> Step:
+    def step(self, action: str) -> StepResult:
         if action == "right":
             self._at += 1
         if self._at == self._break_at:
@@ -31,8 +31,8 @@ class Corridor(Environment):
         done = self._at >= self._length
         return self._answer(1.0 if done else (0.0 if action == "right" else -0.1), action == "right", done)
 
-    def _answer(self, reward: float, valid: bool, done: bool = False) -> Step:
-        return Step(
+    def _answer(self, reward: float, valid: bool, done: bool = False) -> StepResult:
+        return StepResult(
             f"at {self._at}", reward, done, valid=valid, anchor=str(self._at), info={"won": done, "overview": "hall"}
         )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.planner_executor.worker import PlannerExecutor, PlannerExecutorOptions
-
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout.transcript import Transcript
-from verl_hier.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
 
 from .conftest import Corridor
 

@@ -8,16 +8,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from verl_hier_plugins.react.worker import React, ReactOptions
-
-from verl_hier.plugins import PluginHost
+from verl_hier.graph import RolloutGraph, build_table, graph_rows
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Sampler
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.interfaces import Generation
-from verl_hier.rollout.recorded import differences
-from verl_hier.specs import SamplerSpec
+from verl_hier.rollout.recorded_policy import differences
 from verl_hier.testing.rollout import ScriptedPolicy, replay_scripted, roll_out_scripted
-from verl_hier.trajectory import RolloutGraph, build_table, graph_rows
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 from .conftest import Corridor
 

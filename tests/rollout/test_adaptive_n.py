@@ -8,12 +8,18 @@ from pathlib import Path
 from statistics import NormalDist
 
 import pytest
-from verl_hier_plugins.adaptive_n.priority import half_width, rebalanced, student_quantile, uncertainty
-from verl_hier_plugins.adaptive_n.sampler import AdaptiveN, AdaptiveNOptions
 
 from verl_hier.errors import RecipeError
+from verl_hier.host.specs import build_options
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.specs import build_options
+from verl_hier_plugins.samplers.adaptive_n import (
+    AdaptiveN,
+    AdaptiveNOptions,
+    half_width,
+    rebalanced,
+    student_quantile,
+    uncertainty,
+)
 
 from .conftest import Corridor
 from .sampler_cases import Trap, check_budgets, check_repeatable, roll, spec, walk, wander

@@ -6,13 +6,13 @@ import asyncio
 import random
 
 import pytest
-from verl_hier_plugins.agent_flow.worker import AgentFlow, AgentFlowOptions
-from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.joint import Joint, JointOptions
 
-from verl_hier.specs import NoOptions
+from verl_hier.graph import graph_rows
+from verl_hier.host.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier.trajectory import graph_rows
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.schedules.joint import Joint, JointOptions
+from verl_hier_plugins.workers.agent_flow import AgentFlow, AgentFlowOptions
 
 from .conftest import Corridor
 

@@ -6,13 +6,13 @@ import dataclasses
 from collections import Counter
 
 import pytest
-from verl_hier_plugins.anchored.sampler import Anchored, AnchoredOptions, State, known_states
 
-from verl_hier.conformance import credit_of
 from verl_hier.errors import RecipeError
+from verl_hier.graph import build_table
+from verl_hier.host.specs import build_options
 from verl_hier.rollout import Sampler
-from verl_hier.specs import build_options
-from verl_hier.trajectory import build_table
+from verl_hier.testing.conformance import credit_of
+from verl_hier_plugins.samplers.anchored import Anchored, AnchoredOptions, State, known_states
 
 from .conftest import Corridor
 from .sampler_cases import Trap, check_budgets, check_repeatable, roll, spec, wander

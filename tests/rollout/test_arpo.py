@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl_hier_plugins.arpo import SAMPLER
-from verl_hier_plugins.arpo.chains import ChainOptions, step_entropy
-from verl_hier_plugins.arpo.sampler import ARPO, Rising
 
 from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.host.specs import build_options
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.interfaces import Generation
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import build_options
 from verl_hier.testing.rollout import ScriptedPolicy
+from verl_hier_plugins.samplers.arpo import ARPO, ChainOptions, Rising, step_entropy
 
 from .conftest import Corridor
 from .sampler_cases import Trap, check_budgets, check_repeatable, roll

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from verl_hier_plugins.best_of_turn.sampler import BestOfTurn, BestOfTurnOptions
 
-from verl_hier.conformance import credit_of
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
+from verl_hier.graph import build_table
+from verl_hier.host.specs import build_options
 from verl_hier.rollout import Worker
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import build_options
-from verl_hier.trajectory import build_table
+from verl_hier.testing.conformance import credit_of
+from verl_hier_plugins.samplers.best_of_turn import BestOfTurn, BestOfTurnOptions
 
 from .sampler_cases import Trap, check_budgets, check_repeatable, roll, spec, wander
 
@@ -25,32 +25,32 @@ class Bids(Environment):
     def __init__(self, turns: int = 3) -> None:
         self._turns = turns
 
-    def reset(self, task: Mapping[str, Any], seed: int) -> Step:
+    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         self._said: list[int] = []
         return self._answer(0.0)
 
-    def step(self, action: str) -> Step:
+    def step(self, action: str) -> StepResult:
         self._said.append(int(action))
         return self._answer(int(action) / 10)
 
-    def _answer(self, reward: float) -> Step:
+    def _answer(self, reward: float) -> StepResult:
         text = "said " + " ".join(map(str, self._said))
         done = len(self._said) >= self._turns
-        return Step(text, reward, done, info={"won": done, "highest": max(self._said, default=0), "name": "bids"})
+        return StepResult(text, reward, done, info={"won": done, "highest": max(self._said, default=0), "name": "bids"})
 
 
 class Pair(Worker):
     """A solver speaks, a checker speaks, then the solver's word is acted on; odd words cost the solver half a point."""
 
-    async def run(self, stage):
-        step = await stage.reset()
+    async def run(self, episode):
+        step = await episode.reset()
         while not step.done:
-            solver = stage.context("solver").observe(step.text)
-            turn = await stage.say(solver)
+            solver = episode.context("solver").observe(step.text)
+            turn = await episode.generate(solver)
             if int(turn.text) % 2:
                 turn.reward(-0.5)
-            await stage.say(stage.context("checker").observe(f"check {turn.text}"))
-            step = await stage.act(turn.text)
+            await episode.generate(episode.context("checker").observe(f"check {turn.text}"))
+            step = await episode.act(turn.text)
 
 
 def make(**options):
@@ -100,10 +100,10 @@ def test_every_agent_has_its_own_candidates_and_local_rewards_count():
 
 def test_alpha_weighs_the_world_against_the_worker():
     class Judged(Worker):
-        async def run(self, stage):
-            step = await stage.reset()
-            turn = await stage.say(stage.context("agent").observe(step.text))
-            await stage.act(turn.text)
+        async def run(self, episode):
+            step = await episode.reset()
+            turn = await episode.generate(episode.context("agent").observe(step.text))
+            await episode.act(turn.text)
             turn.reward(0.9 - int(turn.text) / 10)
 
     for alpha, best in ((2.0, "9"), (0.5, "1")):

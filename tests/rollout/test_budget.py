@@ -8,14 +8,14 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.react.worker import React, ReactOptions
 
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Sampler
 from verl_hier.rollout.budget import Budget, BudgetOptions
 from verl_hier.rollout.interfaces import Generation
-from verl_hier.specs import NoOptions
 from verl_hier.testing.rollout import ScriptedPolicy, roll_out_scripted
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 from .conftest import Corridor
 

@@ -6,11 +6,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl_hier.compat.chat import ChatRenderer
+from verl_hier.graph.nodes import Node
 from verl_hier.rollout import Context
-from verl_hier.rollout.render import PlainRenderer
+from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.testing.models import write_byte_model
 from verl_hier.testing.rollout import WordTokenizer
-from verl_hier.trajectory.graph import Node
 
 
 @pytest.fixture(scope="module")

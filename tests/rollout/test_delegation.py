@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from verl_hier_plugins.coda_peco.estimator import CoDAOptions, advantage
-from verl_hier_plugins.delegation import AgentOptions, Delegation, DelegationOptions
-from verl_hier_plugins.delegation.tell import tell
-from verl_hier_plugins.independent import Independent
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
+from verl_hier.graph import build_table, graph_rows
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier.trajectory import build_table, graph_rows
+from verl_hier_plugins.estimators.coda_peco import CoDAOptions, advantage
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.delegation import AgentOptions, Delegation, DelegationOptions
+from verl_hier_plugins.workers.delegation.transcribe import transcribe
 
 from .conftest import Corridor
 from .planned import planned
@@ -123,13 +123,13 @@ class Judge(Environment):
     """Pays what the answer says."""
 
     def reset(self, task, seed):
-        return Step("begin")
+        return StepResult("begin")
 
     def step(self, action):
         amount = re.search(r"(minus)?\D*(\d+) half", action)
         if amount is None:
-            return Step("noted")
-        return Step("over", (-1 if amount[1] else 1) * int(amount[2]) / 2, done=True, info={"won": True})
+            return StepResult("noted")
+        return StepResult("over", (-1 if amount[1] else 1) * int(amount[2]) / 2, done=True, info={"won": True})
 
 
 @pytest.mark.skipif(not FIXTURE.is_file(), reason="the fixtures are not beside this checkout")
@@ -193,7 +193,7 @@ async def _in_order(scripts, n):
 
 def test_a_planners_episode_can_be_told_and_plays():
     transcript = planned()
-    told = tell(DelegationOptions(), transcript)
+    told = transcribe(DelegationOptions(), transcript)
     assert told == [
         "<executor>one</executor>",
         "right",
@@ -205,7 +205,7 @@ def test_a_planners_episode_can_be_told_and_plays():
     graph, _ = roll(told)
     assert graph.episodes[0].success
     with pytest.raises(ValueError, match="no_agent"):
-        tell(DelegationOptions(agents={"executor": AgentOptions(actions=("left",))}), transcript)
+        transcribe(DelegationOptions(agents={"executor": AgentOptions(actions=("left",))}), transcript)
 
 
 PARTS = [

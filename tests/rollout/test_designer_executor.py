@@ -13,27 +13,27 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from verl_hier_plugins.designer_executor.design import Role
-from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
-from verl_hier_plugins.designer_executor.script import Limits as ScriptLimits
-from verl_hier_plugins.designer_executor.script import read
-from verl_hier_plugins.designer_executor.worker import GRAMMAR, DesignerExecutor
 from verl_hier_plugins.designs import hier_samplers
-from verl_hier_plugins.designs.sampler import Designs, DesignsOptions
-from verl_hier_plugins.independent import Independent
 from verl_hier_plugins.metaagent_x import METAAGENT_X
-from verl_hier_plugins.metaagent_x.estimator import MetaAgentXOptions
-from verl_hier_plugins.stagewise import Stagewise, StagewiseOptions
 
 from verl_hier.credit.estimate import estimate
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
+from verl_hier.graph import build_table, graph_rows
+from verl_hier.graph.storage import json_schema
+from verl_hier.host.specs import NoOptions, build_options
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import NoOptions, build_options
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
-from verl_hier.trajectory import build_table, graph_rows
-from verl_hier.trajectory.storage import json_schema
+from verl_hier_plugins.estimators.metaagent_x import MetaAgentXOptions
+from verl_hier_plugins.samplers.designs import Designs, DesignsOptions
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.schedules.stagewise import Stagewise, StagewiseOptions
+from verl_hier_plugins.workers.designer_executor.design import Role
+from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
+from verl_hier_plugins.workers.designer_executor.script import Limits as ScriptLimits
+from verl_hier_plugins.workers.designer_executor.script import read
+from verl_hier_plugins.workers.designer_executor.worker import GRAMMAR, DesignerExecutor
 
 from .conftest import Corridor
 
@@ -393,7 +393,7 @@ def test_stages_reach_the_graph_and_its_schema(play, mode):
     ],
 )
 def test_recipes_that_make_no_sense(options, message):
-    from verl_hier_plugins.designer_executor import hier_workers
+    from verl_hier_plugins.workers.designer_executor import hier_workers
 
     (spec,) = hier_workers()
     with pytest.raises(RecipeError, match=re.escape(message)):
@@ -415,10 +415,10 @@ class Exam(Environment):
     """Work as long as you like, then answer; `correct` earns 1."""
 
     def reset(self, task, seed):
-        return Step("?")
+        return StepResult("?")
 
     def step(self, action):
-        return Step("!", float("correct" in action), action.startswith("answer"))
+        return StepResult("!", float("correct" in action), action.startswith("answer"))
 
 
 LAST = {

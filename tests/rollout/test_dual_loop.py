@@ -7,26 +7,26 @@ import random
 
 import numpy as np
 import pytest
-from verl_hier_plugins.dual_loop.estimator import DualLoopCreditOptions, advantage
-from verl_hier_plugins.dual_loop.worker import DualLoop, DualLoopOptions
-from verl_hier_plugins.independent import Independent
 
-from verl_hier.environments.base import Environment, Step
-from verl_hier.specs import NoOptions
+from verl_hier.environments.base import Environment, StepResult
+from verl_hier.graph import build_table, graph_rows
+from verl_hier.host.specs import NoOptions
 from verl_hier.testing.rollout import WordTokenizer, roll_out_scripted
-from verl_hier.trajectory import build_table, graph_rows
+from verl_hier_plugins.estimators.dual_loop import DualLoopCreditOptions, advantage
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.dual_loop import DualLoop, DualLoopOptions
 
 
 class Lock(Environment):
     """Opens to `turn key`; another turn is a slip, anything else a wrong plan."""
 
     def reset(self, task, seed):
-        return Step("locked", anchor="locked")
+        return StepResult("locked", anchor="locked")
 
     def step(self, action):
         won = action == "turn key"
         failure = "" if won else "implementation" if action.startswith("turn") else "strategy"
-        return Step(
+        return StepResult(
             "open" if won else f"still locked : {failure}", float(won), won, info={"won": won, "failure": failure}
         )
 
@@ -123,9 +123,9 @@ class Verbatim(WordTokenizer):
 
 def test_it_reproduces_a_bug():
     """The world it is shipped with, for real: functions in a sandbox, stages, a plan and a slip."""
-    from verl_hier_plugins.bug_reproduction.environment import build
-    from verl_hier_plugins.bug_reproduction.options import BugReproductionOptions
-    from verl_hier_plugins.bug_reproduction.tasks import tasks
+    from verl_hier_plugins.environments.bug_reproduction.environment import build
+    from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
+    from verl_hier_plugins.environments.bug_reproduction.tasks import tasks
 
     options = BugReproductionOptions(pool=8, validation=4)
     (task, *_) = tasks(options, "train")

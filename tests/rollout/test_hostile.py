@@ -8,13 +8,13 @@ import re
 from collections import Counter
 
 import pytest
-from verl_hier_plugins.independent import Independent
 
-from verl_hier.environments.base import Environment, Step
-from verl_hier.plugins import PluginHost
+from verl_hier.environments.base import Environment, StepResult
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import NoOptions, build_options
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import NoOptions, build_options
 from verl_hier.testing.rollout import WordTokenizer, roll_out_scripted
+from verl_hier_plugins.samplers.independent import Independent
 
 OUTPUTS = 10_000
 OPTIONS = {
@@ -45,13 +45,13 @@ class Attic(Environment):
 
     def reset(self, task, seed):
         self.asked = []
-        return Step("an attic", anchor="0", admissible=("left", "right"))
+        return StepResult("an attic", anchor="0", admissible=("left", "right"))
 
     def step(self, action):
         assert isinstance(action, str)
         self.asked.append(action)
         done = len(self.asked) >= 3
-        return Step("dust", float(done), done, valid=action in ("left", "right"), anchor=str(len(self.asked)))
+        return StepResult("dust", float(done), done, valid=action in ("left", "right"), anchor=str(len(self.asked)))
 
 
 class Verbatim(WordTokenizer):

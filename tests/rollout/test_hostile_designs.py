@@ -11,17 +11,17 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.designer_executor.design import FAILURES, Call, Choice, DesignError, Leave, Loop, Role
-from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions, RoleOptions
-from verl_hier_plugins.designer_executor.script import Limits, read
-from verl_hier_plugins.designer_executor.worker import DesignerExecutor
-from verl_hier_plugins.designs.sampler import Designs, DesignsOptions
-from verl_hier_plugins.react.worker import parse_action
 
+from verl_hier.graph import build_table
 from verl_hier.rollout.rollout import Limits as EpisodeLimits
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
-from verl_hier.trajectory import build_table
+from verl_hier_plugins.samplers.designs import Designs, DesignsOptions
+from verl_hier_plugins.workers.designer_executor.design import FAILURES, Call, Choice, DesignError, Leave, Loop, Role
+from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
+from verl_hier_plugins.workers.designer_executor.script import Limits, read
+from verl_hier_plugins.workers.designer_executor.worker import DesignerExecutor
+from verl_hier_plugins.workers.react import parse_action
 
 from .conftest import Corridor
 

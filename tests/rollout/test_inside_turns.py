@@ -6,15 +6,15 @@ import asyncio
 import math
 
 import pytest
-from verl_hier_plugins.latr.sampler import LATR, LATROptions, common_subsequence, common_suffix
-from verl_hier_plugins.react.worker import React, ReactOptions
-from verl_hier_plugins.treepo.sampler import TreePOSampler, TreePOSamplerOptions
-from verl_hier_plugins.treerl.sampler import TreeRLSampler, TreeRLSamplerOptions, leaves_of
 
 from verl_hier.errors import RecipeError
+from verl_hier.graph import graph_rows
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier.trajectory import graph_rows
+from verl_hier_plugins.samplers.latr import LATR, LATROptions, common_subsequence, common_suffix
+from verl_hier_plugins.samplers.treepo import TreePOSampler, TreePOSamplerOptions
+from verl_hier_plugins.samplers.treerl import TreeRLSampler, TreeRLSamplerOptions, leaves_of
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 from .babble import Babble, tokenizer
 from .conftest import Corridor

@@ -6,24 +6,24 @@ import asyncio
 import random
 
 import pytest
-from verl_hier_plugins.agent_flow.worker import AgentFlow, AgentFlowOptions
-from verl_hier_plugins.delegation.options import AgentOptions, DelegationOptions
-from verl_hier_plugins.delegation.worker import Delegation
-from verl_hier_plugins.designer_executor.options import DesignerExecutorOptions
-from verl_hier_plugins.designer_executor.worker import DesignerExecutor
-from verl_hier_plugins.dual_loop.worker import DualLoop, DualLoopOptions
-from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.planner_executor.worker import PlannerExecutor, PlannerExecutorOptions
-from verl_hier_plugins.react.worker import React, ReactOptions
 
+from verl_hier.graph import RolloutGraph, conversation, messages, who_saw
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Sampler, Worker
-from verl_hier.rollout.carry import CARRIED, Carried
-from verl_hier.rollout.prompts import carried
-from verl_hier.rollout.recorded import differences
-from verl_hier.rollout.render import PlainRenderer
-from verl_hier.specs import NoOptions
+from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.rollout.prompts import unfinished
+from verl_hier.rollout.recorded_policy import differences
+from verl_hier.rollout.unfinished import LEFT_UNFINISHED, UnfinishedEpisode
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
-from verl_hier.trajectory import RolloutGraph, conversation, messages, who_saw
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.agent_flow import AgentFlow, AgentFlowOptions
+from verl_hier_plugins.workers.delegation.options import AgentOptions, DelegationOptions
+from verl_hier_plugins.workers.delegation.worker import Delegation
+from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions
+from verl_hier_plugins.workers.designer_executor.worker import DesignerExecutor
+from verl_hier_plugins.workers.dual_loop import DualLoop, DualLoopOptions
+from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 from .conftest import Corridor
 
@@ -189,7 +189,7 @@ def test_half_a_character_belongs_to_the_piece_that_ends_it(tmp_path):
     from transformers import AutoTokenizer
 
     from verl_hier.compat.chat import ChatRenderer
-    from verl_hier.rollout.speech import text_of
+    from verl_hier.rollout.turns import text_of
     from verl_hier.testing.models import write_byte_model
 
     tokenizer = AutoTokenizer.from_pretrained(write_byte_model(tmp_path))
@@ -209,13 +209,13 @@ def test_what_a_later_step_goes_on_with_is_heard_anew():
             episode = rollout.start()
             await episode.step()
             await episode.step()
-            episode.discard(CARRIED)
+            episode.discard(LEFT_UNFINISHED)
             await rollout.start().run()
 
     class Resume(Sampler):
         async def sample(self, rollout):
             await rollout.start().run()
-            for old in rollout.carried:
+            for old in rollout.unfinished:
                 await rollout.resume(old).run()
 
     def answer(prompt, sampling):
@@ -226,8 +226,8 @@ def test_what_a_later_step_goes_on_with_is_heard_anew():
 
     tokenizer = WordTokenizer()
     left = rolled_out(worker, answer, Leave(), tokenizer=tokenizer)
-    old = tuple(Carried.left_in(left))
-    graph = rolled_out(worker, answer, Resume(), tokenizer=tokenizer, step=2, carried=old)
+    old = tuple(UnfinishedEpisode.left_in(left))
+    graph = rolled_out(worker, answer, Resume(), tokenizer=tokenizer, step=2, unfinished=old)
     plans = [node.id for node in graph.nodes if node.role == "planner"]
     assert len(plans) == 2
     for plan in plans:
@@ -254,6 +254,6 @@ def test_windowed_contexts_keep_their_messages():
 def test_fields_that_a_template_uses():
     plan, report = object(), object()
     words = {"plan": [plan], "report": [report]}
-    assert carried("{plan} {x}", words) == [plan]
-    assert carried("{report[0]} {plan!r:>3}", words) == [plan, report]
-    assert carried("{{plan}}", words) == []
+    assert unfinished("{plan} {x}", words) == [plan]
+    assert unfinished("{report[0]} {plan!r:>3}", words) == [plan, report]
+    assert unfinished("{{plan}}", words) == []

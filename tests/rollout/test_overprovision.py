@@ -7,17 +7,17 @@ import dataclasses
 import random
 
 import pytest
-from verl_hier_plugins.overprovision.sampler import Overprovision, OverprovisionOptions
 
 from verl_hier.errors import RecipeError
+from verl_hier.graph import RolloutGraph, graph_rows
+from verl_hier.host.specs import build_options
 from verl_hier.rollout import Sampler, Worker
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.carry import CARRIED, Carried, CarryOver, sampled_earlier
 from verl_hier.rollout.interfaces import Generation
-from verl_hier.rollout.recorded import differences
-from verl_hier.specs import build_options
+from verl_hier.rollout.recorded_policy import differences
+from verl_hier.rollout.unfinished import LEFT_UNFINISHED, UnfinishedEpisode, UnfinishedEpisodes, sampled_earlier
 from verl_hier.testing.rollout import WordTokenizer, replay_scripted, roll_out_scripted
-from verl_hier.trajectory import RolloutGraph, graph_rows
+from verl_hier_plugins.samplers.overprovision import Overprovision, OverprovisionOptions
 
 from .conftest import Corridor
 from .sampler_cases import (
@@ -74,7 +74,7 @@ def test_the_first_to_be_complete_stay_and_the_others_are_carried_over():
     assert len(graph.episodes) == 6 and not graph.short
     turns = {e.id: len(graph.path(e.id)) for e in graph.episodes}
     done = [e.id for e in graph.complete()]
-    left = [e for e in graph.episodes if e.error == CARRIED]
+    left = [e for e in graph.episodes if e.error == LEFT_UNFINISHED]
     assert len(done) == 3 and len(left) == 3 == graph.counts["carried_over"]
     rounds = max(turns[e] for e in done)
     assert sorted(done) == sorted(sorted(turns, key=lambda e: (turns[e] if e in done else rounds + 1, e))[:3])
@@ -89,12 +89,12 @@ def test_of_equals_the_lower_numbers_are_first():
 
 def test_carried_episodes_go_on_where_they_were_left():
     first = roll(step=1)
-    carried = list(Carried.left_in(first))
-    assert len(carried) == 3 and {c.step for c in carried} == {c.began for c in carried} == {1}
-    second, policy = ask(step=3, carried=carried)
+    unfinished = list(UnfinishedEpisode.left_in(first))
+    assert len(unfinished) == 3 and {c.step for c in unfinished} == {c.began for c in unfinished} == {1}
+    second, policy = ask(step=3, unfinished=unfinished)
     resumed = [e for e in second.episodes if "resumed" in e.decision]
     assert [e.id for e in resumed] == [0, 1, 2] and second.counts["resumed"] == 3
-    for old, record in zip(carried, resumed, strict=True):
+    for old, record in zip(unfinished, resumed, strict=True):
         path = [second.nodes[i] for i in second.path(record.id)]
         mine = path[: len(old.nodes)]
         for was, now in zip(old.nodes, mine, strict=True):
@@ -103,9 +103,9 @@ def test_carried_episodes_go_on_where_they_were_left():
             assert now.decision["carried"] == 1 and now.prompt_tokens == 0
         assert [node.reward for node in mine] == [node.reward for node in old.nodes], "the world says it again"
         assert [node.anchor for node in mine] == [node.anchor for node in old.nodes]
-    tokens = sum(len(node.action) for old in carried for node in old.nodes)
+    tokens = sum(len(node.action) for old in unfinished for node in old.nodes)
     assert second.counts["carried_tokens"] == tokens
-    assert second.counts["replayed_calls"] == sum(len(old.nodes) for old in carried)
+    assert second.counts["replayed_calls"] == sum(len(old.nodes) for old in unfinished)
     new = [node for node in second.nodes if not sampled_earlier(node)]
     assert second.counts["environment_calls"] == len(new) == len(policy.prompts)
     assert sorted(policy.prompts) == sorted(second.prompt(node.id) for node in new), "nothing is asked twice"
@@ -113,7 +113,7 @@ def test_carried_episodes_go_on_where_they_were_left():
 
 def test_tokens_of_two_policy_versions_keep_their_own_in_the_rows():
     first = roll(step=1)
-    second = roll(step=3, carried=list(Carried.left_in(first)))
+    second = roll(step=3, unfinished=list(UnfinishedEpisode.left_in(first)))
     rows = graph_rows(second, lambda node: True)
     mixed = 0
     for row in rows:
@@ -131,7 +131,7 @@ def test_tokens_of_two_policy_versions_keep_their_own_in_the_rows():
 def test_a_row_tells_the_trainer_the_versions_it_spans():
     agent_loop = pytest.importorskip("verl_hier.compat.agent_loop")
     first = roll(step=1)
-    second = roll(step=3, carried=list(Carried.left_in(first)))
+    second = roll(step=3, unfinished=list(UnfinishedEpisode.left_in(first)))
     worker = object.__new__(agent_loop.HierAgentLoopWorker)
     for row in graph_rows(second, lambda node: True):
         output = worker._output(second, row)
@@ -144,17 +144,17 @@ class LeavesAll(Sampler):
     """One turn of one episode, which is then left."""
 
     async def sample(self, rollout):
-        running = [rollout.resume(c) for c in rollout.carried] or [rollout.start()]
+        running = [rollout.resume(c) for c in rollout.unfinished] or [rollout.start()]
         await rollout.advance(running)
         for episode in running:
-            episode.discard(CARRIED)
+            episode.discard(LEFT_UNFINISHED)
 
 
 def test_an_episode_may_be_carried_over_twice():
     left = []
     for step in (2, 4, 7):
-        graph = roll(LeavesAll(), step=step, carried=left, answer=straight)
-        left = list(Carried.left_in(graph))
+        graph = roll(LeavesAll(), step=step, unfinished=left, answer=straight)
+        left = list(UnfinishedEpisode.left_in(graph))
     assert [node.decision["carried"] for node in left[0].nodes] == [2, 4, 7]
     assert [node.policy_version for node in left[0].nodes] == [[2, 2], [4, 4], [7, 7]]
     assert (left[0].began, left[0].step) == (2, 7)
@@ -162,27 +162,27 @@ def test_an_episode_may_be_carried_over_twice():
 
 def test_complete_surplus_goes_on_without_the_policy():
     first = roll(answer=straight)
-    second = roll(step=2, carried=list(Carried.left_in(first)), answer=None)
+    second = roll(step=2, unfinished=list(UnfinishedEpisode.left_in(first)), answer=None)
     assert [e.status for e in second.episodes[:3]] == ["finished"] * 3 and not second.short
     assert {e.ret for e in second.complete()} == {1.0} and second.counts["carried_tokens"] == 3 * 4 * 2
 
 
 def test_too_old_ones_are_dropped():
-    carried = list(Carried.left_in(roll(step=1)))
-    graph = roll(step=6, carried=carried)
+    unfinished = list(UnfinishedEpisode.left_in(roll(step=1)))
+    graph = roll(step=6, unfinished=unfinished)
     assert graph.counts["carried_too_old"] == 3 and "resumed" not in graph.counts
-    assert roll(step=5, carried=carried).counts["resumed"] == 3
+    assert roll(step=5, unfinished=unfinished).counts["resumed"] == 3
 
 
 class Moody(Worker):
     """Asks with a random word of its own."""
 
-    async def run(self, stage):
-        step = await stage.reset()
-        context = stage.context("agent")
+    async def run(self, episode):
+        step = await episode.reset()
+        context = episode.context("agent")
         while not step.done:
-            context.observe(f"{step.text} {stage.rng.choice(['go', 'run', 'walk', 'crawl'])}")
-            step = await stage.act((await stage.say(context)).text)
+            context.observe(f"{step.text} {episode.rng.choice(['go', 'run', 'walk', 'crawl'])}")
+            step = await episode.act((await episode.generate(context)).text)
 
 
 def test_the_workers_own_draws_are_repeated():
@@ -190,11 +190,11 @@ def test_the_workers_own_draws_are_repeated():
     words.encode("at 0 1 2 3 4 right left go run walk crawl")
     known = {"worker": Moody, "tokenizer": words}
     first = roll(**known)
-    carried = list(Carried.left_in(first))
-    second = roll(step=2, carried=carried, **known)
-    assert second.counts["resumed"] == len(carried) and "failed_replay_mismatch" not in second.counts
+    unfinished = list(UnfinishedEpisode.left_in(first))
+    second = roll(step=2, unfinished=unfinished, **known)
+    assert second.counts["resumed"] == len(unfinished) and "failed_replay_mismatch" not in second.counts
     # And once more: the draws go back to where the episode began.
-    third = roll(step=3, carried=list(Carried.left_in(second)), **known)
+    third = roll(step=3, unfinished=list(UnfinishedEpisode.left_in(second)), **known)
     assert "failed_replay_mismatch" not in third.counts
 
 
@@ -207,9 +207,9 @@ class Renamed(Corridor):
 
 
 def test_another_world_costs_the_resumed_episode_only():
-    carried = list(Carried.left_in(roll(step=1)))
-    moved = sum(any(node.reward >= 0 for node in old.nodes[:-1]) for old in carried)
-    graph = roll(step=2, carried=carried, environment=lambda: Renamed(4))
+    unfinished = list(UnfinishedEpisode.left_in(roll(step=1)))
+    moved = sum(any(node.reward >= 0 for node in old.nodes[:-1]) for old in unfinished)
+    graph = roll(step=2, unfinished=unfinished, environment=lambda: Renamed(4))
     lost = [e for e in graph.episodes if e.status == "failed"]
     assert len(lost) == graph.counts["failed_replay_mismatch"] == moved > 0
     assert sum(1 for _ in graph.complete()) == 3 and not graph.short
@@ -217,7 +217,7 @@ def test_another_world_costs_the_resumed_episode_only():
 
 def test_a_resumed_rollout_can_be_made_again_from_the_file():
     first = roll(step=1)
-    second, policy = ask(step=3, carried=list(Carried.left_in(first)))
+    second, policy = ask(step=3, unfinished=list(UnfinishedEpisode.left_in(first)))
     stored = RolloutGraph.from_dict(second.to_dict())
     again = asyncio.run(replay_scripted(stored, policy.tokenizer, **parts(make()())))
     assert differences(stored, again) == []
@@ -227,12 +227,12 @@ def test_a_resumed_rollout_can_be_made_again_from_the_file():
 def test_forks_of_a_resumed_episode_share_its_old_turns():
     class Branches(Sampler):
         async def sample(self, rollout):
-            episode = rollout.resume(rollout.carried[0])
+            episode = rollout.resume(rollout.unfinished[0])
             await rollout.advance([episode])
             await rollout.run([episode, await episode.fork(after=1), await episode.fork()])
 
     first = roll(LeavesAll(), step=1, answer=straight)
-    graph = roll(Branches(), step=2, carried=list(Carried.left_in(first)), n=1, answer=straight)
+    graph = roll(Branches(), step=2, unfinished=list(UnfinishedEpisode.left_in(first)), n=1, answer=straight)
     assert [(e.status, len(graph.path(e.id))) for e in graph.episodes] == [("finished", 4)] * 3
     assert graph.nodes[graph.path(1)[0]].decision["carried"] == 1
     assert sampled_earlier(graph.nodes[0]) and not sampled_earlier(graph.nodes[graph.path(1)[1]])
@@ -244,12 +244,12 @@ def test_forks_of_a_resumed_episode_share_its_old_turns():
 def graph_of(step, left):
     """A rollout that leaves so many episodes."""
     graph = roll(make(launch=1 + left)(), step=step, n=1, answer=straight)
-    assert len(list(Carried.left_in(graph))) == left
+    assert len(list(UnfinishedEpisode.left_in(graph))) == left
     return graph
 
 
 def test_the_store_gives_back_once_and_only_to_later_steps():
-    store = CarryOver(10)
+    store = UnfinishedEpisodes(10)
     store.keep("a", graph_of(3, 2))
     assert store.take("b", 4) == () and len(store.take("a", 4)) == 2 and store.take("a", 4) == ()
     store.keep("a", graph_of(3, 2))
@@ -258,7 +258,7 @@ def test_the_store_gives_back_once_and_only_to_later_steps():
 
 
 def test_the_store_is_bounded_and_drops_the_oldest():
-    store = CarryOver(4)
+    store = UnfinishedEpisodes(4)
     for name, left in (("a", 2), ("b", 1), ("c", 3)):
         store.keep(name, graph_of(1, left))
     assert len(store) == 4 and [len(store.take(name, 2)) for name in "abc"] == [0, 1, 3]
@@ -291,16 +291,18 @@ class Slow(Steady):
 
 
 def test_the_same_seed_goes_on_the_same_way():
-    carried = list(Carried.left_in(roll(step=1, answer=wander)))
-    trees = [roll(step=2, carried=carried, answer=wander, policy=speed).to_dict() for speed in (Steady, Slow, Slow)]
+    unfinished = list(UnfinishedEpisode.left_in(roll(step=1, answer=wander)))
+    trees = [
+        roll(step=2, unfinished=unfinished, answer=wander, policy=speed).to_dict() for speed in (Steady, Slow, Slow)
+    ]
     assert trees[0] == trees[1] == trees[2]
 
 
 def test_budgets():
     check_budgets(make(), n=3)
-    carried = list(Carried.left_in(roll(step=1)))
+    unfinished = list(UnfinishedEpisode.left_in(roll(step=1)))
     for budget in (BudgetOptions(environment_calls=4), BudgetOptions(tokens=9), BudgetOptions(leaves=2)):
-        graph = roll(step=2, carried=carried, budget=budget)
+        graph = roll(step=2, unfinished=unfinished, budget=budget)
         for used, limit in graph.budget.values():
             assert used <= limit
         assert graph.counts["carried_tokens"] > 0, "what was paid for costs nothing again"

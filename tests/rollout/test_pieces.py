@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from verl_hier_plugins.react.worker import React, ReactOptions
 
 from verl_hier.errors import GraphError
+from verl_hier.graph import build_table, graph_rows
 from verl_hier.rollout import Sampler, Worker
 from verl_hier.rollout.entropy import EntropyOptions, top_entropy
 from verl_hier.rollout.interfaces import Scored
 from verl_hier.rollout.rollout import Limits
 from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer, roll_out_scripted
-from verl_hier.trajectory import build_table, graph_rows
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 from .conftest import Corridor
 
@@ -164,13 +164,13 @@ def test_forced_tokens_begin_the_turn_and_may_be_all_of_it(run):
 
 def test_forced_tokens_that_end_at_a_stop_string_are_all_of_the_turn(run):
     class Stopped(Worker):
-        async def run(self, stage):
-            context = stage.context("agent").observe((await stage.reset()).text)
-            await stage.act((await stage.say(context, stop=("right",))).text)
+        async def run(self, episode):
+            context = episode.context("agent").observe((await episode.reset()).text)
+            await episode.act((await episode.generate(context, stop=("right",))).text)
 
     async def body(rollout):
         episode = rollout.start()
-        assert episode.wish is None and await episode.ready() and episode.wish.context.agent == "agent"
+        assert episode.turn_request is None and await episode.ready() and episode.turn_request.context.agent == "agent"
         episode.force([10, 11])
         episode.force(right, [-2.0])
         await rollout.run([episode])

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verl_hier_plugins.prune.sampler import Prune, PruneOptions, survivors
 
 from verl_hier.errors import RecipeError
+from verl_hier.host.specs import build_options
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.interfaces import Generation
-from verl_hier.specs import build_options
 from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier_plugins.samplers.prune import Prune, PruneOptions, survivors
 
 from .babble import Babble, tokenizer
 from .conftest import Corridor

@@ -7,17 +7,17 @@ import random
 from collections import Counter
 
 import pytest
-from verl_hier_plugins.planner_executor.worker import PlannerExecutor, PlannerExecutorOptions
-from verl_hier_plugins.react.worker import React, ReactOptions
 
-from verl_hier.plugins import PluginHost
+from verl_hier.graph import RolloutGraph, build_table, graph_rows
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import build_options
 from verl_hier.rollout import Sampler
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.recorded import differences
+from verl_hier.rollout.recorded_policy import differences
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import build_options
 from verl_hier.testing.rollout import replay_scripted, roll_out_scripted
-from verl_hier.trajectory import RolloutGraph, build_table, graph_rows
+from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 from .babble import Babble, Maze, tokenizer
 

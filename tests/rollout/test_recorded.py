@@ -6,15 +6,15 @@ import asyncio
 import random
 
 import pytest
-from verl_hier_plugins.nested.sampler import Nested, NestedOptions
-from verl_hier_plugins.planner_executor.worker import PlannerExecutor, PlannerExecutorOptions
-from verl_hier_plugins.react.worker import React, ReactOptions
 
 from verl_hier.errors import RolloutError
+from verl_hier.graph import RolloutGraph
 from verl_hier.rollout import Sampler
-from verl_hier.rollout.recorded import RecordedPolicy, differences
+from verl_hier.rollout.recorded_policy import RecordedPolicy, differences
 from verl_hier.testing.rollout import replay_scripted, roll_out_scripted
-from verl_hier.trajectory import RolloutGraph
+from verl_hier_plugins.samplers.nested import Nested, NestedOptions
+from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 from .conftest import Corridor
 from .test_rollout import plans

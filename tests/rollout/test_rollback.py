@@ -6,18 +6,17 @@ import dataclasses
 import random
 
 import pytest
-from verl_hier_plugins.rollback.failures import corrected
-from verl_hier_plugins.rollback.sampler import Rollback, RollbackOptions
 
 from verl_hier.errors import RecipeError
+from verl_hier.graph import graph_rows
+from verl_hier.graph.nodes import Node
+from verl_hier.host.specs import build_options
 from verl_hier.rollout import Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.interfaces import Scored
 from verl_hier.rollout.rollout import Limits
-from verl_hier.rollout.transcript import Said
-from verl_hier.specs import build_options
-from verl_hier.trajectory import graph_rows
-from verl_hier.trajectory.graph import Node
+from verl_hier.rollout.transcript import TranscriptTurn
+from verl_hier_plugins.samplers.rollback import Rollback, RollbackOptions, corrected
 
 from .conftest import Corridor
 from .sampler_cases import Steady, Trap, check_budgets, check_repeatable, roll, spec, wander
@@ -27,11 +26,11 @@ def make(**options):
     return lambda: Rollback(RollbackOptions(**options))
 
 
-def turns(text: str) -> list[Said]:
+def turns(text: str) -> list[TranscriptTurn]:
     """`v` a valid turn, `x` a failed one; in capitals of another agent."""
     agents = ["other" if letter.isupper() else "agent" for letter in text]
     nodes = [Node(i, i - 1, -1, 0, agent, "role", 0, i, 0, -1, [], [5], []) for i, agent in enumerate(agents)]
-    return [Said(dataclasses.replace(n, valid=c in "vV"), c, ()) for n, c in zip(nodes, text, strict=True)]
+    return [TranscriptTurn(dataclasses.replace(n, valid=c in "vV"), c, ()) for n, c in zip(nodes, text, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -127,12 +126,12 @@ def test_what_the_shorter_episode_has_room_for_is_sampled():
 class Shifts(Worker):
     """Two agents that take two turns each."""
 
-    async def run(self, stage):
-        step = await stage.reset()
+    async def run(self, episode):
+        step = await episode.reset()
         number = 0
         while not step.done:
-            context = stage.context("ab"[number // 2 % 2]).observe(step.text)
-            step = await stage.act((await stage.say(context)).text)
+            context = episode.context("ab"[number // 2 % 2]).observe(step.text)
+            step = await episode.act((await episode.generate(context)).text)
             number += 1
 
 

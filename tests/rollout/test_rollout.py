@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 
 import pytest
-from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.nested.sampler import Nested, NestedOptions
-from verl_hier_plugins.planner_executor.worker import PlannerExecutor, PlannerExecutorOptions, parse_blueprint
-from verl_hier_plugins.react.worker import React, ReactOptions, parse_action
 
 from verl_hier.errors import RolloutError
+from verl_hier.graph import build_table, graph_rows
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Sampler, Worker
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier.trajectory import build_table, graph_rows
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.samplers.nested import Nested, NestedOptions
+from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions, parse_blueprint
+from verl_hier_plugins.workers.react import React, ReactOptions, parse_action
 
 from .conftest import Corridor
 
@@ -238,8 +238,8 @@ def test_limits_truncate(run):
 
 
 class Broken(Worker):
-    async def run(self, stage):
-        await stage.reset()
+    async def run(self, episode):
+        await episode.reset()
         raise KeyError("oops")
 
 
@@ -248,13 +248,13 @@ class Forgetful(Worker):
 
     runs = 0
 
-    async def run(self, stage):
+    async def run(self, episode):
         Forgetful.runs += 1
-        step = await stage.reset()
-        context = stage.context("agent").observe(f"run {Forgetful.runs} {step.text}")
+        step = await episode.reset()
+        context = episode.context("agent").observe(f"run {Forgetful.runs} {step.text}")
         while not step.done:
-            turn = await stage.say(context)
-            step = await stage.act(turn.text)
+            turn = await episode.generate(context)
+            step = await episode.act(turn.text)
             context.observe(step.text)
 
 

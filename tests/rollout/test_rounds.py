@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_hier.conformance.registry import sampler_replay
-from verl_hier.conformance.runner import compare
 from verl_hier.errors import HierError
+from verl_hier.testing.conformance.registry import sampler_replay
+from verl_hier.testing.conformance.runner import compare
 
 from .recordings import Recorder
 

@@ -8,13 +8,13 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.hiper.estimator import HiPEROptions, advantage
-from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.switch_keep.worker import SwitchKeep, SwitchKeepOptions, read, tell
 
-from verl_hier.specs import NoOptions
+from verl_hier.graph import build_table
+from verl_hier.host.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier.trajectory import build_table
+from verl_hier_plugins.estimators.hiper import HiPEROptions, advantage
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.switch_keep import SwitchKeep, SwitchKeepOptions, read, transcribe
 
 from .conftest import Corridor
 from .planned import planned
@@ -78,7 +78,7 @@ def test_the_prompt_of_a_window_names_the_subgoal():
 
 def test_a_planners_episode_can_be_told():
     transcript = planned()
-    told = tell(SwitchKeepOptions(), transcript)
+    told = transcribe(SwitchKeepOptions(), transcript)
     assert [read(text).switches for text in told] == [True, True, False]
     assert [read(text).content["subgoal"] for text in told] == ["one", "two", "two"]
     graph, _ = roll(told)

@@ -6,16 +6,16 @@ import asyncio
 import random
 
 import pytest
-from verl_hier_plugins.react.worker import React, ReactOptions
-from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSampler, TreeGRPOSamplerOptions
-from verl_hier_plugins.treepo.sampler import TreePOSampler, TreePOSamplerOptions
 
 from tests.environments.faulty_world import Options
 from verl_hier.environments.pool import EnvironmentPool
-from verl_hier.rollout.render import PlainRenderer
+from verl_hier.graph import graph_rows
+from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
 from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer
-from verl_hier.trajectory import graph_rows
+from verl_hier_plugins.samplers.tree_grpo import TreeGRPOSampler, TreeGRPOSamplerOptions
+from verl_hier_plugins.samplers.treepo import TreePOSampler, TreePOSamplerOptions
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 SAMPLERS = {
     "tree_grpo": lambda: TreeGRPOSampler(TreeGRPOSamplerOptions(trees=2, nodes=3, leaves=3)),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from verl_hier_plugins.tree_grpo.sampler import TreeGRPOSampler, TreeGRPOSamplerOptions
 
-from verl_hier.conformance import credit_of
 from verl_hier.errors import RecipeError
-from verl_hier.specs import build_options
-from verl_hier.trajectory import build_table
+from verl_hier.graph import build_table
+from verl_hier.host.specs import build_options
+from verl_hier.testing.conformance import credit_of
+from verl_hier_plugins.samplers.tree_grpo import TreeGRPOSampler, TreeGRPOSamplerOptions
 
 from .conftest import Corridor
 from .sampler_cases import Trap, check_budgets, check_repeatable, roll, spec, wander

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verl_hier_plugins.treeps_rag.diversity import Search, diverse, jaccard
-from verl_hier_plugins.treeps_rag.sampler import TreePSRAGSampler, TreePSRAGSamplerOptions
 
-from verl_hier.conformance import credit_of
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
-from verl_hier.specs import build_options
-from verl_hier.trajectory import build_table
+from verl_hier.graph import build_table
+from verl_hier.host.specs import build_options
+from verl_hier.testing.conformance import credit_of
+from verl_hier_plugins.samplers.treeps_rag import Search, TreePSRAGSampler, TreePSRAGSamplerOptions, diverse, jaccard
 
 from .sampler_cases import Trap, check_budgets, check_repeatable, roll, spec, wander
 
@@ -31,16 +30,16 @@ SHELF = {
 class Library(Environment):
     """Colours find things; `answer` ends, and wins once a frog was found."""
 
-    def reset(self, task: Mapping[str, Any], seed: int) -> Step:
+    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         self._found: set[str] = set()
-        return Step("ask")
+        return StepResult("ask")
 
-    def step(self, action: str) -> Step:
+    def step(self, action: str) -> StepResult:
         if action == "answer":
             won = "frog" in self._found
-            return Step("end", float(won), True, info={"won": won, "documents": []})
+            return StepResult("end", float(won), True, info={"won": won, "documents": []})
         self._found |= set(SHELF[action])
-        return Step(" ".join(SHELF[action]), info={"won": False, "documents": SHELF[action]})
+        return StepResult(" ".join(SHELF[action]), info={"won": False, "documents": SHELF[action]})
 
 
 def make(**options):

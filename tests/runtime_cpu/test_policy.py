@@ -15,9 +15,9 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from tests.runtime_cpu.conftest import plain_log_probs
-from verl_hier.compat.client import ResumingClient, SoleServerClient
-from verl_hier.compat.counters import ServerCounters
-from verl_hier.compat.policy import ServerPolicy
+from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
+from verl_hier.compat.servers.counters import ServerCounters
+from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.errors import RolloutError
 from verl_hier.rollout.interfaces import Sampling
 
@@ -157,7 +157,7 @@ def test_tokens_that_cannot_be_sampled_are_not_listed(serve):
 def test_the_client_of_a_sole_server_has_no_balancer_and_the_same_answers(serve):
     async def body(server):
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "transformers"}}})
-        sole = ServerPolicy(SoleServerClient(config=config, server=Handle(server)), "transformers")
+        sole = ServerPolicy(SingleServerClient(config=config, server=Handle(server)), "transformers")
         sampling = Sampling(max_tokens=8, seed=3)
         answers = [await asked.generate(PROMPT, sampling, "c") for asked in (sole, policy(server))]
         assert answers[0].token_ids == answers[1].token_ids and answers[0].logprobs == answers[1].logprobs

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_hier.config import CurriculumOptions, HierConfig
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.schema import CurriculumOptions, HierConfig
 from verl_hier.training.curriculum import Curriculum
 
 
@@ -66,8 +66,8 @@ def test_a_batch_of_verls_data_loader_is_exchanged():
     from verl.utils.dataset.rl_dataset import collate_fn
 
     from verl_hier.compat.dataset import TaskDataset
-    from verl_hier.compat.trainers import HierSync
-    from verl_hier.recipes import compose
+    from verl_hier.compat.trainer import HierSync
+    from verl_hier.recipe.compose import compose
 
     overrides = ["hier.environment.goals=[1,2]", "hier.curriculum.horizons=[1,2]", "hier.curriculum.steps=[3]"]
     config = compose("metaagentx_alfworld_cpu", [*overrides, "hier.environment.pool=8"])

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from tests.trajectory import cases
-from verl_hier.config import GuardOptions
-from verl_hier.conformance import make_table
 from verl_hier.errors import CreditError
+from verl_hier.graph import build_table
+from verl_hier.recipe.schema import GuardOptions
+from verl_hier.testing.conformance import make_table
 from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
-from verl_hier.trajectory import build_table
 
 
 def groups(*returns):

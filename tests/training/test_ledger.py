@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.trajectory import cases
 from verl_hier.credit import Credit
 from verl_hier.errors import CreditError
+from verl_hier.graph import graph_rows
 from verl_hier.training.ledger import Ledger, RowIdentity
 from verl_hier.training.schedule import Phase
-from verl_hier.trajectory import graph_rows
 
 quick = settings(max_examples=60, deadline=None)
 UNITS = ("row", "turn", "episode", "role")

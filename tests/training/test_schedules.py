@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from verl_hier_plugins.alternating import Alternating, AlternatingOptions
-from verl_hier_plugins.bottom_up import BottomUp, BottomUpOptions
-from verl_hier_plugins.joint import Joint, JointOptions
-from verl_hier_plugins.stagewise import Stagewise, StagewiseOptions
 
 from tests.trajectory import cases
 from verl_hier.training.schedule import Phase
+from verl_hier_plugins.schedules.alternating import Alternating, AlternatingOptions
+from verl_hier_plugins.schedules.bottom_up import BottomUp, BottomUpOptions
+from verl_hier_plugins.schedules.joint import Joint, JointOptions
+from verl_hier_plugins.schedules.stagewise import Stagewise, StagewiseOptions
 
 
 def test_joint_trains_everything():

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 from tests.trajectory import cases
-from verl_hier.config import GuardOptions
-from verl_hier.conformance.registry import estimator
 from verl_hier.credit import Credit
 from verl_hier.errors import CreditError, RolloutError
-from verl_hier.plugins import Part, PluginHost
-from verl_hier.specs import EstimatorSpec, NoOptions
+from verl_hier.graph import build_table, graph_rows, read_graphs
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import EstimatorSpec, NoOptions
+from verl_hier.recipe.parts import Part
+from verl_hier.recipe.schema import GuardOptions
+from verl_hier.testing.conformance.registry import estimator
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
 from verl_hier.training.step import Step, train_step
-from verl_hier.trajectory import build_table, graph_rows, read_graphs
 
 HOST = PluginHost([])
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.trajectory import cases
+from verl_hier.graph import EpisodeRecord, Node, RolloutGraph
 from verl_hier.training.metrics import tree_metrics
-from verl_hier.trajectory import EpisodeRecord, Node, RolloutGraph
 
 
 def node(number, parent, observation, action, **more):

@@ -8,16 +8,16 @@ import random
 from pathlib import Path
 
 from hypothesis import strategies as st
-from verl_hier_plugins.independent import Independent
-from verl_hier_plugins.nested.sampler import Nested, NestedOptions
-from verl_hier_plugins.planner_executor.worker import PlannerExecutor, PlannerExecutorOptions
-from verl_hier_plugins.react.worker import React, ReactOptions
 
 from tests.rollout.conftest import Corridor
+from verl_hier.graph import EpisodeRecord, Message, Node, RolloutGraph
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Sampler
-from verl_hier.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier.trajectory import EpisodeRecord, Message, Node, RolloutGraph
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.samplers.nested import Nested, NestedOptions
+from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 GOLDEN = Path(__file__).with_name("golden_v2.jsonl")
 GOLDEN_V1 = Path(__file__).with_name("golden_v1.jsonl")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.trajectory import cases
 from verl_hier.errors import GraphError
-from verl_hier.trajectory import TURN_COLUMNS, Message, TableBuilder, build_table, graph_rows
-from verl_hier.trajectory.rows import chains
-from verl_hier.trajectory.table import EPISODE_COLUMNS
+from verl_hier.graph import TURN_COLUMNS, Message, TableBuilder, build_table, graph_rows
+from verl_hier.graph.rows import chains
+from verl_hier.graph.turn_table import EPISODE_COLUMNS
 
 quick = settings(max_examples=60, deadline=None)
 RULES = st.sampled_from(["once", "first_owner", "repeat", "average"])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from tests.trajectory import cases
 from verl_hier.errors import GraphError
-from verl_hier.trajectory import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
-from verl_hier.trajectory.storage import json_schema
+from verl_hier.graph import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
+from verl_hier.graph.storage import json_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 GOOD = cases.hierarchical().to_dict()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trajectory import cases
 from verl_hier.errors import GraphError
-from verl_hier.trajectory import SCHEMA_VERSION, read_graphs, write_graphs
+from verl_hier.graph import SCHEMA_VERSION, read_graphs, write_graphs
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trajectory import cases
-from verl_hier.trajectory import Message, RolloutGraph, messages, who_saw
+from verl_hier.graph import Message, RolloutGraph, messages, who_saw
 
 quick = settings(max_examples=60, deadline=None)
 

@@ -26,7 +26,7 @@ def new(
     into: Annotated[Path, typer.Option(help="Folder in which the package's folder is made.")] = Path("."),
 ) -> None:
     """Start a plugin package of your own, with a test."""
-    from verl_hier.scaffold import create
+    from verl_hier.ops.new import create
 
     files = create(kind.value, name, into)
     for file in files:

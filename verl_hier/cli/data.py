@@ -30,7 +30,7 @@ def tiny(
     """Build a small model and tokenizer for a recipe's world."""
     from verl_hier.coldstart import TinyShape, build_tiny
     from verl_hier.coldstart.recipe import texts_of
-    from verl_hier.composed import ComposedRecipe
+    from verl_hier.recipe.composed import ComposedRecipe
 
     texts = texts_of(ComposedRecipe.named(recipe, overrides or ()), seed)
     shape = TinyShape(hidden=hidden, layers=layers, intermediate=2 * hidden, head_dim=head_dim)
@@ -52,8 +52,8 @@ def demos(
 
     from verl_hier.coldstart import Noise
     from verl_hier.coldstart.recipe import demonstrations_of
-    from verl_hier.composed import ComposedRecipe
     from verl_hier.errors import HierError
+    from verl_hier.recipe.composed import ComposedRecipe
 
     if not (model / "config.json").is_file():
         raise HierError(f"there is no model at {model}; `verl-hier tiny {recipe}` makes one.")

@@ -14,8 +14,8 @@ from verl_hier.cli.train import Overrides, Reference
 if TYPE_CHECKING:
     from verl_hier.coldstart.distill import Student, Teacher
     from verl_hier.coldstart.served import Messages
-    from verl_hier.composed import ComposedRecipe
-    from verl_hier.plugins import Part
+    from verl_hier.recipe.composed import ComposedRecipe
+    from verl_hier.recipe.parts import Part
     from verl_hier.rollout.rollout import Limits
 
 EXPERT = "expert"
@@ -53,7 +53,7 @@ def distill(
     from verl_hier.coldstart.distill import DATA, Distillation, Weights
     from verl_hier.coldstart.distill import distill as run
     from verl_hier.coldstart.filters import Filters
-    from verl_hier.composed import ComposedRecipe
+    from verl_hier.recipe.composed import ComposedRecipe
     from verl_hier.rollout.interfaces import Sampling
 
     served = teacher != EXPERT
@@ -81,9 +81,9 @@ def distill(
 
 def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
     """The worker that the teacher plays, and the limits of its episodes."""
-    from verl_hier.composed import ComposedRecipe
-    from verl_hier.plugins import Part
-    from verl_hier.specs import build_options
+    from verl_hier.host.specs import build_options
+    from verl_hier.recipe.composed import ComposedRecipe
+    from verl_hier.recipe.parts import Part
 
     if name == student.parts.worker.spec.name:
         return student.parts.worker, student.limits
@@ -103,8 +103,8 @@ def _for_messages(limits: Limits, max_tokens: int) -> Limits:
 
 def _teacher(name: str, model: str, messages: Messages, random_action: float) -> Teacher:
     from verl_hier.coldstart.distill import Expertise
+    from verl_hier.coldstart.expert_policy import Noise
     from verl_hier.coldstart.served import ServedTeacher
-    from verl_hier.coldstart.speakers import Noise
     from verl_hier.errors import HierError
 
     if name == EXPERT:

@@ -33,7 +33,7 @@ def export(
     model: Annotated[str | None, typer.Option(help="Tokenizer of the run, folder or name; for --to verl.")] = None,
 ) -> None:
     """Write rollouts as chat messages or verl's rollout dump."""
-    from verl_hier.exchange import export_chat, export_dump
+    from verl_hier.ops.exchange import export_chat, export_dump
 
     if to is Format.CHAT:
         count = export_chat(source, out)
@@ -55,8 +55,8 @@ def import_(
 ) -> None:
     """Read chat messages or verl's rollout dump as rollouts."""
     from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
-    from verl_hier.exchange import import_chat, import_dump
-    from verl_hier.trajectory import write_graphs
+    from verl_hier.graph import write_graphs
+    from verl_hier.ops.exchange import import_chat, import_dump
 
     if not source.exists():
         raise RecipeError(f"there is no file {source}; name the file to read.")

@@ -9,12 +9,12 @@ import typer
 
 from verl_hier.cli.inspect import Enable, RecipeOption, enabled
 from verl_hier.cli.output import heading, line, table
-from verl_hier.describe import needs_of, options_of, page_of
-from verl_hier.specs import Kind
+from verl_hier.host.describe import needs_of, options_of, page_of
+from verl_hier.host.specs import Kind
 
 if TYPE_CHECKING:
-    from verl_hier.plugins import PluginHost
-    from verl_hier.specs import Spec
+    from verl_hier.host.manager import PluginHost
+    from verl_hier.host.specs import Spec
 
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Explain this one.")]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -49,7 +49,7 @@ def command(kind: Kind) -> Callable[..., None]:
         recipe: RecipeOption = None,
         enable: Enable = None,
     ) -> None:
-        from verl_hier.plugins import PluginHost
+        from verl_hier.host.manager import PluginHost
 
         host = PluginHost.load(enabled(recipe, enable))
         if name is None:
@@ -63,7 +63,7 @@ def command(kind: Kind) -> Callable[..., None]:
 
 def _list(host: PluginHost, kind: Kind) -> None:
     """One line a part; estimators also say what they need and how sure they are."""
-    from verl_hier.specs import EstimatorSpec
+    from verl_hier.host.specs import EstimatorSpec
 
     specs = _sorted(host, kind)
     if kind == "estimator":

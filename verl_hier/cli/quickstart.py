@@ -18,7 +18,7 @@ def quickstart(
     demonstrations: Annotated[int, typer.Option(help="Expert episodes of the cold start.")] = 480,
 ) -> None:
     """Train HiMAC from nothing, on this machine's CPU."""
-    from verl_hier.quickstart import Quickstart, run
+    from verl_hier.ops.quickstart import Quickstart, run
 
     summary = run(Quickstart(out, seed, steps, sft_steps, demonstrations), line)
     guards = summary.pop("guards")

@@ -12,7 +12,7 @@ from verl_hier.cli.output import line, table
 from verl_hier.errors import RecipeError
 
 if TYPE_CHECKING:
-    from verl_hier.plugins import PluginHost
+    from verl_hier.host.manager import PluginHost
 
 
 def credit(
@@ -27,7 +27,7 @@ def credit(
     enable: Enable = None,
 ) -> None:
     """Credit stored rollouts again, or compare estimators."""
-    from verl_hier.plugins import PluginHost
+    from verl_hier.host.manager import PluginHost
 
     if (estimator is None) == (compare is None):
         raise RecipeError("give either --estimator NAME with --out FILE, or --compare a,b,c.")
@@ -41,7 +41,7 @@ def credit(
 
 
 def _credit(host: PluginHost, source: Path, name: str, out: Path, pairs: list[str]) -> None:
-    from verl_hier import offline
+    from verl_hier.ops import offline
 
     spec: Any = host.spec("estimator", name)
     turns = offline.credit(spec, source, out, offline.parse_settings(pairs), prepare=_prepare(host))
@@ -49,7 +49,7 @@ def _credit(host: PluginHost, source: Path, name: str, out: Path, pairs: list[st
 
 
 def _compare(host: PluginHost, source: Path, names: str, pairs: list[str]) -> None:
-    from verl_hier import offline
+    from verl_hier.ops import offline
 
     specs: list[Any] = [host.spec("estimator", name.strip()) for name in names.split(",") if name.strip()]
     found = offline.compare(specs, source, by_estimator(offline.parse_settings(pairs)), prepare=_prepare(host))

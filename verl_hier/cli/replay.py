@@ -21,9 +21,9 @@ def replay(
     overrides: Overrides = None,
 ) -> None:
     """Make stored rollouts again and say where they differ."""
-    from verl_hier.compat.driver import driver_of
-    from verl_hier.recipes import compose
-    from verl_hier.replay import replay as replay_all
+    from verl_hier.compat.runner import driver_of
+    from verl_hier.ops.replay import replay as replay_all
+    from verl_hier.recipe.compose import compose
 
     replays = asyncio.run(replay_all(source, driver_of(compose(recipe, overrides or ()))))
     rows = []

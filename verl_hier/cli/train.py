@@ -16,7 +16,7 @@ import typer
 from verl_hier.cli.output import line, table
 
 if TYPE_CHECKING:
-    from verl_hier.check import Report
+    from verl_hier.recipe.check import Report
 
 Reference = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Hydra overrides: key=value, +key=value, group=choice.")]
@@ -27,7 +27,7 @@ def recipes(
     names: Annotated[bool, typer.Option("--names", help="Only names, one a line.")] = False,
 ) -> None:
     """List the recipes that come with verl-hier."""
-    from verl_hier.recipes import recipes as shipped
+    from verl_hier.recipe.compose import recipes as shipped
 
     if names:
         for recipe in shipped():
@@ -38,16 +38,16 @@ def recipes(
 
 def check(recipe: Reference, overrides: Overrides = None) -> None:
     """Say what a recipe would run, or why it cannot. Starts nothing."""
-    from verl_hier.check import check_recipe
-    from verl_hier.recipes import compose
+    from verl_hier.recipe.check import check_recipe
+    from verl_hier.recipe.compose import compose
 
     _show(recipe, check_recipe(compose(recipe, overrides or ())))
 
 
 def train(recipe: Reference, overrides: Overrides = None) -> None:
     """Check a recipe, then run it with verl's own main."""
-    from verl_hier.check import check_recipe
-    from verl_hier.recipes import command, compose
+    from verl_hier.recipe.check import check_recipe
+    from verl_hier.recipe.compose import command, compose
 
     config = compose(recipe, overrides or ())
     _show(recipe, check_recipe(config, offline=False))

@@ -5,8 +5,8 @@ that wins often enough for reinforcement learning to have something to improve. 
 """
 
 from verl_hier.coldstart.demonstrations import write_demonstrations
+from verl_hier.coldstart.expert_policy import Noise
 from verl_hier.coldstart.sft import run_sft
-from verl_hier.coldstart.speakers import Noise
 from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
 

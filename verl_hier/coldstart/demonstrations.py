@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.coldstart.episodes import World, play
+from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.coldstart.rows import rows_of, save, written_with
-from verl_hier.coldstart.speakers import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.errors import RecipeError
-from verl_hier.rollout.render import PlainRenderer
+from verl_hier.graph.nodes import Node
+from verl_hier.host.specs import EnvironmentSpec, WorkerSpec
+from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.rollout import Limits
-from verl_hier.specs import EnvironmentSpec, WorkerSpec
-from verl_hier.trajectory.graph import Node
 
 logger = logging.getLogger(__name__)
 

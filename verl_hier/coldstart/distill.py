@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from verl_hier.coldstart.episodes import World, play
+from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.coldstart.filters import Filters, Report
 from verl_hier.coldstart.rows import rows_of, save
 from verl_hier.coldstart.served import Messages
-from verl_hier.coldstart.speakers import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.errors import RecipeError, RolloutError
-from verl_hier.plugins import Part
+from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
+from verl_hier.recipe.parts import Part
 from verl_hier.rollout.interfaces import Generation, Policy, Renderer, Sampling, Scored
 from verl_hier.rollout.rollout import Limits
 from verl_hier.rollout.transcript import Transcript
-from verl_hier.trajectory.graph import EpisodeRecord, Node, RolloutGraph
 
 DATA, EPISODES, REPORT = "data.parquet", "episodes.jsonl", "report.json"
 
@@ -68,7 +68,7 @@ class Student:
     """Who will say what the teacher did.
 
     Attributes:
-        worker: the worker to be trained; its spec has `tell`.
+        worker: the worker to be trained; its spec has `transcribe`.
         renderer: as in the rollout.
         tokenizer: the model's.
         limits: of an episode in the rollout.
@@ -80,7 +80,7 @@ class Student:
     limits: Limits
 
     def __post_init__(self) -> None:
-        if self.worker.spec.tell is None:
+        if self.worker.spec.transcribe is None:
             raise RecipeError(
                 f"hier.worker.name: {self.worker.spec.name!r} cannot say what other workers did, so nothing can be "
                 "distilled for it; `chain_of_agents` can."
@@ -217,7 +217,7 @@ class _Distiller:
             if reason:
                 return _Result(number, transcript, record, (name, reason))
         try:
-            parts = student.worker.spec.tell(student.worker.options, transcript)
+            parts = student.worker.spec.transcribe(student.worker.options, transcript)
         except ValueError as error:
             return _Result(number, transcript, record, ("format", str(error)))
         reciter = _Reciter(parts, student.tokenizer)

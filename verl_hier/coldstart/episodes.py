@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
+from verl_hier.graph.nodes import RolloutGraph
 from verl_hier.rollout.interfaces import Policy, Renderer, Sampler, Sampling, Worker
 from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
 from verl_hier.rollout.transcript import Transcript
-from verl_hier.trajectory.graph import RolloutGraph
 
 
 class World:
@@ -17,14 +17,14 @@ class World:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self.last: Step | None = None
+        self.last: StepResult | None = None
 
-    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[World, Step]:
+    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[World, StepResult]:
         """Start a task."""
         self.last = self.environment.reset(task, seed)
         return self, self.last
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> StepResult:
         """Apply an action."""
         self.last = self.environment.step(action)
         return self.last

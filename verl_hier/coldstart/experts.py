@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert, OffersExpert
 from verl_hier.errors import RecipeError
 
@@ -18,7 +18,7 @@ def start(
     skip_stage: float = 0.0,
     remember: bool = True,
     seed: int = 0,
-) -> tuple[Expert, Step]:
+) -> tuple[Expert, StepResult]:
     """Reset a world and get its expert for the task."""
     step = world.reset(task, seed)
     return expert_of(world, rng, skip_stage, remember), step

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_hier.graph.nodes import EpisodeRecord, RolloutGraph
 from verl_hier.rollout.transcript import Transcript
-from verl_hier.trajectory.graph import EpisodeRecord, RolloutGraph
 
 TOO_LONG = ("max_turns", "context_tokens")
 

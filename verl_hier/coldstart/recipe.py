@@ -12,12 +12,12 @@ from typing import Any
 
 from verl_hier.coldstart.demonstrations import write_demonstrations
 from verl_hier.coldstart.distill import DATA, Distillation, Expertise, Student, Weights, distill
+from verl_hier.coldstart.expert_policy import Noise
 from verl_hier.coldstart.sft import run_sft
-from verl_hier.coldstart.speakers import Noise
 from verl_hier.coldstart.tiny import build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
-from verl_hier.composed import ComposedRecipe
-from verl_hier.rollout.render import PlainRenderer
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.rollout.plain_renderer import PlainRenderer
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def demonstrate(plan: ColdStart, recipe: ComposedRecipe, overrides: Sequence[str
     """
     n = plan.demonstrations // len(plan.overrides)
     worker = recipe.parts.worker
-    if worker.spec.tell is None:
+    if worker.spec.transcribe is None:
         return demonstrations_of(recipe, tokenizer, path.with_suffix(".parquet"), n=n, seed=plan.seed)
     system = ComposedRecipe.named(plan.system, overrides)
     distill(

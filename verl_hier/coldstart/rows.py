@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_hier.files import appearing
-from verl_hier.trajectory.graph import Node, RolloutGraph
+from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.graph.nodes import Node, RolloutGraph
 
 
 def rows_of(graph: RolloutGraph, said: Callable[[Node], float], read: float) -> list[dict[str, Any]]:
@@ -47,5 +47,5 @@ def save(file: Path, rows: Sequence[dict[str, Any]], key: str) -> None:
     import pyarrow.parquet as parquet
 
     table = pyarrow.Table.from_pylist(list(rows)).replace_schema_metadata({"verl_hier.key": key})
-    with appearing(file) as beside:
+    with atomic_write(file) as beside:
         parquet.write_table(table, beside)

@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_hier.coldstart.experts import start
 from verl_hier.environments.expert import OffersVocabulary
-from verl_hier.specs import EnvironmentSpec, WorkerSpec
+from verl_hier.host.specs import EnvironmentSpec, WorkerSpec
 
 SPLITS = ("train", "val", "test")
 

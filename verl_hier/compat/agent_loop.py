@@ -19,16 +19,16 @@ import transfer_queue as tq
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from verl_hier.compat.driver import driver_of
-from verl_hier.compat.policy import ServerPolicy
 from verl_hier.compat.queue import FAULTS
+from verl_hier.compat.runner import driver_of
+from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
-from verl_hier.rollout.carry import CarryOver
+from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
 from verl_hier.rollout.interfaces import Sampling
 from verl_hier.rollout.rollout import Request
+from verl_hier.rollout.unfinished import UnfinishedEpisodes
 from verl_hier.training.schedule import Phase
-from verl_hier.trajectory import EpisodeRecord, RolloutGraph, Row, graph_rows
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)
         self._pool: EnvironmentPool | None = None
         self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)
-        self._carry = CarryOver(self._hier.rollout.carried_episodes)
+        self._carry = UnfinishedEpisodes(self._hier.rollout.carried_episodes)
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -95,7 +95,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             levels=None if validate else phase.levels,
             validate=validate,
             sampling=Sampling(params["temperature"], params["top_p"], params["top_k"]),
-            carried=() if validate else self._carry.take(name, int(step)),
+            unfinished=() if validate else self._carry.take(name, int(step)),
         )
         if self._pool is None:
             self._pool = self._driver.pool()

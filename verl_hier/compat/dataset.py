@@ -9,9 +9,9 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
-from verl_hier.config import HierConfig
 from verl_hier.errors import RecipeError
-from verl_hier.plugins import resolve
+from verl_hier.recipe.parts import resolve
+from verl_hier.recipe.schema import HierConfig
 
 TASK_FIELDS = ("raw_prompt", "hier_task", "index", "data_source")
 """Columns of an item that differ from task to task."""

@@ -12,8 +12,9 @@ FAILURE: BaseException | None = None
 
 
 def _register() -> None:
-    from verl_hier.compat import searchpath, vllm_cpu, vllm_topk
+    from verl_hier.compat import searchpath
     from verl_hier.compat.import_hooks import when_imported
+    from verl_hier.compat.servers import vllm_cpu, vllm_topk
     from verl_hier.runtime_cpu import activate
 
     activate()
@@ -23,9 +24,9 @@ def _register() -> None:
     when_imported("verl.workers.rollout.base", vllm_topk.register_adapter)
 
     def trainers(module: object) -> None:
-        from verl_hier.compat import trainers as ours
+        from verl_hier.compat import trainer
 
-        ours.register()
+        trainer.register()
 
     # The trainer registry is slow to import; ours join it when somebody imports it.
     when_imported("verl.trainer.ppo.v1", trainers)

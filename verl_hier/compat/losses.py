@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_hier.errors import PluginError
-from verl_hier.plugins import PluginHost
-from verl_hier.specs import PolicyLossSpec
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import PolicyLossSpec
 
 
 def register(loss: PolicyLossSpec, plugin: str) -> None:

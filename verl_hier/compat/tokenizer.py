@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from verl_hier.errors import RecipeError
 from verl_hier.rollout.interfaces import Renderer
-from verl_hier.rollout.render import PlainRenderer
+from verl_hier.rollout.plain_renderer import PlainRenderer
 
 
 def load_tokenizer(model: str | os.PathLike[str]) -> Any:

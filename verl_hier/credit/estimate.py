@@ -12,8 +12,8 @@ from verl_hier.credit.credit import Credit
 from verl_hier.errors import CreditError
 
 if TYPE_CHECKING:
-    from verl_hier.specs import EstimatorSpec
-    from verl_hier.trajectory.table import TurnTable
+    from verl_hier.graph.turn_table import TurnTable
+    from verl_hier.host.specs import EstimatorSpec
 
 
 def check_needs(spec: EstimatorSpec, columns: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from verl_hier.credit.segments import chain_links, discounted_sum, gae, shift_ba
 from verl_hier.errors import CreditError
 
 if TYPE_CHECKING:
-    from verl_hier.trajectory.table import TurnTable
+    from verl_hier.graph.turn_table import TurnTable
 
 WeightBy = Literal["turn", "episode", "role", "row"]
 Shared = Literal["repeat", "average", "owner"]

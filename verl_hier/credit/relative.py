@@ -12,7 +12,7 @@ from verl_hier.credit.groups import group_advantage, group_ids, singletons
 from verl_hier.credit.paths import WeightBy, episode_votes, trained_only, turn_keys, turn_votes
 
 if TYPE_CHECKING:
-    from verl_hier.trajectory.table import TurnTable
+    from verl_hier.graph.turn_table import TurnTable
 
 Floats = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """What the world answers to a reset or an action. Must be picklable and small.
 
     Attributes:
@@ -41,11 +41,11 @@ class Environment(ABC):
     """One instance of a world. Deterministic: same task, seed and actions give the same steps."""
 
     @abstractmethod
-    def reset(self, task: Mapping[str, Any], seed: int) -> Step:
+    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Start `task` (a JSON-able dict made by the spec's `tasks`); may be called again for another task."""
 
     @abstractmethod
-    def step(self, action: str) -> Step:
+    def step(self, action: str) -> StepResult:
         """Apply one action. An action that makes no sense is answered with `valid=False`, not with an exception."""
 
     def fork(self) -> Environment | None:

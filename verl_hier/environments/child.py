@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.wire import HEADER, pack, unpack
 from verl_hier.errors import HierError
 
@@ -41,11 +41,11 @@ class Household:
         self._options = options
         self._instances: dict[int, Environment] = {}
 
-    def open(self, number: int, task: Mapping[str, Any], seed: int) -> Step:
+    def open(self, number: int, task: Mapping[str, Any], seed: int) -> StepResult:
         self._instances[number] = environment = self._factory(self._options)
         return _checked(environment.reset(task, seed), "reset")
 
-    def step(self, number: int, action: str) -> Step:
+    def step(self, number: int, action: str) -> StepResult:
         return _checked(self._instances[number].step(action), "step")
 
     def fork(self, number: int, copy: int) -> bool:
@@ -57,7 +57,7 @@ class Household:
         self._instances[copy] = made
         return True
 
-    def replay(self, number: int, task: Mapping[str, Any], seed: int, actions: tuple[str, ...]) -> list[Step]:
+    def replay(self, number: int, task: Mapping[str, Any], seed: int, actions: tuple[str, ...]) -> list[StepResult]:
         return [self.open(number, task, seed), *(self.step(number, action) for action in actions)]
 
     def close(self, number: int) -> None:
@@ -77,8 +77,8 @@ class Household:
             self.forget(number)
 
 
-def _checked(step: Any, method: str) -> Step:
-    if not isinstance(step, Step):
+def _checked(step: Any, method: str) -> StepResult:
+    if not isinstance(step, StepResult):
         raise TypeError(f"{method}() must return a verl_hier.environments.base.Step, got {type(step).__name__}")
     return step
 

@@ -19,7 +19,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from verl_hier.environments.base import Step
+from verl_hier.environments.base import StepResult
 from verl_hier.environments.process import Died, Process, Raised, Refused, TookTooLong
 from verl_hier.errors import RecipeError
 
@@ -71,7 +71,7 @@ class Handle:
         self.task = task
         self.seed = seed
         self.actions: tuple[str, ...] = ()
-        self.steps: tuple[Step, ...] = ()
+        self.steps: tuple[StepResult, ...] = ()
         self._pool = pool
         self._process = process
         self._number = number
@@ -80,10 +80,10 @@ class Handle:
         self._closed = False
         process.load += 1
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> StepResult:
         """Apply an action. Raises `EnvironmentFailure` when the episode is lost; every later call raises it again."""
         await self._ensure_alive()
-        step: Step = await self._call("step", action)
+        step: StepResult = await self._call("step", action)
         self._pool.counts["steps"] += 1
         self.actions = (*self.actions, action)
         self.steps = (*self.steps, step)
@@ -111,7 +111,7 @@ class Handle:
         self._pool.counts["replays"] += 1
         self._life = await self._process.alive()
         limit = self._pool.time_limit_s * (1 + len(self.actions))
-        again: list[Step] = await self._call("replay", self.task, self.seed, self.actions, limit_s=limit)
+        again: list[StepResult] = await self._call("replay", self.task, self.seed, self.actions, limit_s=limit)
         for number, (was, now) in enumerate(zip(self.steps, again, strict=True)):
             same = (was.text, was.done, was.valid, was.anchor) == (now.text, now.done, now.valid, now.anchor)
             if not same:
@@ -147,10 +147,10 @@ class Handle:
         if await self._process.alive() != self._life:
             await self.replay()
 
-    async def open(self) -> Step:
+    async def open(self) -> StepResult:
         """The first reset; called by the pool."""
         self._life = await self._process.alive()
-        step: Step = await self._call("open", self.task, self.seed)
+        step: StepResult = await self._call("open", self.task, self.seed)
         self._pool.counts["resets"] += 1
         self.steps = (step,)
         return step
@@ -221,7 +221,7 @@ class EnvironmentPool:
         setup = (path, pickle.dumps(options))
         self._processes = [Process(setup, start_limit_s, self._restarted) for _ in range(processes)]
 
-    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[Handle, Step]:
+    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[Handle, StepResult]:
         """A new episode in the process that has fewest, and the answer to its reset."""
         handle = Handle(self, self.least_loaded(), next(self.numbers), task, seed)
         try:

@@ -13,7 +13,7 @@ from verl_hier.rollout.rollout import Rollout
 
 
 @dataclass(frozen=True)
-class Place:
+class ForkPoint:
     """Where to fork.
 
     Attributes:
@@ -26,12 +26,12 @@ class Place:
     after: int | None = None
     decision: dict[str, Any] = field(default_factory=dict)
 
-    def because(self, **decision: Any) -> Place:
+    def with_decision(self, **decision: Any) -> ForkPoint:
         """The same place with a decision."""
         return replace(self, decision=decision)
 
 
-def starts(rollout: Rollout, number: int, **decision: Any) -> list[Episode]:
+def start_episodes(rollout: Rollout, number: int, **decision: Any) -> list[Episode]:
     """Fresh episodes: `number` of them, or as many as the budget can serve."""
     made: list[Episode] = []
     try:
@@ -43,7 +43,7 @@ def starts(rollout: Rollout, number: int, **decision: Any) -> list[Episode]:
     return made
 
 
-async def forks(rollout: Rollout, places: Sequence[Place], beside: int = 0) -> list[Episode]:
+async def fork_episodes(rollout: Rollout, places: Sequence[ForkPoint], beside: int = 0) -> list[Episode]:
     """One fork at each place, in order, or as many as the budget can serve.
 
     Args:
@@ -63,7 +63,7 @@ async def forks(rollout: Rollout, places: Sequence[Place], beside: int = 0) -> l
     return made
 
 
-async def whole_turn(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:
+async def advance_turn(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:
     """One turn of each episode, to its end also where a budget cuts it into pieces.
 
     Returns:
@@ -77,7 +77,7 @@ async def whole_turn(rollout: Rollout, episodes: Iterable[Episode]) -> list[Epis
     return [episode for episode in episodes if episode.complete or not episode.over]
 
 
-async def play(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:
+async def play_out(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:
     """Play episodes to their end, side by side; returns the complete ones, in their order."""
     episodes = list(episodes)
     await rollout.run(episodes)
@@ -95,7 +95,7 @@ def outcomes(complete: Sequence[Episode]) -> list[float]:
     return [(ret - low) / scale if w is None else float(w) for ret, w in zip(returns, won, strict=True)]
 
 
-def keep(rollout: Rollout, leaves: Sequence[Episode], number: int, rng: random.Random) -> None:
+def keep_leaves(rollout: Rollout, leaves: Sequence[Episode], number: int, rng: random.Random) -> None:
     """Draw at most `number` of the leaves without replacement; the others are no leaves any more (`not_kept`)."""
     kept = rng.sample(leaves, min(number, len(leaves)))
     for leaf in leaves:
@@ -104,18 +104,18 @@ def keep(rollout: Rollout, leaves: Sequence[Episode], number: int, rng: random.R
             rollout.count("not_kept")
 
 
-def inner_places(episodes: Iterable[Episode]) -> list[Place]:
+def inner_fork_points(episodes: Iterable[Episode]) -> list[ForkPoint]:
     """Every place between two turns on the paths of the complete episodes, once, however many run through it.
 
     Args:
         episodes: the first of those that share a place is its source.
     """
-    found: dict[int, Place] = {}
+    found: dict[int, ForkPoint] = {}
     for episode in episodes:
         path = episode.path if episode.complete else []
         for after in episode.boundaries:
             if 0 < after < len(path):
-                found.setdefault(path[after - 1], Place(episode, after))
+                found.setdefault(path[after - 1], ForkPoint(episode, after))
     return list(found.values())
 
 

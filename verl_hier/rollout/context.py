@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from verl_hier.graph.nodes import Message, Node
 from verl_hier.rollout.interfaces import CONTINUED, Renderer
-from verl_hier.trajectory.graph import Message, Node
 
 if TYPE_CHECKING:
-    from verl_hier.rollout.stage import Turn
+    from verl_hier.rollout.episode_view import Turn
 
 
 @dataclass(frozen=True)
-class Heard:
+class ContextMessage:
     """A message of a context, and the turns whose words it carries: as nodes, since their numbers may still change."""
 
     role: str
@@ -46,22 +46,22 @@ class Context:
         self.node: Node | None = None
         self._renderer = renderer
         self._tokens: list[int] = []
-        self._history: list[Heard] = []
+        self._history: list[ContextMessage] = []
         self._shown: list[dict[str, Any]] = []  # the history as renderers want it, made once
-        self._pending: list[Heard] = []
+        self._pending: list[ContextMessage] = []
 
-    def observe(self, content: str, role: str = "user", carries: Turn | Iterable[Turn] = ()) -> Context:
+    def observe(self, content: str, role: str = "user", sources: Turn | Iterable[Turn] = ()) -> Context:
         """Add a message that the agent will see before it speaks next.
 
         Args:
             content: the words.
             role: of the chat: `system`, `user`, `tool`, …
-            carries: turns whose words are among them, so that the graph knows who saw what; see `prompts.carried`.
+            carries: turns whose words are among them, so that the graph knows who saw what; see `prompts.source_turns`.
         """
-        self._pending.append(Heard(role, content, _nodes(carries)))
+        self._pending.append(ContextMessage(role, content, _nodes(sources)))
         return self
 
-    def extend(self, content: str, carries: Turn | Iterable[Turn] = ()) -> Context:
+    def extend(self, content: str, sources: Turn | Iterable[Turn] = ()) -> Context:
         """Put `content` into the message that the agent spoke last; its next turn goes on in that message.
 
         Nothing of the chat template comes between. The tokens are an observation like any other: read, never trained.
@@ -72,7 +72,7 @@ class Context:
         """
         if self.node is None:
             raise ValueError("the agent has not spoken yet, so there is no message to go on in")
-        self._pending.append(Heard(CONTINUED, content, _nodes(carries)))
+        self._pending.append(ContextMessage(CONTINUED, content, _nodes(sources)))
         return self
 
     def prompt(self) -> tuple[list[int], int]:
@@ -85,7 +85,7 @@ class Context:
         continues = kept > 0 and tokens[:kept] == self._tokens
         return tokens, kept if continues else 0
 
-    def heard(self, continues: bool) -> list[Heard]:
+    def heard(self, continues: bool) -> list[ContextMessage]:
         """What the next turn's prompt adds.
 
         Args:
@@ -104,7 +104,7 @@ class Context:
             self._history[-1] = replace(last, content=words, turns=tuple(turns))
             self._shown[-1] = self._history[-1].shown()
         else:
-            new = [*self._pending, Heard("assistant", text, (node,))]
+            new = [*self._pending, ContextMessage("assistant", text, (node,))]
             self._history += new
             self._shown += [heard.shown() for heard in new]
         self._pending = []
@@ -127,8 +127,8 @@ class Context:
         return [bisect_left(range(len(action)), end, key=said) for end in characters]
 
 
-def _nodes(carries: Turn | Iterable[Turn]) -> tuple[Node, ...]:
-    if not carries:
+def _nodes(sources: Turn | Iterable[Turn]) -> tuple[Node, ...]:
+    if not sources:
         return ()
-    turns = carries if isinstance(carries, Iterable) else (carries,)
+    turns = sources if isinstance(sources, Iterable) else (sources,)
     return tuple({id(turn.node): turn.node for turn in turns}.values())

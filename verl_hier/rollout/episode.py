@@ -11,18 +11,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_hier.environments.base import Step
+from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure, Handle
 from verl_hier.errors import HierError, RolloutError
+from verl_hier.graph.nodes import EpisodeRecord, Node
 from verl_hier.rollout.budget import Grant
-from verl_hier.rollout.carry import Carried, sampled_earlier
 from verl_hier.rollout.context import Context
+from verl_hier.rollout.episode_view import EpisodeOver, EpisodeView, Turn
 from verl_hier.rollout.interfaces import Worker
-from verl_hier.rollout.script import Event, Script
+from verl_hier.rollout.replay_log import Event, ReplayLog
 from verl_hier.rollout.seeds import generator
-from verl_hier.rollout.speech import Forced, Wish, recalled_node, sample_node
-from verl_hier.rollout.stage import EpisodeOver, Stage, Turn
-from verl_hier.trajectory.graph import EpisodeRecord, Node
+from verl_hier.rollout.turns import Forced, TurnRequest, restored_node, sample_node
+from verl_hier.rollout.unfinished import UnfinishedEpisode, sampled_earlier
 
 if TYPE_CHECKING:
     from verl_hier.rollout.rollout import Rollout
@@ -55,14 +55,14 @@ class Episode:
         self.lineage = lineage
         self.origin = origin
         self.events: list[Event] = []
-        self.script = Script(told, type(worker).__name__)
+        self.replay_log = ReplayLog(told, type(worker).__name__)
         self._memory: deque[Node] = deque()
-        self.wish: Wish | None = None
+        self.turn_request: TurnRequest | None = None
         self._forced = Forced()
         self._piece: int | None = None
         self._grant = Grant()
         self._handle: Handle | None = None
-        self.latest: Step | None = None
+        self.latest: StepResult | None = None
         self._at_gate = asyncio.Event()
         self._permits = asyncio.Semaphore(0)
         self._task: asyncio.Task[None] | None = None
@@ -164,14 +164,14 @@ class Episode:
         if not 0 <= shared <= len(path):
             raise ValueError(f"cannot share {shared} of {len(path)} turns")
         kept = set(path[:shared])
-        script: list[Event] = []
+        replay_log: list[Event] = []
         for event in self.events:
             if event.node is not None and event.node.id not in kept:
                 break
-            script.append(event)
-        episode = self.rollout.adopt(self, shared, script, decision)
+            replay_log.append(event)
+        episode = self.rollout.adopt(self, shared, replay_log, decision)
         episode.force(forced or [], forced_logprobs)
-        if self._handle is not None and len(script) == len(self.events) and self._at_gate.is_set():
+        if self._handle is not None and len(replay_log) == len(self.events) and self._at_gate.is_set():
             await episode.take_copy_of(self._handle)
         return episode
 
@@ -185,9 +185,9 @@ class Episode:
         """
         self._forced = Forced(list(tokens), None if logprobs is None else list(logprobs))
 
-    def recall(self, carried: Carried) -> None:
+    def restore(self, unfinished: UnfinishedEpisode) -> None:
         """Begin with the turns of an earlier step. Called by `Rollout.resume`."""
-        self.origin, self._memory = carried.origin, deque(carried.nodes)
+        self.origin, self._memory = unfinished.origin, deque(unfinished.nodes)
 
     async def take_copy_of(self, handle: Handle) -> None:
         """Start from the world as it is now, which saves the replay of its actions."""
@@ -233,22 +233,22 @@ class Episode:
             handle, self._handle = self._handle, None
             await handle.close()
 
-    # ---- what its worker uses, through `Stage` -------------------------------------------------------------------
+    # ---- what its worker uses, through `EpisodeView` --------------------------------------------------------------
 
-    async def reset(self) -> Step:
-        """See `Stage.reset`."""
-        if self.script.goes_on:
-            return self._note(None, self.script.step(None))
+    async def reset(self) -> StepResult:
+        """See `EpisodeView.reset`."""
+        if self.replay_log.goes_on:
+            return self._note(None, self.replay_log.step(None))
         try:
             self._handle, step = await self.rollout.open_world()
         except EnvironmentFailure as error:
             raise self._failed(error) from error
         return self._note(None, step)
 
-    async def act(self, action: str) -> Step:
-        """See `Stage.act`."""
-        if self.script.goes_on:
-            return self._note(action, self.script.step(action))
+    async def act(self, action: str) -> StepResult:
+        """See `EpisodeView.act`."""
+        if self.replay_log.goes_on:
+            return self._note(action, self.replay_log.step(action))
         again = self.tip is not None and sampled_earlier(self.tip)
         if not (again or self.rollout.budget.call(self._grant)):
             self.out_of_budget()
@@ -263,46 +263,46 @@ class Episode:
         self._answer(step)
         return self._note(action, step)
 
-    async def say(
+    async def generate(
         self, context: Context, segment: int, plan: Node | None, max_tokens: int | None, stop: tuple[str, ...]
     ) -> Turn:
-        """See `Stage.say`."""
+        """See `EpisodeView.say`."""
         prompt, kept = context.prompt()
         wanted = min(max_tokens or self.rollout.limits.max_tokens_per_turn, self.rollout.limits.max_tokens_per_turn)
         said: list[int] = []
         node: Node | None = None
         live = False
         while node is None or node.partial:
-            if self.script.goes_on:
-                node = self.script.node(prompt + said, self.rollout.graph)
+            if self.replay_log.goes_on:
+                node = self.replay_log.node(prompt + said, self.rollout.graph)
             else:
                 live = True
                 before = node or (context.node if kept else None)
                 added, heard = ([], []) if node else (prompt[kept:], context.heard(kept > 0))
-                wish = Wish(context, before, added, heard, segment, plan)
+                turn_request = TurnRequest(context, before, added, heard, segment, plan)
                 if self._memory:
-                    node = self._recalled(wish)
+                    node = self._restored(turn_request)
                 else:
-                    node = await self._sample(wish, prompt + said, wanted - len(said), stop)
+                    node = await self._sample(turn_request, prompt + said, wanted - len(said), stop)
             self.record.leaf = node.id
             self.events.append(Event(node=node))
             said = said + node.action
         text = context.commit(prompt, said, node)
         return Turn(self.rollout.graph, node, text, live)
 
-    async def _sample(self, wish: Wish, prompt: list[int], wanted: int, stop: tuple[str, ...]) -> Node:
+    async def _sample(self, turn_request: TurnRequest, prompt: list[int], wanted: int, stop: tuple[str, ...]) -> Node:
         """Wait for permission, then sample one node after `prompt`."""
-        self.wish = wish
+        self.turn_request = turn_request
         self._at_gate.set()
         await self._permits.acquire()
-        self.wish, tip = None, self.tip
+        self.turn_request, tip = None, self.tip
         if (0 if tip is None else tip.turn + (not tip.partial)) >= self.rollout.limits.max_turns:
             raise EpisodeOver("max_turns")
         forced, self._forced = self._forced, Forced()
         room = self.rollout.limits.context_tokens - len(prompt)
         if room < max(len(forced.tokens), 1):
             raise EpisodeOver("context_tokens")
-        node, generation = await sample_node(self, wish, prompt, forced, min(room, wanted), self._piece, stop)
+        node, generation = await sample_node(self, turn_request, prompt, forced, min(room, wanted), self._piece, stop)
         if not node.action:
             raise EpisodeOver("empty_action")
         self.rollout.graph.nodes.append(node)
@@ -311,10 +311,10 @@ class Episode:
         await self.rollout.note_entropy(node, prompt + forced.tokens, generation)
         return node
 
-    def _recalled(self, wish: Wish) -> Node:
+    def _restored(self, turn_request: TurnRequest) -> Node:
         """The next node of an earlier step."""
         try:
-            node = recalled_node(self, wish, self._memory.popleft())
+            node = restored_node(self, turn_request, self._memory.popleft())
         except EnvironmentFailure as error:
             raise self._failed(error) from error
         self.rollout.graph.nodes.append(node)
@@ -340,9 +340,9 @@ class Episode:
 
     async def _play(self) -> None:
         rng = generator(self.rollout.seed or 0, self.origin, "worker")
-        stage = Stage(self, self.rollout.task, rng)
+        episode = EpisodeView(self, self.rollout.task, rng)
         try:
-            await self._worker.run(stage)
+            await self._worker.run(episode)
             done = self.latest is not None and self.latest.done
             self._end("finished" if done else "truncated", None if done else "worker_stopped")
         except EpisodeOver as reason:
@@ -376,12 +376,12 @@ class Episode:
         self.rollout.lost(self.record)
         return EpisodeOver("environment")
 
-    def _note(self, action: str | None, step: Step) -> Step:
+    def _note(self, action: str | None, step: StepResult) -> StepResult:
         self.events.append(Event(action=action, step=step))
         self.latest = step
         return step
 
-    def _answer(self, step: Step) -> None:
+    def _answer(self, step: StepResult) -> None:
         """Write the world's answer on the turn that was spoken last."""
         if self.record.leaf < 0:
             return

@@ -6,25 +6,25 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from verl_hier.trajectory.graph import CONTINUED as CONTINUED
+from verl_hier.graph.nodes import CONTINUED as CONTINUED
 
 if TYPE_CHECKING:
+    from verl_hier.rollout.episode_view import EpisodeView
     from verl_hier.rollout.rollout import Rollout
-    from verl_hier.rollout.stage import Stage
 
 
 class Worker(ABC):
     """Who speaks next, with what context: one coroutine an episode.
 
-    The coroutine must be a pure function of what `stage` returns to it (its random numbers come from `stage.rng`):
+    The coroutine must be a pure function of what `episode` returns to it (its random numbers come from `episode.rng`):
     an episode is forked, and a stored one replayed, by running the coroutine again on the recorded answers.
     """
 
     @abstractmethod
-    async def run(self, stage: Stage) -> None:
-        """Play one episode: `await stage.reset()`, then `await stage.say(...)` and `await stage.act(...)` in turns.
+    async def run(self, episode: EpisodeView) -> None:
+        """Play one episode: `await episode.reset()`, then `episode.generate(...)` and `episode.act(...)` in turns.
 
-        Returning ends the episode. `stage.say` ends it from inside when a limit is reached.
+        Returning ends the episode. `episode.generate` ends it from inside when a limit is reached.
         """
 
 

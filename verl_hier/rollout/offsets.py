@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_hier.rollout.branching import Place
+from verl_hier.graph.nodes import Node
+from verl_hier.rollout.branching import ForkPoint
 from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.rollout import Rollout
-from verl_hier.trajectory.graph import Node
 
 
 def nodes_of(episode: Episode) -> list[Node]:
@@ -33,7 +33,7 @@ def token_at(episode: Episode, offset: int) -> tuple[Node, int]:
     raise IndexError(f"episode {episode.id} has no action token {offset} places after its end")
 
 
-def place_before(rollout: Rollout, episode: Episode, offset: int) -> Place:
+def place_before(rollout: Rollout, episode: Episode, offset: int) -> ForkPoint:
     """Where to fork so that action token number `offset` of the path is the first that is not shared.
 
     Cuts the node that the token stands in, unless the token is its first.
@@ -41,7 +41,7 @@ def place_before(rollout: Rollout, episode: Episode, offset: int) -> Place:
     node, at = token_at(episode, offset)
     if at:
         rollout.split(node, at)
-    return Place(episode, episode.path.index(node.id))
+    return ForkPoint(episode, episode.path.index(node.id))
 
 
 async def reach(rollout: Rollout, episodes: Sequence[Episode], length: int) -> None:

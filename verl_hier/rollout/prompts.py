@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from string import Formatter
 
-from verl_hier.environments.base import Step
+from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
-from verl_hier.rollout.stage import Stage, Turn
+from verl_hier.rollout.episode_view import EpisodeView, Turn
 
 
-def fields(stage: Stage, step: Step, first: Step, /, **more: str) -> dict[str, str]:
+def fields(episode: EpisodeView, step: StepResult, first: StepResult, /, **more: str) -> dict[str, str]:
     """What every template may use.
 
     Args:
@@ -22,7 +22,7 @@ def fields(stage: Stage, step: Step, first: Step, /, **more: str) -> dict[str, s
     """
     known = {name: str(value) for name, value in first.info.items()}
     known |= {
-        "instruction": stage.instruction,
+        "instruction": episode.instruction,
         "observation": step.text,
         "admissible": "; ".join(step.admissible),
     }
@@ -49,8 +49,8 @@ def fill(template: str, known: dict[str, str], option: str) -> str:
         ) from error
 
 
-def carried(template: str, words: Mapping[str, Iterable[Turn]]) -> list[Turn]:
-    """Turns whose words stand in a filled template, for `Context.observe(…, carries=…)`.
+def source_turns(template: str, words: Mapping[str, Iterable[Turn]]) -> list[Turn]:
+    """Turns whose words stand in a filled template, for `Context.observe(…, sources=…)`.
 
     Args:
         template: from the recipe; `fill` has filled it.

@@ -9,18 +9,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from verl_hier.environments.base import Step
+from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool, Handle
 from verl_hier.errors import GraphError
+from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
 from verl_hier.rollout.budget import Budget, BudgetOptions, BudgetSpent
-from verl_hier.rollout.carry import Carried, conversation_name
 from verl_hier.rollout.entropy import EntropyOptions, entropies
 from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.interfaces import Generation, Policy, Renderer, Sampler, Sampling, Scored, Worker
-from verl_hier.rollout.script import Event, insert_before
+from verl_hier.rollout.replay_log import Event, insert_before
 from verl_hier.rollout.seeds import derive, generator
-from verl_hier.rollout.speech import text_of
-from verl_hier.trajectory.graph import EpisodeRecord, Node, RolloutGraph
+from verl_hier.rollout.turns import text_of
+from verl_hier.rollout.unfinished import UnfinishedEpisode, conversation_name
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Request:
     levels: frozenset[int] | None = None
     validate: bool = False
     sampling: Sampling = field(default_factory=Sampling)
-    carried: tuple[Carried, ...] = ()
+    unfinished: tuple[UnfinishedEpisode, ...] = ()
 
     @classmethod
     def of(cls, graph: RolloutGraph, task: Mapping[str, Any]) -> Request:
@@ -76,7 +76,7 @@ class Request:
             levels=None if asked["levels"] is None else frozenset(asked["levels"]),
             validate=asked["validate"],
             sampling=Sampling(asked["temperature"], asked["top_p"], asked["top_k"]),
-            carried=tuple(Carried.resumed_in(graph)),
+            unfinished=tuple(UnfinishedEpisode.resumed_in(graph)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Rollout:
         self.task = request.task
         self.n = request.n
         self.levels = request.levels
-        self.carried = request.carried
+        self.unfinished = request.unfinished
         self.policy = policy
         self.renderer = renderer
         self.limits = limits
@@ -141,7 +141,7 @@ class Rollout:
         self.episodes: list[Episode] = []
         self._pool = pool
         self._make_worker = make_worker
-        self._root: asyncio.Task[tuple[Handle, Step]] | None = None
+        self._root: asyncio.Task[tuple[Handle, StepResult]] | None = None
 
     # ---- for samplers ---------------------------------------------------------------------------------------------
 
@@ -152,16 +152,16 @@ class Rollout:
         origin = f"{self.conversation_seed}/{record.id}"
         return self._enlist(Episode(self, record, self._make_worker(), str(record.id), origin))
 
-    def resume(self, carried: Carried, **decision: Any) -> Episode:
+    def resume(self, unfinished: UnfinishedEpisode, **decision: Any) -> Episode:
         """An episode of an earlier step, which goes on.
 
         Its worker and its world run again on the turns that it had; these keep their log-probs and policy versions and
         cost nothing of the budget. What follows is sampled now. A worker that asks otherwise than before, because its
         world answers otherwise, costs the episode (`failed_replay_mismatch`).
         """
-        resumed = {"step": carried.step, "origin": carried.origin}
+        resumed = {"step": unfinished.step, "origin": unfinished.origin}
         episode = self.start(resumed=resumed, **decision)
-        episode.recall(carried)
+        episode.restore(unfinished)
         return episode
 
     async def advance(self, episodes: Iterable[Episode], tokens: int | None = None) -> list[Episode]:
@@ -203,7 +203,7 @@ class Rollout:
         node.text = node.text[len(first.text) :]
         for episode in self.episodes:
             insert_before(episode.events, node, first)
-            episode.script.cut(node, first)
+            episode.replay_log.cut(node, first)
         return first
 
     def entropy_of(self, node: Node) -> list[float]:
@@ -215,7 +215,7 @@ class Rollout:
         """A generator of its own for `names`: same seed, task, step and names give the same draws."""
         return generator(self.seed or 0, self.conversation_seed, *names)
 
-    def adopt(self, source: Episode, shared: int, script: list[Event], decision: dict[str, Any]) -> Episode:
+    def adopt(self, source: Episode, shared: int, replay_log: list[Event], decision: dict[str, Any]) -> Episode:
         """Used by `Episode.fork`."""
         self.count("forks")
         record = EpisodeRecord(
@@ -223,7 +223,7 @@ class Rollout:
         )
         record.leaf = source.path[shared - 1] if shared else -1
         lineage = f"{source.lineage}>{record.id}@{shared}"
-        return self._enlist(Episode(self, record, self._make_worker(), lineage, source.origin, script))
+        return self._enlist(Episode(self, record, self._make_worker(), lineage, source.origin, replay_log))
 
     async def gather(self, work: Iterable[Awaitable[T]]) -> list[T]:
         """Run things side by side; the first fatal error cancels the rest and is raised."""
@@ -268,7 +268,7 @@ class Rollout:
             known = await entropies(self._entropy, self.policy, prompt, generation, self.conversation)
             node.entropy = [0.0] * forced + known if len(known) == len(generation.token_ids) else []
 
-    async def open_world(self) -> tuple[Handle, Step]:
+    async def open_world(self) -> tuple[Handle, StepResult]:
         """A world at the start of the task: a fork of one that was reset once, which is cheaper than another reset."""
         if self._root is None:
             seed = derive(self.seed or 0, "environment", self.request.identity.get("index"))

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from verl_hier.environments.base import Step
-from verl_hier.trajectory.graph import Node
+from verl_hier.environments.base import StepResult
+from verl_hier.graph.nodes import Node
 
 if TYPE_CHECKING:
     from verl_hier.rollout.episode import Episode
 
 
 @dataclass(frozen=True)
-class Call:
+class EnvironmentCall:
     """One action, and the world's answer."""
 
     action: str
-    step: Step
+    step: StepResult
 
 
 @dataclass(frozen=True)
-class Said:
+class TranscriptTurn:
     """One turn.
 
     Attributes:
@@ -32,7 +32,7 @@ class Said:
 
     node: Node
     text: str
-    calls: tuple[Call, ...]
+    calls: tuple[EnvironmentCall, ...]
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,26 @@ class Transcript:
     """
 
     instruction: str
-    opening: Step | None
-    turns: tuple[Said, ...]
+    opening: StepResult | None
+    turns: tuple[TranscriptTurn, ...]
 
     @classmethod
     def of(cls, episode: Episode) -> Transcript:
         """The transcript of an episode, from everything that its worker was answered."""
-        opening: Step | None = None
-        turns: list[Said] = []
+        opening: StepResult | None = None
+        turns: list[TranscriptTurn] = []
         pieces: list[str] = []
         for event in episode.events:
             if event.node is not None:
                 pieces.append(event.node.text)
                 if not event.node.partial:
-                    turns.append(Said(event.node, "".join(pieces), ()))
+                    turns.append(TranscriptTurn(event.node, "".join(pieces), ()))
                     pieces.clear()
             elif event.action is None:
                 opening = event.step
             elif turns and event.step is not None:
                 last = turns[-1]
-                turns[-1] = Said(last.node, last.text, (*last.calls, Call(event.action, event.step)))
+                turns[-1] = TranscriptTurn(
+                    last.node, last.text, (*last.calls, EnvironmentCall(event.action, event.step))
+                )
         return cls(str(episode.rollout.task.get("instruction", "")), opening, tuple(turns))

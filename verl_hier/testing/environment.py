@@ -1,6 +1,5 @@
 """Conformance of an environment: what the trainer relies on, checked by playing it. Call it from your own tests.
 
-from verl_hier.testing.environment import check_environment
 check_environment(SPEC, options)
 """
 
@@ -18,11 +17,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import OffersExpert
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.errors import HierError
-from verl_hier.specs import EnvironmentSpec
+from verl_hier.host.specs import EnvironmentSpec
 
 NONSENSE = "xyzzy no such action"
 Told = tuple[str, float, bool, bool, bool, tuple[str, ...], str | None]
@@ -221,7 +220,7 @@ class _Player:
         world, step = self._start()
         return [_told(step), *(_told(self._step(world, action)) for action in actions)]
 
-    def _choose(self, world: Environment, step: Step) -> str:
+    def _choose(self, world: Environment, step: StepResult) -> str:
         """A random action that is possible, as far as anything tells what is."""
         if step.admissible or self._actions:
             return self._rng.choice(step.admissible or self._actions)
@@ -242,7 +241,7 @@ class _Player:
                 return mistake or action
         return None
 
-    def _walk(self, actions: list[str]) -> tuple[Environment, Step]:
+    def _walk(self, actions: list[str]) -> tuple[Environment, StepResult]:
         world, step = self._start()
         for action in actions:
             step = world.step(action)
@@ -263,18 +262,18 @@ class _Player:
         self._play_and_close(world, [])
         gc.collect()
 
-    def _start(self) -> tuple[Environment, Step]:
+    def _start(self) -> tuple[Environment, StepResult]:
         world = self._spec.factory(self._options)
         assert isinstance(world, Environment), f"{self._spec.name}: the factory gave no Environment but {type(world)}"
         self._made.append(world)
         step = world.reset(self._task, self._seed)
         return world, self._checked(step)
 
-    def _step(self, world: Environment, action: str) -> Step:
+    def _step(self, world: Environment, action: str) -> StepResult:
         return self._checked(world.step(action))
 
-    def _checked(self, step: Step) -> Step:
-        assert isinstance(step, Step), f"{self._where()}: answered {type(step).__name__} instead of a Step"
+    def _checked(self, step: StepResult) -> StepResult:
+        assert isinstance(step, StepResult), f"{self._where()}: answered {type(step).__name__} instead of a Step"
         assert pickle.loads(pickle.dumps(step)) == step, f"{self._where()}: a Step does not survive pickling"
         assert isinstance(step.admissible, tuple), f"{self._where()}: `admissible` must be a tuple"
         return step
@@ -307,7 +306,7 @@ def _holdings() -> dict[str, int]:
     return {"threads": threading.active_count(), "processes": len(process.children()), "open files": files}
 
 
-def _told(step: Step) -> Told:
+def _told(step: StepResult) -> Told:
     return (step.text, step.reward, step.done, step.truncated, step.valid, step.admissible, step.anchor)
 
 

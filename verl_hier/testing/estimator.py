@@ -1,6 +1,5 @@
 """The kit for authors of estimators: `check_estimator(spec)` and turn tables to try things on.
 
-from verl_hier.testing.estimator import check_estimator
 
 def test_mine() -> None:
     check_estimator(MINE)
@@ -17,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.conformance.tables import make_table
 from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import CreditError
-from verl_hier.specs import EstimatorSpec
-from verl_hier.trajectory.table import TurnTable
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.host.specs import EstimatorSpec
+from verl_hier.testing.conformance.tables import make_table
 
 __all__ = ["CHECKS", "check_estimator", "make_table", "permuted", "random_table"]
 

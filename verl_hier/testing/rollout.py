@@ -9,16 +9,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.pool import EnvironmentFailure
+from verl_hier.graph import RolloutGraph
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.carry import Carried
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.interfaces import Generation, Sampler, Sampling, Scored, Worker
-from verl_hier.rollout.recorded import RecordedPolicy
-from verl_hier.rollout.render import PlainRenderer
+from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.rollout.recorded_policy import RecordedPolicy
 from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
-from verl_hier.trajectory import RolloutGraph
+from verl_hier.rollout.unfinished import UnfinishedEpisode
 
 _TASK = {"instruction": "do it"}
 _VOCABULARY = 1000
@@ -94,11 +94,11 @@ class InlineHandle:
         self._environment = make()
         self.actions: tuple[str, ...] = ()
 
-    async def open(self) -> Step:
+    async def open(self) -> StepResult:
         """Reset the world."""
         return self._guarded(lambda: self._environment.reset(self._task, self._seed))
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> StepResult:
         """Apply an action."""
         step = self._guarded(lambda: self._environment.step(action))
         self.actions += (action,)
@@ -117,7 +117,7 @@ class InlineHandle:
         self._environment.close()
 
     @staticmethod
-    def _guarded(call: Callable[[], Step]) -> Step:
+    def _guarded(call: Callable[[], StepResult]) -> StepResult:
         try:
             return call()
         except Exception as error:
@@ -130,7 +130,7 @@ class InlinePool:
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
 
-    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[InlineHandle, Step]:
+    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[InlineHandle, StepResult]:
         """A reset world."""
         handle = InlineHandle(self._make, task, seed)
         return handle, await handle.open()
@@ -152,7 +152,7 @@ async def roll_out_scripted(
     entropy: EntropyOptions | None = None,
     tokenizer: WordTokenizer | None = None,
     policy: type[ScriptedPolicy] | None = None,
-    carried: Sequence[Carried] = (),
+    unfinished: Sequence[UnfinishedEpisode] = (),
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
@@ -162,7 +162,7 @@ async def roll_out_scripted(
         n=n,
         step=step,
         levels=levels,
-        carried=tuple(carried),
+        unfinished=tuple(unfinished),
     )
     rollout = Rollout(
         request,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from verl_hier.config import CurriculumOptions
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.schema import CurriculumOptions
 
 
 class Curriculum:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.config import GuardOptions
 from verl_hier.errors import CreditError
-from verl_hier.trajectory import TurnTable
+from verl_hier.graph import TurnTable
+from verl_hier.recipe.schema import GuardOptions
 
 logger = logging.getLogger(__name__)
 

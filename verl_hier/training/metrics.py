@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from verl_hier.credit import Credit
-from verl_hier.trajectory import EpisodeRecord, RolloutGraph, TurnTable
+from verl_hier.graph import EpisodeRecord, RolloutGraph, TurnTable
 
 
 def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from verl_hier.trajectory.graph import Node
+from verl_hier.graph.nodes import Node
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.config import GuardOptions
 from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import GraphError, RolloutError
-from verl_hier.plugins import Part, PluginHost
+from verl_hier.graph import write_graphs
+from verl_hier.host.manager import PluginHost
+from verl_hier.recipe.parts import Part
+from verl_hier.recipe.schema import GuardOptions
 from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
 from verl_hier.training.ledger import Ledger, RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
-from verl_hier.trajectory import write_graphs
 
 logger = logging.getLogger(__name__)
 Rows = list[NDArray[Any]]

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_hier.credit import group_ids, rewards_to_go, trained_only
+from verl_hier.graph import TurnTable
 from verl_hier.hookspecs import hookimpl
-from verl_hier.specs import EstimatorSpec
-from verl_hier.trajectory import TurnTable
+from verl_hier.host.specs import EstimatorSpec
 
 
 @dataclass(frozen=True)

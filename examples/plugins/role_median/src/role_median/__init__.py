@@ -6,9 +6,9 @@ from typing import Literal
 import numpy as np
 
 from verl_hier.credit import Credit, turn_advantage
+from verl_hier.graph import TurnTable
 from verl_hier.hookspecs import hookimpl
-from verl_hier.specs import EstimatorSpec
-from verl_hier.trajectory import TurnTable
+from verl_hier.host.specs import EstimatorSpec
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,26 @@
+"""ALFWorld: household tasks in text, on the real engine, with generated worlds or ALFWorld's own data set.
+
+Paper: https://arxiv.org/abs/2010.03768. Doc page: docs/environments/alfworld.md.
+"""
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
+
+SPEC = EnvironmentSpec(
+    "alfworld",
+    lazy("verl_hier_plugins.environments.alfworld.environment:build"),
+    AlfworldOptions,
+    tasks=lazy("verl_hier_plugins.environments.alfworld.tasks:tasks"),
+    can_fork=True,
+    summary="ALFWorld's household tasks: generated worlds without a download, or the data set",
+    source="arXiv 2010.03768; engine of alfworld 0.4.2 and textworld 1.7",
+    doc="environments/alfworld.md",
+    extra="alfworld",
+    modules=("alfworld", "textworld"),
+)
+
+
+@hookimpl
+def hier_environments() -> list[EnvironmentSpec]:
+    return [SPEC]

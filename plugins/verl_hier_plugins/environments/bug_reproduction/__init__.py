@@ -1,0 +1,24 @@
+"""Reproduce a described bug by a failing test, verified in stages; docs/environments/bug_reproduction.md.
+
+A harmless form of what CVE2PoC's dual loop works on: a plan, an attempt, and checks that say which of the two failed.
+"""
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
+
+SPEC = EnvironmentSpec(
+    "bug_reproduction",
+    lazy("verl_hier_plugins.environments.bug_reproduction.environment:build"),
+    BugReproductionOptions,
+    tasks=lazy("verl_hier_plugins.environments.bug_reproduction.tasks:tasks"),
+    can_fork=True,
+    summary="write a test that shows a described bug of a small generated function, verified in stages",
+    source="functions and bugs are generated here; staged checks after CVE2PoC's loop",
+    doc="environments/bug_reproduction.md",
+)
+
+
+@hookimpl
+def hier_environments() -> list[EnvironmentSpec]:
+    return [SPEC]

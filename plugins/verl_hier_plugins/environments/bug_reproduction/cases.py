@@ -1,0 +1,81 @@
+"""What a generated bug does: inputs that show it and inputs that do not, found by running both functions.
+
+The functions are the templates' own, so they run in this process; what a policy writes never does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from verl_hier_plugins.environments.bug_reproduction.library import TEMPLATES
+
+LISTS: tuple[tuple[int, ...], ...] = (
+    (), (0,), (1,), (-2,), (1, 2), (2, 1), (1, 1), (3, -3), (-1, -4), (0, 5, 0),
+    (1, 2, 3), (3, 1, 2), (1, 3, 2), (2, 2, 2), (1, 2, 1, 4), (-5, 7, -5), (4, 4, 9, 1),
+)  # fmt: skip
+MOST = 400
+WORDS = ("", "a", "u", "ab", "aa", "aba", "abca", "aab", "abb", "bAb", "hello", "apple pie", "level", "abcdefg", "Unit")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input, what the correct function makes of it, and what the buggy one does (an exception as its name)."""
+
+    arguments: tuple[Any, ...]
+    correct: Any
+    buggy: Any
+
+    @property
+    def shows(self) -> bool:
+        """Whether the bug shows."""
+        return bool(self.correct != self.buggy)
+
+
+@lru_cache(maxsize=4096)
+def function(source: str) -> Callable[..., Any]:
+    """A template's source as a function."""
+    names: dict[str, Any] = {}
+    exec(compile(source, "<template>", "exec"), names)
+    found: Callable[..., Any] = names["f"]
+    return found
+
+
+def cases(name: str, values: Mapping[str, int], bug: int) -> tuple[Case, ...]:
+    """The inputs that are tried for a function and a bug, simple ones first."""
+    return _cases(name, tuple(sorted(values.items())), bug)
+
+
+@lru_cache(maxsize=4096)
+def _cases(name: str, values: tuple[tuple[str, int], ...], bug: int) -> tuple[Case, ...]:
+    template, known = TEMPLATES[name], dict(values)
+    correct = function(template.source(known))
+    buggy = function(template.source(known, bug))
+    inputs = itertools.product(*(_inputs(kind, known.values()) for kind in template.arguments.split()))
+    found = []
+    for arguments in itertools.islice(inputs, MOST):
+        wrong: Any
+        try:
+            wrong = buggy(*_fresh(arguments))
+        except Exception as error:
+            wrong = type(error).__name__
+        found.append(Case(arguments, correct(*_fresh(arguments)), wrong))
+    return tuple(found)
+
+
+def _fresh(arguments: Iterable[Any]) -> list[Any]:
+    return [list(value) if isinstance(value, tuple) else value for value in arguments]
+
+
+def _inputs(kind: str, numbers: Iterable[int]) -> list[Any]:
+    numbers = list(numbers)
+    if kind in ("n", "m"):
+        near = [number + step for number in numbers for step in (0, -1, 1)]
+        return list(dict.fromkeys([*near, 0, 1, 2, 4, 10, -1, -3, 25]))
+    if kind == "s":
+        return list(WORDS)
+    shapes = ((0,), (1,), (-1,), (0, -1, 0), (0, 1), (5, 1, -1), (1, 1, -2))
+    return [*LISTS, *(tuple(number + step for step in shape) for number in numbers for shape in shapes)]

@@ -1,0 +1,43 @@
+"""A world of one action: the answer. The reward comes later, from verl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl_hier.environments.base import Environment, StepResult
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EnvironmentSpec, NoOptions
+
+
+class PromptEnvironment(Environment):
+    """See `plugins/prompt`. Whatever the action, the task is over."""
+
+    def __init__(self, options: NoOptions) -> None:
+        self._options = options
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
+        """See `Environment.reset`; `task["messages"]` is verl's raw prompt."""
+        return StepResult(text="\n".join(str(message["content"]) for message in task["messages"]))
+
+    def step(self, action: str) -> StepResult:
+        """See `Environment.step`."""
+        return StepResult(text="", done=True)
+
+    def fork(self) -> Environment:
+        """See `Environment.fork`; there is no state."""
+        return PromptEnvironment(self._options)
+
+
+@hookimpl
+def hier_environments() -> list[EnvironmentSpec]:
+    return [
+        EnvironmentSpec(
+            "prompt",
+            PromptEnvironment,
+            summary="verl's data set and reward function: one answer a task",
+            source="verl/experimental/agent_loop/single_turn_agent_loop.py",
+            doc="environments/prompt.md",
+            can_fork=True,
+        )
+    ]

@@ -1,0 +1,82 @@
+"""A scripted expert: it has the tool compute, then answers with what the tool printed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verl_hier.errors import RecipeError
+from verl_hier_plugins.environments.python_tool.arithmetic import spell
+from verl_hier_plugins.environments.python_tool.environment import PythonToolEnvironment
+from verl_hier_plugins.environments.python_tool.options import ARITHMETIC
+from verl_hier_plugins.environments.python_tool.tasks import entry_of
+
+SCRIPTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "basic_arithmetic": lambda known: f"print({known['expression'].replace('/', '//')})",
+    "bitwise_arithmetic": lambda known: f"print(hex({known['problem']}))",
+    "chain_sum": lambda known: f"print({known['expression']})",
+    "count_bits": lambda known: f"print(bin({known['number']}).count('1'))",
+    "gcd": lambda known: f"import math\nprint(math.gcd(*{known['numbers']}))",
+    "lcm": lambda known: f"import math\nprint(math.lcm(*{known['numbers']}))",
+    "products": lambda known: f"print({known['expression']})",
+}
+"""Families of reasoning-gym whose metadata say what to compute."""
+
+
+def script_of(task: Mapping[str, Any], spelling: str) -> str:
+    """What the expert has the tool run, in the spelling of the options.
+
+    Raises:
+        RecipeError: for a family that it knows no script for.
+    """
+    family = task["family"]
+    if family == ARITHMETIC:
+        return spell(task["expression"]) if spelling == "words" else f"print({task['expression']})"
+    if family not in SCRIPTS:
+        raise RecipeError(
+            f"hier.environment.families: there is no expert for {family!r}; those with one are "
+            f"{', '.join((ARITHMETIC, *SCRIPTS))}."
+        )
+    return SCRIPTS[family](entry_of(task)["metadata"])
+
+
+class PythonToolExpert:
+    """Follows one environment; see `verl_hier.environments.expert.Expert`. Without the stage `compute` it guesses."""
+
+    def __init__(
+        self,
+        environment: PythonToolEnvironment,
+        spelling: str,
+        rng: random.Random,
+        skip_stage: float = 0.0,
+        remember: bool = True,
+    ) -> None:
+        self._environment = environment
+        self._script = script_of(environment.task, spelling)
+        self._remember = remember
+        computes = rng.random() >= skip_stage
+        guess = str(rng.randrange(100))
+        self._guess = spell(guess) if spelling == "words" else guess
+        self.subgoals: tuple[str, ...] = ("compute", "answer") if computes else ("answer",)
+
+    def advise(self, subgoal: int) -> str | None:
+        """The call until its output is there, then the answer."""
+        if len(self.subgoals) == 1:
+            return f"answer {self._guess}"
+        output = self._output()
+        if output is None:
+            return f"python {self._script}"
+        return None if self.subgoals[subgoal] == "compute" else f"answer {output}"
+
+    def mistake(self, subgoal: int, rng: random.Random) -> str | None:
+        """A script that leaves out its end, before there is an output; a wrong answer would end the episode."""
+        if len(self.subgoals) == 1 or self._output() is not None:
+            return None
+        parts = self._script.split(" ")
+        return f"python {' '.join(parts[: rng.randint(1, len(parts))])}"
+
+    def _output(self) -> str | None:
+        """What the script printed, as far as the agent's context shows it."""
+        calls = self._environment.calls if self._remember else self._environment.calls[-1:]
+        return next((output for body, output in calls if body == self._script), None)

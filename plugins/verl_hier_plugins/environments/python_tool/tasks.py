@@ -1,0 +1,166 @@
+"""Task pools of `python_tool`: generated arithmetic, reasoning-gym's families, and question files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from verl_hier.environments.splits import SPLITS, draw_tasks, split_of
+from verl_hier.errors import RecipeError
+from verl_hier_plugins.environments.python_tool.arithmetic import draw, same_number, spell
+from verl_hier_plugins.environments.python_tool.options import ARITHMETIC, PythonToolOptions
+
+NAME = "python_tool"
+FILE = "file"
+LONGEST_ANSWER = 1000
+"""Characters; a longer answer is wrong, whatever it says, so that no scorer has to read a novel."""
+
+FILES = {"train": ("train",), "val": ("val", "dev", "test"), "test": ("test",)}
+"""How the names of a split's files begin; the first that there are count."""
+
+
+def tasks(options: PythonToolOptions, split: str) -> list[dict[str, Any]]:
+    """The tasks of a split, in a fixed order: `{instruction, data_source, id, family}` and what the verifier needs.
+
+    That is the `answer` of arithmetic and of files, and `seed`, `index` and `difficulty` of reasoning-gym's families.
+    """
+    size = options.pool if split == "train" else options.validation
+    if options.data_path:
+        return _from_files(options, split, size)
+
+    def make(number: int, there: int) -> tuple[str, dict[str, Any]]:
+        family = options.families[there % len(options.families)]
+        task = _arithmetic(options, number) if family == ARITHMETIC else _gym_task(options, family, number)
+        return f"{family}: {task['instruction']}", task
+
+    return draw_tasks(make, split, size, NAME)
+
+
+def _arithmetic(options: PythonToolOptions, number: int) -> dict[str, Any]:
+    text, value = draw(random.Random(f"arithmetic-{options.seed}-{number}"), options.difficulty)
+    instruction = spell(text) if options.spelling == "words" else f"What is {text}?"
+    return {
+        "instruction": instruction,
+        "data_source": NAME,
+        "family": ARITHMETIC,
+        "expression": text,
+        "answer": str(value),
+    }
+
+
+def _gym_task(options: PythonToolOptions, family: str, number: int) -> dict[str, Any]:
+    where = {"family": family, "seed": options.seed, "index": number, "difficulty": options.difficulty}
+    return {"instruction": entry_of(where)["question"], "data_source": NAME, **where}
+
+
+# ---- verification ----------------------------------------------------------------------------------------------------
+
+
+def score(task: Mapping[str, Any], answer: str) -> float:
+    """How right an answer is, from 0 to 1: by reasoning-gym's scorer, as a number, or as the same words."""
+    answer = answer.strip()
+    if len(answer) > LONGEST_ANSWER:
+        return 0.0
+    if "index" not in task:
+        return float(same_number(answer, task["answer"]) or _words(answer) == _words(task["answer"]))
+    try:
+        found = float(_dataset(task["family"], task["seed"], task["difficulty"]).score_answer(answer, entry_of(task)))
+    except Exception:
+        # Some scorers raise on answers that they cannot read.
+        return 0.0
+    return min(max(found, 0.0), 1.0)
+
+
+def _words(text: str) -> list[str]:
+    return text.casefold().removesuffix(".").split()
+
+
+def entry_of(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Reasoning-gym's own record of a task: question, answer, metadata.
+
+    Raises:
+        RecipeError: when this version of reasoning-gym makes another question of it.
+    """
+    entry: dict[str, Any] = _dataset(task["family"], task["seed"], task["difficulty"])[task["index"]]
+    if task.get("instruction", entry["question"]) != entry["question"]:
+        raise RecipeError(
+            f"hier.environment.families: this version of reasoning-gym makes another question of task "
+            f"{task.get('id', task['index'])} of {task['family']!r}; use the one that made the tasks."
+        )
+    return entry
+
+
+@lru_cache(maxsize=256)
+def _dataset(family: str, seed: int, difficulty: int) -> Any:
+    """A family at a difficulty. Tasks are made when they are asked for; of what a size costs, this one costs little."""
+    try:
+        from reasoning_gym.factory import CURRICULA, DATASETS
+    except ImportError as error:
+        raise RecipeError(
+            f"hier.environment.families: {family!r} needs reasoning-gym ({error}); "
+            "pip install 'verl-hier[reasoning]', or use the family 'arithmetic'."
+        ) from error
+    dataset, config = DATASETS[family]
+    chosen = {"seed": seed, "size": 10**6}
+    if family not in CURRICULA:
+        return dataset(config(**chosen))
+    curriculum = CURRICULA[family]()
+    curriculum.set_global_level(difficulty)
+    return dataset(curriculum.generate_configuration(chosen))
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def _from_files(options: PythonToolOptions, split: str, size: int) -> list[dict[str, Any]]:
+    """Rows of the split's files; a single file is divided by what its questions say."""
+    if split not in SPLITS:
+        raise RecipeError(f"hier.environment: {NAME} has no split {split!r}; it has {', '.join(SPLITS)}.")
+    root = Path(options.data_path).expanduser()
+    whole = root.is_file()
+    files = [root] if whole else _files(root, split)
+    found: list[dict[str, Any]] = []
+    for question, answer in _rows(files):
+        if whole and split_of(question) != split:
+            continue
+        found.append(
+            {
+                "instruction": question,
+                "data_source": NAME,
+                "family": FILE,
+                "answer": answer.rpartition("####")[2].strip(),
+                "id": f"{split}-{len(found):05d}",
+            }
+        )
+        if size and len(found) == size:
+            break
+    if not found:
+        raise RecipeError(f"hier.environment.data_path: no question of the split {split!r} in {root}.")
+    return found
+
+
+def _files(root: Path, split: str) -> list[Path]:
+    for beginning in FILES[split]:
+        files = sorted(root.glob(f"{beginning}*.parquet"))
+        if files:
+            return files
+    raise RecipeError(
+        f"hier.environment.data_path: {root} is no Parquet file and holds none whose name begins with "
+        f"{' or '.join(FILES[split])}."
+    )
+
+
+def _rows(files: list[Path]) -> Iterator[tuple[str, str]]:
+    import pyarrow.parquet as parquet
+
+    for file in files:
+        names = parquet.read_schema(file).names
+        if not {"question", "answer"} <= set(names):
+            raise RecipeError(
+                f"hier.environment.data_path: {file} has the columns {', '.join(names)}; it needs question and answer."
+            )
+        for row in parquet.read_table(file, columns=["question", "answer"]).to_pylist():
+            yield str(row["question"]), str(row["answer"])

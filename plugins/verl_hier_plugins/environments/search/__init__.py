@@ -1,0 +1,26 @@
+"""Search: multi-hop questions over two indexed collections of documents, generated or read from files.
+
+BM25 by bm25s, https://arxiv.org/abs/2407.03618. Doc page: docs/environments/search.md.
+"""
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier_plugins.environments.search.options import SearchOptions
+
+SPEC = EnvironmentSpec(
+    "search",
+    lazy("verl_hier_plugins.environments.search.environment:SearchEnvironment"),
+    SearchOptions,
+    tasks=lazy("verl_hier_plugins.environments.search.tasks:tasks"),
+    can_fork=True,
+    summary="multi-hop questions answered by searching a local corpus; generated worlds or HotpotQA-style files",
+    source="action tags as Search-R1 (arXiv 2503.09516) and HierSearch (arXiv 2508.08088); BM25 by bm25s",
+    doc="environments/search.md",
+    extra="search",
+    modules=("bm25s",),
+)
+
+
+@hookimpl
+def hier_environments() -> list[EnvironmentSpec]:
+    return [SPEC]

@@ -1,0 +1,163 @@
+"""Questions and documents from files, checked row by row: HotpotQA's columns as Parquet, JSONL or JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_hier.errors import RecipeError
+from verl_hier_plugins.environments.search.options import SearchOptions
+from verl_hier_plugins.environments.search.questions import DATA_SOURCE
+
+FORMATS = (".parquet", ".jsonl", ".json")
+QUESTION_COLUMNS = ("id", "_id", "question", "answer", "supporting_facts", "context")
+
+
+def read_rows(path: str, option: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of a file, each with the words that name it in errors.
+
+    Args:
+        path: a Parquet file, a JSONL file, or a JSON file with one list.
+        option: the option that names the file.
+        columns: what is read of a Parquet file, as far as it is there.
+
+    Raises:
+        RecipeError: when the file cannot be read or a row is no object.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise RecipeError(f"hier.environment.{option}: there is no file {file}.")
+    if file.suffix not in FORMATS:
+        raise RecipeError(f"hier.environment.{option}: {file.name} must end in {', '.join(FORMATS)}.")
+    source = {".parquet": _parquet, ".jsonl": _lines, ".json": _list}[file.suffix]
+    try:
+        for number, row in source(file, columns):
+            where = f"{'row' if file.suffix == '.parquet' else 'line' if file.suffix == '.jsonl' else 'item'} {number}"
+            if not isinstance(row, dict):
+                raise RecipeError(f"hier.environment.{option}: {where} of {file.name} is no object but {row!r:.60}.")
+            yield f"{where} of {file.name}", row
+    except (ValueError, OSError) as error:
+        # json's and pyarrow's errors are ValueErrors; so is text that is not UTF-8.
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecipeError(f"hier.environment.{option}: {file} cannot be read: {first}.") from error
+
+
+def _parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(file) as opened:
+        there = [name for name in opened.schema_arrow.names if name in columns]
+        number = 0
+        for batch in opened.iter_batches(batch_size=1024, columns=there):
+            for row in batch.to_pylist():
+                yield number, row
+                number += 1
+
+
+def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
+    with file.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, _loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} is no JSON ({error})") from error
+
+
+def _list(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
+    rows = _loads(file.read_text(encoding="utf-8"))
+    if not isinstance(rows, list):
+        raise ValueError("a .json file must hold one list; write one object a line and call it .jsonl")
+    yield from enumerate(rows)
+
+
+def _loads(text: str) -> Any:
+    """JSON without lone surrogates, which its escapes may spell and UTF-8, and so a stored index, cannot."""
+    value = json.loads(text)
+    if "\\ud" in text.lower():
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
+def file_tasks(options: SearchOptions, split: str) -> list[dict[str, Any]]:
+    """The questions of a split as tasks, in the order of their file.
+
+    Raises:
+        RecipeError: for a file or a row that does not fit, and for a split without questions.
+    """
+    option = "validation_path" if split != "train" and options.validation_path else "data_path"
+    limit = options.pool if split == "train" else options.validation
+    path = getattr(options, option)
+    tasks: list[dict[str, Any]] = []
+    for where, row in read_rows(path, option, QUESTION_COLUMNS):
+        where = f"hier.environment.{option}: {where}"
+        if not options.corpus_path and row.get("context") is None:
+            raise RecipeError(
+                f"{where} has no `context`; name the documents to search in hier.environment.corpus_path."
+            )
+        question = _question(row, where)
+        if options.validation_path or held_out(question) == split:
+            tasks.append(_task(row, question, where, f"{split}-{len(tasks):05d}"))
+        if len(tasks) == limit > 0:
+            break
+    if not tasks:
+        raise RecipeError(f"hier.environment.{option}: {path} has no question for the split {split!r}.")
+    return tasks
+
+
+def held_out(question: str) -> str:
+    """The split of a question when there is one file for all: a tenth each for `val` and `test`."""
+    number = hashlib.blake2b(question.encode(), digest_size=4).digest()
+    return {0: "val", 1: "test"}.get(int.from_bytes(number, "big") % 10, "train")
+
+
+def contexts(path: str, option: str) -> Iterator[tuple[str, str]]:
+    """Titles and texts of the paragraphs that come with the questions of a file."""
+    for where, row in read_rows(path, option, QUESTION_COLUMNS):
+        for title, sentences in _pairs(row.get("context"), "sentences", f"hier.environment.{option}: {where}"):
+            text = sentences if isinstance(sentences, str) else "".join(map(str, sentences))
+            yield str(title), " ".join(text.split())
+
+
+def _task(row: Mapping[str, Any], question: str, where: str, name: str) -> dict[str, Any]:
+    support = list(dict.fromkeys(str(title) for title, _ in _pairs(row.get("supporting_facts"), "sent_id", where)))
+    return {
+        "instruction": question,
+        "question": question,
+        "answers": _answers(row, where),
+        **({"hops": len(support), "support": support} if support else {}),
+        "data_source": DATA_SOURCE,
+        "id": str(row.get("id") or row.get("_id") or name),
+    }
+
+
+def _question(row: Mapping[str, Any], where: str) -> str:
+    question = row.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise RecipeError(f"{where} has no text in `question`; it has {', '.join(row) or 'nothing'}.")
+    return question.strip()
+
+
+def _answers(row: Mapping[str, Any], where: str) -> list[str]:
+    answer = row.get("answer")
+    answers = [answer] if isinstance(answer, str) else answer
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
+        raise RecipeError(f"{where} needs a text, or a list of texts, in `answer`; it has {answer!r:.60}.")
+    return answers
+
+
+def _pairs(value: Any, second: str, where: str) -> list[tuple[Any, Any]]:
+    """HotpotQA's nested columns: a list of pairs as in its JSON, or two lists side by side as in its Parquet files."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        first, other = value.get("title"), value.get(second)
+        if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
+            return list(zip(first, other, strict=True))
+    elif isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return [(pair[0], pair[1]) for pair in value]
+    raise RecipeError(f"{where} has a column that is neither pairs nor lists `title` and `{second}`: {value!r:.60}.")

@@ -1,0 +1,26 @@
+"""TextArena: puzzles for one player and games for several, as one environment that says whose turn it is.
+
+Paper: https://arxiv.org/abs/2504.11442. Doc page: docs/environments/textarena.md.
+"""
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier_plugins.environments.textarena.options import TextarenaOptions
+
+SPEC = EnvironmentSpec(
+    "textarena",
+    lazy("verl_hier_plugins.environments.textarena.environment:TextarenaEnvironment"),
+    TextarenaOptions,
+    tasks=lazy("verl_hier_plugins.environments.textarena.tasks:tasks"),
+    can_fork=True,
+    summary="TextArena's puzzles and games: alone, against a random opponent, or every seat a policy",
+    source="arXiv 2504.11442; games of textarena 0.7.4",
+    doc="environments/textarena.md",
+    extra="textarena",
+    modules=("textarena",),
+)
+
+
+@hookimpl
+def hier_environments() -> list[EnvironmentSpec]:
+    return [SPEC]

@@ -1,0 +1,34 @@
+"""The expert of a puzzle: the next move of a shortest solution, found anew in every state."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from verl_hier_plugins.environments.textarena.games import Game
+
+if TYPE_CHECKING:
+    from verl_hier_plugins.environments.textarena.environment import TextarenaEnvironment
+
+
+class TextarenaExpert:
+    """Follows one environment; see `verl_hier.environments.expert.Expert`. Its one subgoal is the goal of the game."""
+
+    def __init__(self, environment: TextarenaEnvironment, known: Game) -> None:
+        self._environment = environment
+        self._known = known
+        self.subgoals = (known.goal,)
+
+    def advise(self, subgoal: int) -> str | None:
+        """The next move; None when the puzzle is solved or can no longer be."""
+        game = self._environment.game
+        if game.state.done or self._known.solve is None:
+            return None
+        solution = self._known.solve(game)
+        return solution[0] if solution else None
+
+    def mistake(self, subgoal: int, rng: random.Random) -> str | None:
+        """A move that the game refuses here, such as walking into a wall; None when every move is possible."""
+        possible = self._environment.moves()
+        wrong = [move for move in self._known.words if move not in possible]
+        return rng.choice(wrong) if wrong else None

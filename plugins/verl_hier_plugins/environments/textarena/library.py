@@ -1,0 +1,68 @@
+"""TextArena's side of the fence: find a game by its name, start it, ask it what it refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from verl_hier.errors import RecipeError, did_you_mean
+
+
+def textarena() -> Any:
+    """The package, or a sentence about how to get it."""
+    try:
+        import textarena as package
+    except ImportError as error:
+        raise RecipeError(
+            f"hier.environment.name: textarena cannot be imported ({error}); pip install 'verl-hier[textarena]'."
+        ) from error
+    return package
+
+
+def start(name: str, settings: Mapping[str, Any], players: int | None, seed: int) -> Any:
+    """A game after its reset, without TextArena's wrappers.
+
+    Always a new instance: some games keep a shuffled deck over a reset.
+    """
+    game = _make(name, settings)
+    refusal = ""
+    for count in (1, 2) if players is None else (players,):
+        try:
+            game.reset(num_players=count, seed=seed)
+        except (AssertionError, ValueError) as error:
+            refusal = str(error)
+            continue
+        except OSError as error:
+            raise _impossible(name, error) from error
+        # A refused move is taken back here, so the game's own patience must not end it.
+        game.state.error_allowance = sys.maxsize
+        return game
+    raise RecipeError(f"hier.environment.players: {name} cannot be played by {players or '1 or 2'}: {refusal}.")
+
+
+def _make(name: str, settings: Mapping[str, Any]) -> Any:
+    package = textarena()
+    registry = package.envs.registration.ENV_REGISTRY
+    if name not in registry:
+        raise RecipeError(f"hier.environment.game: TextArena has no game {name!r}{did_you_mean(name, registry)}.")
+    try:
+        game = package.make(name, **settings)
+    except TypeError as error:
+        raise RecipeError(f"hier.environment.settings: {name} refuses these settings: {error}.") from error
+    except (ImportError, SyntaxError, ValueError, OSError, LookupError) as error:
+        raise _impossible(name, error) from error
+    while isinstance(game, package.Wrapper):
+        game = game.env
+    return game
+
+
+def _impossible(name: str, error: Exception) -> RecipeError:
+    """Word lists that would have to be downloaded, a judge's key, a package or a Python version that is not there."""
+    said = next((line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))), "")
+    return RecipeError(f"hier.environment.game: TextArena cannot make {name} here ({type(error).__name__}: {said}).")
+
+
+def refused(game: Any) -> bool:
+    """Whether the last step was a move that the game did not take."""
+    return bool(getattr(game.state, "error_count", 0))

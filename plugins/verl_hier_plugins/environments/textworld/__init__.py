@@ -1,0 +1,26 @@
+"""TextWorld: generated text adventures with quests, in the words of the compiled game or in few of our own.
+
+Paper: https://arxiv.org/abs/1806.11532. Doc page: docs/environments/textworld.md.
+"""
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier_plugins.environments.textworld.options import TextworldOptions
+
+SPEC = EnvironmentSpec(
+    "textworld",
+    lazy("verl_hier_plugins.environments.textworld.environment:build"),
+    TextworldOptions,
+    tasks=lazy("verl_hier_plugins.environments.textworld.tasks:tasks"),
+    can_fork=True,
+    summary="TextWorld's adventures: generated from a seed, or game files of your own",
+    source="arXiv 1806.11532; generator, logic and Inform 7 games of textworld 1.7",
+    doc="environments/textworld.md",
+    extra="textworld",
+    modules=("textworld",),
+)
+
+
+@hookimpl
+def hier_environments() -> list[EnvironmentSpec]:
+    return [SPEC]

@@ -1,0 +1,50 @@
+"""ARPO, advantage attribution over branched rollouts (arXiv 2507.19849), docs/estimators/arpo.md.
+
+Paper §3.2; the released trainer runs the soft form. Soft: confidence A. Hard: confidence B (paper only).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_hier.credit import Credit, episode_advantage, share
+from verl_hier.credit.paths import WeightBy
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+
+@dataclass(frozen=True)
+class ARPOOptions:
+    """Defaults are the released trainer's."""
+
+    attribution: Literal["soft", "hard"] = "soft"
+    """soft: every chain keeps its own advantage on shared turns; hard: a shared turn gets the mean of its chains."""
+    weight_by: WeightBy = "episode"
+    """Votes in the statistics of the task."""
+    eps: float = 1e-6
+    """Added to the standard deviation."""
+
+
+def advantage(table: TurnTable, options: ARPOOptions) -> Credit:
+    """Credit per step (soft) or per turn (hard): the z-score of each chain over all chains of the task."""
+    values = episode_advantage(table, weight_by=options.weight_by, eps=options.eps)
+    return share(table, values[table.step_episode], "repeat" if options.attribution == "soft" else "average")
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "arpo",
+            advantage,
+            ARPOOptions,
+            summary="z-score of each chain over the task, soft or hard on shared turns",
+            source="arXiv 2507.19849 §3.2; RUC-NLPIR/ARPO (soft)",
+            doc="estimators/arpo.md",
+            requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
+            granularity="step",
+            confidence="A",
+        )
+    ]

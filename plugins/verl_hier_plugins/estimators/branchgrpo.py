@@ -1,0 +1,59 @@
+"""BranchGRPO, depth-wise normalisation, docs/estimators/branchgrpo.md.
+
+Paper, from the abstract: confidence C. Leaf rewards are averaged up and z-scored among turns of equal depth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verl_hier.credit import Credit, step_mean, turn_advantage
+from verl_hier.credit.groups import Scale, Singleton
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+
+@dataclass(frozen=True)
+class BranchGRPOOptions:
+    """Pruning leaves turns out of the gradient, never out of the statistics."""
+
+    scale: Scale = "sample"
+    """Scale of the turns of one depth."""
+    singleton: Singleton = "zero"
+    """A depth that one turn of the task reaches."""
+    prune: float = 0.0
+    """Turns whose value lies in this lowest share of the values of their batch are left out of the loss."""
+    eps: float = 1e-6
+    """Added to the scale."""
+
+
+def advantage(table: TurnTable, options: BranchGRPOOptions) -> Credit:
+    """Credit per turn: mean return of the leaves below, z-scored among the turns of the task at equal depth."""
+    value = step_mean(table, np.asarray(table["episodes.return"], np.float64)[table.step_episode])
+    columns = ("group", "depth")
+    kernel: dict[str, Any] = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
+    credit = Credit(turn_advantage(table, value, columns, **kernel))
+    if options.prune > 0 and len(value):
+        credit.weight = (value >= np.quantile(value, options.prune)).astype(np.float64)
+    return credit
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "branchgrpo",
+            advantage,
+            BranchGRPOOptions,
+            summary="leaf returns averaged up, z-scored among turns of equal depth",
+            source="BranchGRPO (abstract)",
+            doc="estimators/branchgrpo.md",
+            requires=("group", "depth", "trained", "episodes.return"),
+            needs_tree=True,
+            confidence="C",
+        )
+    ]

@@ -1,0 +1,91 @@
+"""Dr. MAS, agent-wise normalisation (arXiv 2602.08847), docs/estimators/dr_mas.md.
+
+Released form: langfengQ/DrMAS `core_algos.py`, `ray_trainer.py::compute_advantage`. Confidence A, fixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import (
+    episode_advantage,
+    episodes_to_turns,
+    group_advantage,
+    group_ids,
+    trained_only,
+    turn_advantage,
+)
+from verl_hier.credit.paths import WeightBy
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+
+@dataclass(frozen=True)
+class DrMASOptions:
+    """Defaults are the released code's."""
+
+    agent_wise: bool = True
+    """Whether every agent has its own statistics; off: one score an episode, the mean over its
+    turns (grpo) or its first turn's (rloo)."""
+    baseline: Literal["grpo", "rloo"] = "grpo"
+    """z-score, or the mean of the others without a scale."""
+    norm_by_std: bool = True
+    """Whether the z-score divides by the sample standard deviation."""
+    weight_by: WeightBy = "turn"
+    """Votes among the turns of an agent: the released code counts rows."""
+    invalid_penalty: float = 0.1
+    """Taken from the score of a turn whose action was not understood; set 0 when the environment does it."""
+    eps: float = 1e-6
+    """Added to the standard deviation."""
+
+
+def advantage(table: TurnTable, options: DrMASOptions) -> NDArray[np.float64]:
+    """(T,) the team's return (less the turn's own penalty) among the turns of the task by the same agent."""
+    scores = np.asarray(table["return"], np.float64) - options.invalid_penalty * ~np.asarray(table["valid"], bool)
+    scaled = options.norm_by_std and options.baseline == "grpo"
+    kernel: dict[str, Any] = {
+        "centre": "mean" if options.baseline == "grpo" else "leave_one_out",
+        "scale": "sample" if scaled else "none",
+        "eps": options.eps,
+    }
+    if options.agent_wise:
+        return turn_advantage(table, scores, ("group", "agent"), weight_by=options.weight_by, **kernel)
+    if options.baseline == "rloo":
+        keys = group_ids(table["group"])
+        return trained_only(table, group_advantage(scores, keys, weights=first_turns(table), **kernel))
+    own = np.asarray(table["trained"], np.float64)[table.step_turn]
+    count = np.bincount(table.step_episode, own)
+    total = np.bincount(table.step_episode, own * scores[table.step_turn])
+    mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+    values = episode_advantage(table, scores=mean, **kernel)
+    return episodes_to_turns(table, values)
+
+
+def first_turns(table: TurnTable) -> NDArray[np.float64]:
+    """(T,) 1 for the first trained turn of every episode: the one score an episode that the released RLOO counts."""
+    steps = np.flatnonzero(np.asarray(table["trained"], bool)[table.step_turn])
+    first = np.unique(table.step_episode[steps], return_index=True)[1]
+    votes = np.zeros(len(table))
+    votes[table.step_turn[steps[first]]] = 1.0
+    return votes
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "dr_mas",
+            advantage,
+            DrMASOptions,
+            summary="team return among the turns of the task by the same agent",
+            source="arXiv 2602.08847; langfengQ/DrMAS core_algos.py",
+            doc="estimators/dr_mas.md",
+            requires=("group", "agent", "return", "valid", "trained"),
+            confidence="A",
+        )
+    ]

@@ -1,0 +1,34 @@
+"""Flow-GRPO of AgentFlow (arXiv 2510.05592), docs/estimators/flow_grpo.md.
+
+Released form: AgentFlow configuration; the final outcome is copied to every planner turn. Confidence A for that, the
+votes are not confirmed: one an episode here. GRPO under its own name; frozen modules are turns that are not trained.
+"""
+
+from dataclasses import dataclass
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage
+
+__all__ = ["FlowGRPOOptions", "advantage"]
+
+
+@dataclass(frozen=True)
+class FlowGRPOOptions(GRPOOptions):
+    """GRPO's options and defaults."""
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "flow_grpo",
+            advantage,
+            FlowGRPOOptions,
+            summary="final outcome copied to every planner turn, z-scored over the task",
+            source="arXiv 2510.05592; AgentFlow configuration",
+            doc="estimators/flow_grpo.md",
+            requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
+            confidence="A",
+        )
+    ]

@@ -1,0 +1,97 @@
+"""GRPO (arXiv 2402.03300), docs/estimators/grpo.md.
+
+Paper §4.1; released form: verl `compute_grpo_outcome_advantage`. Confidence A, reproduced by a fixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import (
+    Credit,
+    drop_weights,
+    episode_advantage,
+    episode_votes,
+    group_ids,
+    share,
+    singletons,
+    step_mean,
+    turn_advantage,
+)
+from verl_hier.credit.groups import Centre, Scale, Singleton, ZeroVariance
+from verl_hier.credit.paths import Shared, WeightBy
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+REQUIRES = ("trained", "episodes.return", "episodes.group", "episodes.trained")
+"""Columns that it reads."""
+
+
+@dataclass(frozen=True)
+class GRPOOptions:
+    """Defaults are verl's GRPO; the other values are the group baselines that later papers use."""
+
+    score: str = "return"
+    """What is compared: `return` of the episode, or a turn column such as `reward` or `cory_reward`."""
+    group_by: tuple[str, ...] = ("group",)
+    """Columns that make a group. With turn columns (`agent`, `role`, `turn`…) turns are compared with turns."""
+    weight_by: WeightBy = "episode"
+    """Who has one vote in the group's statistics."""
+    centre: Centre = "mean"
+    """What is subtracted."""
+    scale: Scale = "sample"
+    """What is divided by; `none` is the Dr. GRPO form."""
+    eps: float = 1e-6
+    """Added to the scale."""
+    singleton: Singleton = "raw"
+    """A group of one keeps its raw score (verl), gets 0, or is left out of the loss."""
+    zero_variance: ZeroVariance = "zero"
+    """A group without spread; only `mad` scales can have one that is not trivially 0."""
+    shared: Shared = "average"
+    """What a turn gets that several episodes share."""
+
+
+def advantage(table: TurnTable, options: GRPOOptions) -> Credit:
+    """Credit per turn (per step with `shared: repeat`): the z-score of the score in its group."""
+    kernel: dict[str, Any] = {
+        name: getattr(options, name) for name in ("centre", "scale", "eps", "singleton", "zero_variance")
+    }
+    if options.score != "return" or not set(options.group_by) <= {"group", "tree"}:
+        scores = table[options.score]
+        values = turn_advantage(table, scores, options.group_by, weight_by=options.weight_by, **kernel)
+        kept = drop_weights(table, options.group_by, options.weight_by) if options.singleton == "drop" else None
+        return Credit(values, weight=kept)
+    values = episode_advantage(table, group_by=options.group_by, weight_by=options.weight_by, **kernel)
+    credit = share(table, values[table.step_episode], options.shared)
+    if options.singleton == "drop":
+        kept = step_mean(table, compared(table, options)[table.step_episode])
+        credit.weight = kept if credit.weight is None else credit.weight * kept
+    return credit
+
+
+def compared(table: TurnTable, options: GRPOOptions) -> NDArray[np.float64]:
+    """(E,) 1 for episodes whose group has another vote, else 0."""
+    keys = group_ids(*(table[f"episodes.{name}"] for name in options.group_by))
+    votes, trained = episode_votes(table, options.weight_by), np.asarray(table["episodes.trained"], bool)
+    return (~singletons(keys, votes, trained)).astype(np.float64)
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "grpo",
+            advantage,
+            GRPOOptions,
+            summary="return against the other episodes of the task, z-scored",
+            source="arXiv 2402.03300 §4.1; verl compute_grpo_outcome_advantage",
+            doc="estimators/grpo.md",
+            requires=REQUIRES,
+            confidence="A",
+        )
+    ]

@@ -1,0 +1,79 @@
+"""HBPO, hierarchical budgets (arXiv 2507.15844), docs/estimators/hbpo.md.
+
+Paper: confidence B for the two terms, C for the pieces of the reward and the form of the baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import episodes_to_turns, group_advantage, group_ids
+from verl_hier.credit.groups import Scale
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class HBPOOptions:
+    """The budget of an episode is the turn column `budget` of its last turn."""
+
+    intra_weight: float = 1.0
+    """Weight of the response against the others of its budget."""
+    inter_weight: float = 1.0
+    """Weight of the response against all of the task."""
+    deviation: float = 1.0
+    """Share of a correct answer's reward that is lost when the length is twice the budget; linear, at least 0."""
+    scale: Scale = "sample"
+    """Scale of both terms."""
+    eps: float = 1e-6
+    """Added to the scale."""
+
+
+def advantage(table: TurnTable, options: HBPOOptions) -> Floats:
+    """(T,) budget-shaped reward of the episode among its budget plus among the whole task."""
+    budget = np.asarray(table["budget"])[np.asarray(table["episodes.leaf"])]
+    reward = budget_rewards(table, budget, options)
+    group, trained = table["episodes.group"], np.asarray(table["episodes.trained"], bool)
+    kernel: dict[str, Any] = {"where": trained, "scale": options.scale, "eps": options.eps, "singleton": "zero"}
+    intra = group_advantage(reward, group_ids(group, budget), **kernel)
+    inter = group_advantage(reward, group_ids(group), **kernel)
+    return episodes_to_turns(table, options.intra_weight * intra + options.inter_weight * inter)
+
+
+def budget_rewards(table: TurnTable, budget: NDArray, options: HBPOOptions) -> Floats:
+    """(E,) the return inside the budget, less beyond it, nothing for wrong answers."""
+    length = np.bincount(table.step_episode, np.asarray(table["n_tokens"], np.float64)[table.step_turn])
+    over = np.maximum(length / np.maximum(budget, 1) - 1.0, 0.0)
+    kept = np.maximum(1.0 - options.deviation * over, 0.0)
+    return np.maximum(np.asarray(table["episodes.return"], np.float64), 0.0) * kept
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "hbpo",
+            advantage,
+            HBPOOptions,
+            summary="budget-shaped reward against its budget and against the whole task",
+            source="arXiv 2507.15844",
+            doc="estimators/hbpo.md",
+            requires=(
+                "budget",
+                "n_tokens",
+                "trained",
+                "episodes.return",
+                "episodes.group",
+                "episodes.leaf",
+                "episodes.trained",
+            ),
+            confidence="B",
+        )
+    ]

@@ -1,0 +1,86 @@
+"""MAE, one model as proposer, solver and judge (arXiv 2510.23595), docs/estimators/mae.md.
+
+Released form: `rewards/reward_managers.py`. Confidence A for the rewards; the credit is REINFORCE++'s whitening.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import code_mask, step_mean, trained_only, whiten
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MAEOptions:
+    """`judge` is the judge's score of a question or an answer, `format` whether the tags of a turn parse."""
+
+    proposer: str = "proposer"
+    """Role that writes questions."""
+    solver: str = "solver"
+    """Role that answers them."""
+    judge: str = "judge"
+    """Role that scores both."""
+    threshold: float = 0.7
+    """Least quality of a question whose difficulty counts."""
+
+
+def advantage(table: TurnTable, options: MAEOptions) -> Floats:
+    """(T,) role rewards, whitened over the batch's tokens."""
+    trained = np.asarray(table["trained"], bool)
+    return trained_only(table, whiten(role_rewards(table, options), trained, weights=table["n_tokens"]))
+
+
+def role_rewards(table: TurnTable, options: MAEOptions) -> Floats:
+    """(T,) proposer: mean of quality, difficulty and format (no difficulty below the threshold, nothing without a
+    question); solver: half score, half format; judge: format."""
+    score, form = np.asarray(table["judge"], np.float64), np.asarray(table["format"], np.float64)
+    solver, judge = code_mask(table, "role", [options.solver]), code_mask(table, "role", [options.judge])
+    hard = np.where(score >= options.threshold, 1.0 - solver_score(table, score, solver), 0.0)
+    proposed = np.where(form > 0, (score + hard + form) / 3.0, 0.0)
+    rewards = np.where(solver, 0.5 * score + 0.5 * form, np.where(judge, form, 0.0))
+    return np.where(code_mask(table, "role", [options.proposer]), proposed, rewards)
+
+
+def solver_score(table: TurnTable, score: Floats, solver: NDArray[np.bool_]) -> Floats:
+    """(T,) mean solver score over the episodes through a turn, 1 where nobody answered."""
+    steps = solver[table.step_turn]
+    episodes = len(table.episodes["return"])
+    count = np.bincount(table.step_episode, steps, episodes)
+    total = np.bincount(table.step_episode, steps * score[table.step_turn], episodes)
+    mean = np.divide(total, count, out=np.zeros(episodes), where=count > 0)
+    answered = (count > 0)[table.step_episode]
+    known = np.bincount(table.step_turn, answered, len(table)) > 0
+    return np.where(known, step_mean(table, mean[table.step_episode], answered), 1.0)
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "mae",
+            advantage,
+            MAEOptions,
+            summary="proposer, solver and judge rewards, whitened over the batch",
+            source="arXiv 2510.23595; MAE rewards/reward_managers.py",
+            doc="estimators/mae.md",
+            requires=("role", "judge", "format", "n_tokens", "trained", "episodes.return"),
+            needs_groups=False,
+            confidence="A",
+        )
+    ]
+
+
+@hookimpl
+def hier_table_ready(table: TurnTable, step: int) -> None:
+    """Adds the turn column `mae_reward` where the table has what it takes, for any estimator to score by."""
+    roles = (MAEOptions.proposer, MAEOptions.solver, MAEOptions.judge)
+    if {"judge", "format"} <= set(table.turns) and all(table.code("role", role) >= 0 for role in roles):
+        table.turns["mae_reward"] = role_rewards(table, MAEOptions())

@@ -1,0 +1,93 @@
+"""MARFT, GAE along the chain of agents (arXiv 2504.16129), docs/estimators/marft.md.
+
+Released form: jwliao-ai/MARFT `action_level_buffer.py`. Confidence A, the action level reproduced by a fixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from verl_hier.credit import Credit, gae, optional, shift_back, token_chain, trained_only, turn_gae, unordered
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MARFTOptions:
+    """One reward and one value an agent turn; the turns of a step follow one another on the path."""
+
+    gamma: float = 0.99
+    """Discount from one agent's action to the next."""
+    lam: float = 0.95
+    """GAE decay from one agent's action to the next."""
+    normalise: bool = True
+    """Whether advantages are standardised over the batch, exact zeros left out."""
+
+
+def advantage(table: TurnTable, options: MARFTOptions) -> Credit:
+    """Credit per turn: GAE over the agents' actions, the last agent of a step followed by the first of the next."""
+    values, targets = turn_gae(table, table["value"], options.gamma, options.lam)
+    values = trained_only(table, values)
+    return Credit(standardised(values) if options.normalise else values, returns=targets)
+
+
+def token_advantage(table: TurnTable, options: MARFTOptions) -> Credit:
+    """Credit per token: the same chain over tokens, the reward of a turn on its last one."""
+    turn, order, links, last = np.asarray(table["tokens.turn"]), *token_chain(table)
+    at = turn[order]
+    value = np.asarray(table["tokens.value"], np.float64)[order]
+    alive = ~(np.asarray(table["done"], bool)[at] & last)
+    after = np.asarray(optional(table, "bootstrap", np.zeros(len(table))), np.float64)[at]
+    following = shift_back(value, links, np.where(last, after, 0.0)) * alive
+    reward = np.where(last, np.asarray(table["reward"], np.float64)[at], 0.0)
+    found = gae(reward, value, following, links & alive, options.gamma, options.lam)
+    values = unordered(np.where(np.asarray(table["trained"], bool)[at], found, 0.0), order)
+    credit = Credit(standardised(values) if options.normalise else values, per="token")
+    credit.returns = unordered(found + value, order)
+    return credit
+
+
+def standardised(values: ArrayLike) -> Floats:
+    """Entries that are not exactly 0 to mean 0 and standard deviation 1 (eps 1e-8); zeros stay."""
+    data = np.asarray(values, np.float64)
+    chosen = data[data != 0]
+    if chosen.size < 2:
+        return data
+    return np.where(data != 0, (data - chosen.mean()) / (chosen.std(ddof=1) + 1e-8), 0.0)
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "marft",
+            advantage,
+            MARFTOptions,
+            summary="GAE along the chain of the agents' actions",
+            source="arXiv 2504.16129; jwliao-ai/MARFT action_level_buffer.py",
+            doc="estimators/marft.md",
+            requires=("reward", "done", "trained", "value"),
+            needs_groups=False,
+            needs_critic=True,
+            confidence="A",
+        ),
+        EstimatorSpec(
+            "marft_token",
+            token_advantage,
+            MARFTOptions,
+            summary="GAE along the tokens of all agents, chained from one agent to the next",
+            source="arXiv 2504.16129; jwliao-ai/MARFT (token level)",
+            doc="estimators/marft.md",
+            requires=("turn", "episode", "reward", "done", "trained", "tokens.turn", "tokens.value"),
+            granularity="token",
+            needs_groups=False,
+            needs_critic=True,
+            confidence="A",
+        ),
+    ]

@@ -1,0 +1,96 @@
+"""SPO, segment advantages on trees (arXiv 2505.23564), docs/estimators/spo.md.
+
+Paper §4.3; released form: SPO `tree_episode_generator.py` and TreePO's `compute_spo_advantage`. Confidence A for the
+node values and TreePO's form (fixture), B for dropping edges by the prover advantage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import Credit, group_advantage, group_ids, group_mean, trained_only
+from verl_hier.credit.trees import above, children_mean, node_difference, sibling_ids
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SPOOptions:
+    """Defaults are SPO-tree's."""
+
+    form: Literal["rloo", "grpo", "treepo_plain", "treepo_siblings"] = "rloo"
+    """rloo: value minus the parent's; grpo: divided by the standard deviation of the rewards below the parent;
+    treepo_plain: as rloo with 0 above the first segment; treepo_siblings: values z-scored among siblings first."""
+    drop_zero: bool = True
+    """Whether segments whose advantage plus prover advantage is 0 are left out of the loss (rloo and grpo forms)."""
+    best_of: int = 4
+    """K of the best-of-K prover, 1 - (1 - v) ** K; 0 goes by the advantage alone."""
+
+
+def advantage(table: TurnTable, options: SPOOptions) -> Credit:
+    """Credit per turn: value of the segment minus the value of the one before it."""
+    parent = np.asarray(table["parent"])
+    value = children_mean(parent, table["return"])
+    if options.form == "treepo_siblings":
+        siblings = sibling_ids(parent, table["group"])
+        value = group_advantage(value, siblings, scale="population", eps=0.0, singleton="zero")
+    if options.form.startswith("treepo"):
+        return Credit(trained_only(table, node_difference(parent, value)))
+    return segments(table, options, parent, value)
+
+
+def segments(table: TurnTable, options: SPOOptions, parent: NDArray[np.int64], value: Floats) -> Credit:
+    """SPO's own forms, with the mean of the first segments above them."""
+    siblings = sibling_ids(parent, table["group"])
+    firsts = np.where(parent < 0, siblings, 0)
+    root = group_mean(value, firsts, parent < 0)[firsts]
+    gain = node_difference(parent, value, root)
+    difference = gain
+    if options.form == "grpo":
+        difference = gain / (reward_spread(table, parent) + 1e-8)
+    if not options.drop_zero:
+        return Credit(trained_only(table, difference))
+    prover = np.zeros_like(value)
+    if options.best_of:
+        best = 1.0 - (1.0 - np.clip(value, 0.0, 1.0)) ** options.best_of
+        root_best = 1.0 - (1.0 - np.clip(root, 0.0, 1.0)) ** options.best_of
+        prover = node_difference(parent, best, root_best)
+    kept = np.abs(gain + prover) > 1e-12
+    return Credit(trained_only(table, np.where(kept, difference, 0.0)), weight=kept.astype(np.float64))
+
+
+def reward_spread(table: TurnTable, parent: NDArray[np.int64]) -> Floats:
+    """(T,) population standard deviation of the leaf returns below the parent, or of the whole task."""
+    returns = np.asarray(table["episodes.return"], np.float64)
+    through = np.maximum(np.bincount(table.step_turn, minlength=len(table)), 1)
+    steps = returns[table.step_episode]
+    mean = np.bincount(table.step_turn, steps, len(table)) / through
+    deviation = (steps - mean[table.step_turn]) ** 2
+    inside = np.sqrt(np.bincount(table.step_turn, deviation, len(table)) / through)
+    keys = group_ids(table["episodes.group"])
+    whole = np.sqrt(group_mean((returns - group_mean(returns, keys)[keys]) ** 2, keys))
+    return above(parent, inside, whole[keys][np.asarray(table["episode"])])
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "spo",
+            advantage,
+            SPOOptions,
+            summary="value of a segment minus the value of the one before it",
+            source="arXiv 2505.23564 §4.3; SPO tree_episode_generator.py; TreePO compute_spo_advantage",
+            doc="estimators/spo.md",
+            requires=("group", "parent", "return", "trained"),
+            needs_tree=True,
+            confidence="A",
+        )
+    ]

@@ -1,0 +1,90 @@
+"""TreePO, advantages over all ancestor subgroups (arXiv 2508.17445), docs/estimators/treepo.md.
+
+Released form: multimodal-art-projection/TreePO `core_algos.py`. Confidence A, reproduced by a fixture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import Credit, group_ids, group_mean, share, whiten
+from verl_hier.credit.paths import Shared
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TreePOOptions:
+    """Defaults are the released script's."""
+
+    average: Literal["group_size", "plain"] = "group_size"
+    """Whether ancestors weigh by their number of leaves, or all alike."""
+    drop_flat: bool = False
+    """Whether subgroups whose leaves all agree are left out."""
+    count_self: bool = False
+    """Whether the leaf counts as a subgroup of one with advantage 0 (upstream's `group_wise_reward`)."""
+    whiten: bool = True
+    """Whether the whole batch is whitened over its tokens at the end."""
+    shared: Shared = "repeat"
+    """What a turn gets that several leaves share."""
+
+
+def advantage(table: TurnTable, options: TreePOOptions) -> Credit:
+    """Credit per step: the leaf against the leaves under each of its ancestors, averaged over the ancestors."""
+    steps = leaf_advantages(table, options)[table.step_episode]
+    trained = np.asarray(table["trained"], bool)[table.step_turn]
+    if options.whiten:
+        tokens = np.asarray(table["n_tokens"], np.float64)[table.step_turn]
+        steps = whiten(steps, trained, weights=tokens)
+    return share(table, steps, options.shared)
+
+
+def leaf_advantages(table: TurnTable, options: TreePOOptions) -> Floats:
+    """(E,) weighted mean over the ancestors of a leaf, the task included, of return minus the subgroup's mean."""
+    returns = np.asarray(table["episodes.return"], np.float64)
+    trained = np.asarray(table["episodes.trained"], bool)
+    step_episode, step_turn = table.step_episode, table.step_turn
+    inner = np.flatnonzero(step_turn != np.asarray(table["episodes.leaf"])[step_episode])
+    episode = np.append(np.arange(len(returns)), step_episode[inner])
+    groups = group_ids(table["episodes.group"])
+    node = np.append(groups, step_turn[inner] + len(returns))
+    keys = group_ids(node)
+    votes = trained[episode].astype(np.float64)
+    size = np.bincount(keys, votes)[keys]
+    mean = group_mean(returns[episode], keys, votes)[keys]
+    spread = np.bincount(keys, votes * (returns[episode] - mean) ** 2)[keys]
+    whole = np.arange(len(episode)) < len(returns)
+    used = (size > 1) & trained[episode]
+    if options.drop_flat:
+        used &= spread > 1e-12
+    alone = whole & (size == 1) & trained[episode]
+    value = np.where(alone, returns[episode], returns[episode] - mean)
+    weight = np.where(used | alone, size if options.average == "group_size" else 1.0, 0.0)
+    total = np.bincount(episode, weight * value, len(returns))
+    votes_of = np.bincount(episode, weight, len(returns)) + (1.0 if options.count_self else 0.0)
+    return np.divide(total, votes_of, out=np.zeros_like(total), where=votes_of > 0)
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    return [
+        EstimatorSpec(
+            "treepo",
+            advantage,
+            TreePOOptions,
+            summary="leaf against the leaves under each of its ancestors, averaged over the ancestors",
+            source="arXiv 2508.17445; multimodal-art-projection/TreePO core_algos.py",
+            doc="estimators/treepo.md",
+            requires=("n_tokens", "trained", "episodes.return", "episodes.group", "episodes.leaf", "episodes.trained"),
+            granularity="step",
+            needs_tree=True,
+            confidence="A",
+        )
+    ]

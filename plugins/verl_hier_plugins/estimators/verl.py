@@ -1,0 +1,27 @@
+"""Leaves the advantages to verl: `algorithm.adv_estimator` decides, on our rows; docs/estimators/verl.md."""
+
+from typing import Any
+
+from verl_hier.errors import CreditError
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EstimatorSpec, NoOptions
+
+
+def _verl_computes_it(table: Any, options: NoOptions) -> Any:
+    raise CreditError("estimator 'verl' is computed by verl's trainer, from `algorithm.adv_estimator`, not offline.")
+
+
+@hookimpl
+def hier_estimators() -> list[EstimatorSpec]:
+    """The `verl` estimator."""
+    return [
+        EstimatorSpec(
+            name="verl",
+            factory=_verl_computes_it,
+            summary="verl's own estimator, named by algorithm.adv_estimator",
+            source="verl/trainer/ppo/v1/utils.py, compute_advantage_for_multi_trajectories",
+            doc="estimators/verl.md",
+            needs_groups=False,
+            native=True,
+        )
+    ]

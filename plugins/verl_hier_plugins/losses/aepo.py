@@ -1,0 +1,113 @@
+"""AEPO's entropy-balanced clipping as a verl policy loss (arXiv 2510.14545), docs/estimators/aepo.md.
+
+Paper §4; released form: `compute_policy_loss_entropy_balanced_clipping`. Confidence A, value and gradient by a fixture.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import PolicyLossSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def token_losses(
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    low: float,
+    high: float,
+    dual: float,
+    balanced: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Clipped loss of every token.
+
+    Args:
+        log_ratio: (B, L) log of the policy ratio.
+        advantages: (B, L).
+        low, high: the ratio is clipped to [1 - low, 1 + high].
+        dual: bound of the loss for negative advantages, in units of the advantage.
+        balanced: whether the upper bound is (1 + high) * ratio / stop_gradient(ratio): the same value, but a token
+            beyond it keeps the gradient -A (1 + high) instead of none.
+
+    Returns:
+        (B, L) losses; (B, L) whether the clip was active; (B, L) whether the dual bound was.
+    """
+    import torch
+
+    ratio = log_ratio.clamp(-20.0, 20.0).exp()
+    bounded = ratio.clamp(1.0 - low, 1.0 + high)
+    if balanced:
+        bounded = torch.where(ratio > 1.0 + high, (1.0 + high) * ratio / ratio.detach(), bounded)
+    plain, clipped = -advantages * ratio, -advantages * bounded
+    worse, floor = torch.maximum(plain, clipped), -advantages * dual
+    negative = advantages < 0
+    losses = torch.where(negative, torch.minimum(worse, floor), worse)
+    return losses, clipped > plain, (worse > floor) & negative
+
+
+def entropy_balanced_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The loss with verl's signature: `actor_rollout_ref.actor.policy_loss.loss_mode: aepo`.
+
+    Args and returns as verl's policy losses: (B, L) tensors, the aggregated loss and metrics.
+    """
+    return clipped_loss(
+        old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, balanced=True
+    )
+
+
+def clipped_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str,
+    config: Any,
+    weights: torch.Tensor | None,
+    balanced: bool,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Dual-clipped loss with or without the balanced upper bound; clip values from verl's actor config."""
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    log_ratio = log_prob - old_log_prob
+    losses, clipped, dual = token_losses(
+        log_ratio, advantages, low, high, config.get("clip_ratio_c", 3.0), balanced=balanced
+    )
+    if weights is not None:
+        losses = losses * weights
+    loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
+    count = response_mask.sum().clamp(min=1)
+
+    def mean(values: torch.Tensor) -> float:
+        return float((values.detach() * response_mask).sum() / count)
+
+    metrics = {
+        "actor/pg_clipfrac": mean(clipped),
+        "actor/ppo_kl": mean(-log_ratio),
+        "actor/pg_clipfrac_lower": mean(dual),
+    }
+    return loss, metrics
+
+
+@hookimpl
+def hier_policy_losses() -> list[PolicyLossSpec]:
+    return [
+        PolicyLossSpec(
+            "aepo",
+            entropy_balanced_loss,
+            summary="clipping whose upper bound keeps its gradient",
+            source="arXiv 2510.14545 §4; compute_policy_loss_entropy_balanced_clipping",
+        )
+    ]

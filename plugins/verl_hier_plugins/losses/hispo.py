@@ -1,0 +1,87 @@
+"""HisPO, a two-level importance mask (LongCat-Flash-Prover), docs/estimators/hispo.md.
+
+Report, from notes: confidence C. The bands are ours; `hispo_loss` takes them, and a plugin may register others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import PolicyLossSpec
+
+if TYPE_CHECKING:
+    import torch
+
+PolicyLoss = Callable[..., "tuple[torch.Tensor, dict[str, Any]]"]
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Ratios inside which a token is trained."""
+
+    sequence: tuple[float, float] = (0.5, 2.0)
+    """Geometric mean of the ratio over the sequence's tokens."""
+    token: tuple[float, float] = (0.5, 2.0)
+    """Ratio of the token itself."""
+
+
+def importance_mask(log_ratio: torch.Tensor, mask: torch.Tensor, bands: Bands) -> torch.Tensor:
+    """(B, L) bool: tokens of `mask` whose sequence and whose own ratio (log, (B, L)) lie inside the bands."""
+    count = mask.sum(-1, keepdim=True).clamp(min=1)
+    sequence = ((log_ratio * mask).sum(-1, keepdim=True) / count).exp()
+    token = log_ratio.exp()
+    inside = (sequence >= bands.sequence[0]) & (sequence <= bands.sequence[1])
+    return mask.bool() & inside & (token >= bands.token[0]) & (token <= bands.token[1])
+
+
+def hispo_loss(bands: Bands) -> PolicyLoss:
+    """The policy loss for some bands, with verl's signature."""
+
+    def loss(
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: Any = None,
+        rollout_is_weights: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Clipped loss of the tokens inside the bands; the others contribute 0 and stay in the denominator.
+
+        The staleness ratio is policy over old policy; the discrepancy between training and rollout engine is read
+        from `rollout_is_weights` when verl's rollout correction provides it, and then multiplies the loss too.
+        """
+        import torch
+        from verl.trainer.ppo.core_algos import agg_loss
+
+        low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+        high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+        log_ratio = (log_prob - old_log_prob).clamp(-20.0, 20.0)
+        kept = importance_mask(log_ratio.detach(), response_mask, bands)
+        if rollout_is_weights is not None:
+            kept &= importance_mask(rollout_is_weights.clamp(min=1e-9).log(), response_mask, bands)
+        ratio = log_ratio.exp()
+        losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - low, 1.0 + high))
+        if rollout_is_weights is not None:
+            losses = losses * rollout_is_weights
+        losses = torch.where(kept, losses, torch.zeros_like(losses))
+        share = (kept.sum() / response_mask.sum().clamp(min=1)).item()
+        total = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
+        return total, {"actor/hispo_kept_share": share}
+
+    return loss
+
+
+@hookimpl
+def hier_policy_losses() -> list[PolicyLossSpec]:
+    return [
+        PolicyLossSpec(
+            "hispo",
+            hispo_loss(Bands()),
+            summary="clipped loss of tokens whose sequence and own ratio lie inside bands",
+            source="LongCat-Flash-Prover (reading notes), confidence C",
+        )
+    ]

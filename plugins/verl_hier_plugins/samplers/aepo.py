@@ -1,0 +1,198 @@
+"""AEPO, dynamic entropy-balanced rollout (arXiv 2510.14545 §3.1), docs/samplers/aepo.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import SamplerSpec
+from verl_hier.rollout.branching import advance_turn
+from verl_hier.rollout.rollout import Rollout
+from verl_hier_plugins.samplers.arpo import ChainOptions, EntropyChains, Rule, chains_of, turn_entropy
+
+Reset = Literal["sane", "released"]
+
+
+@dataclass(frozen=True)
+class BalancedOptions(ChainOptions):
+    """Options of `aepo`: those of `arpo`, and its own."""
+
+    initial_rollouts: int = 6
+    """Chains that start from the task, without `dynamic`; the others branch off, or start later when no chain is left
+    to branch."""
+    penalty: float = 0.05
+    """What each round in a row in which the task got new chains takes off the draw, as a share."""
+    reset: Reset = "sane"
+    """When such a row ends. sane: with the first round without a new chain; released: only where another task of the
+    batch got one in that round, which for a task by itself is never."""
+    dynamic: bool = False
+    """Choose the number of chains that start by the entropies of a probe, instead of `initial_rollouts`."""
+    root_tokens: int = 50
+    """Tokens sampled from the task to see how unsure the policy is of it."""
+    sensitivity: float = 0.5
+    """How much the difference of the two entropies moves that number (β)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.root_tokens < 1:
+            raise ValueError(f"root_tokens must be at least 1, got {self.root_tokens}")
+        if not 0.0 <= self.penalty <= 1.0:
+            raise ValueError(f"penalty must be within [0, 1], got {self.penalty}")
+
+
+def starting_chains(n: int, root: float, tools: float, sensitivity: float = 0.5) -> int:
+    """m = clip(floor(n σ(β (H_root - H_tool))) + 1, 1, n), the chains that start; the other n - m may branch."""
+    return min(max(math.floor(n / (1.0 + math.exp(-sensitivity * (root - tools)))) + 1, 1), n)
+
+
+class Streak:
+    """Rounds in a row in which a task got new chains.
+
+    The released code advances a whole batch in one loop and looks at its streaks only in rounds in which some task of
+    the batch got a chain. Here each task has a loop of its own; `rounds` stands for the common one.
+    """
+
+    def __init__(self, reset: Reset, rounds: set[int]) -> None:
+        """
+        Args:
+            reset: see `BalancedOptions`.
+            rounds: numbers of the rounds in which some task got a chain; this one adds its own.
+        """
+        self._sane = reset == "sane"
+        self._rounds = rounds
+        self._grew: list[bool] = []
+
+    def note(self, grew: bool) -> None:
+        """A round is over."""
+        if grew:
+            self._rounds.add(len(self._grew))
+        self._grew.append(grew)
+
+    @property
+    def length(self) -> int:
+        """The streak now. Rounds of other tasks may be noted late, so it is counted when asked for."""
+        length = 0
+        for number, grew in enumerate(self._grew):
+            if grew:
+                length += 1
+            elif self._sane or number in self._rounds:
+                length = 0
+        return length
+
+
+@dataclass(frozen=True)
+class Balanced(Rule):
+    """Branch when clip((U + w ΔH) f, 0, 1) >= p_b, where f = max(0, 1 - penalty * streak).
+
+    Attributes:
+        base: p_b.
+        weight: w.
+        penalty: share of the draw that each round of the streak takes.
+        streak: the task's.
+    """
+
+    base: float
+    weight: float
+    penalty: float
+    streak: Streak
+
+    @property
+    def factor(self) -> float:
+        """What the streak leaves of a draw."""
+        return max(0.0, 1.0 - self.penalty * self.streak.length)
+
+    def branches(self, draw: float, change: float) -> bool:
+        """See `Rule.branches`."""
+        return min(max((draw + self.weight * change) * self.factor, 0.0), 1.0) >= self.base
+
+    def probability(self, change: float) -> float:
+        """See `Rule.probability`; p_b = 0 always branches."""
+        if self.base <= 0:
+            return 1.0
+        factor = self.factor
+        return 0.0 if factor == 0 else 1.0 - min(max(self.base / factor - self.weight * change, 0.0), 1.0)
+
+    def note(self, grew: bool) -> None:
+        """See `Rule.note`."""
+        self.streak.note(grew)
+
+    def state(self) -> dict[str, Any]:
+        """See `Rule.state`."""
+        return {"streak": self.streak.length}
+
+
+class AEPO(EntropyChains):
+    """See `plugins/aepo`."""
+
+    name = "aepo"
+    options: BalancedOptions
+
+    def __init__(self, options: BalancedOptions, rounds: set[int] | None = None) -> None:
+        """
+        Args:
+            options: of the recipe.
+            rounds: shared by the tasks of a batch that advance in common rounds; see `Streak`.
+        """
+        super().__init__(options)
+        self._rounds = rounds
+
+    def rule(self) -> Rule:
+        """See `EntropyChains.rule`."""
+        options = self.options
+        streak = Streak(options.reset, set() if self._rounds is None else self._rounds)
+        return Balanced(options.branch_probability, options.entropy_weight, options.penalty, streak)
+
+    async def initial(self, rollout: Rollout) -> int:
+        """See `EntropyChains.initial`. A probe that was lost leaves `initial_rollouts`."""
+        if not self.options.dynamic:
+            return self.options.initial_rollouts
+        root = await self._root_entropy(rollout)
+        tools = None if root is None else await self._tool_entropy(rollout)
+        if root is None or tools is None:
+            rollout.count("probes_lost")
+            return self.options.initial_rollouts
+        number = starting_chains(rollout.n, root, tools, self.options.sensitivity)
+        rollout.episodes[-1].record.decision |= {"root_entropy": root, "tool_entropy": tools, "chains": number}
+        return number
+
+    async def _root_entropy(self, rollout: Rollout) -> float | None:
+        """H_root, of a first turn that is given up after a few tokens; None when it was lost."""
+        episode = rollout.start(trained=False, reason="root")
+        episode.trained = False
+        await rollout.advance([episode], tokens=self.options.root_tokens)
+        episode.discard("probe")
+        tip = episode.tip
+        return None if tip is None else turn_entropy(rollout, tip, self.options.entropy_positions)
+
+    async def _tool_entropy(self, rollout: Rollout) -> float | None:
+        """H_tool, the mean over the turns of one whole episode; None when it was lost."""
+        episode = rollout.start(trained=False, reason="probe")
+        episode.trained = False
+        running = [episode]
+        while running:
+            running = [each for each in await advance_turn(rollout, running) if not each.over]
+        turns = [rollout.graph.nodes[place] for place in episode.path]
+        found = [turn_entropy(rollout, node, self.options.entropy_positions) for node in turns if not node.partial]
+        return sum(found) / len(found) if episode.complete and found else None
+
+
+def _episodes(options: BalancedOptions, n: int) -> int:
+    return n if options.dynamic else chains_of("aepo", options, n)
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    return [
+        SamplerSpec(
+            "aepo",
+            AEPO,
+            BalancedOptions,
+            summary="as arpo, penalising branches in a row; a probe may choose the number of starting chains",
+            source="arXiv 2510.14545 §3.1; RUC-NLPIR/ARPO AEPO/ vllm_rollout_with_tools.py::generate_sequences",
+            doc="samplers/aepo.md",
+            episodes=_episodes,
+            needs_fork=True,
+        )
+    ]

@@ -1,0 +1,118 @@
+"""One state line, the best of n candidates at every turn (arXiv 2510.11062), docs/samplers/best_of_turn.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_hier.environments.base import StepResult
+from verl_hier.errors import RecipeError
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import SamplerSpec
+from verl_hier.rollout import Sampler
+from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
+from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.rollout import Rollout
+from verl_hier.rollout.transcript import Transcript
+
+REWARD = "candidate_reward"
+
+
+@dataclass(frozen=True)
+class BestOfTurnOptions:
+    """Options of `best_of_turn`. `actor_rollout_ref.rollout.n` is the number of candidates at every turn."""
+
+    alpha: float = 1.0
+    """Weight of what the world gave (team) beside what the worker gave its own turn (local)."""
+    progress: str | None = None
+    """Number in the world's `info` whose rise in the turn counts as the world's reward too, for worlds that reward only
+    the end."""
+    greedy_choice: bool = True
+    """Go on from the candidate with the highest reward, the first on ties; false: always from the first one."""
+
+
+def leaves_of(options: BestOfTurnOptions, n: int) -> int:
+    """Leaves to train for one task that ends with its first turn; every further turn adds n - 1.
+
+    Raises:
+        RecipeError: for fewer than two candidates.
+    """
+    if n < 2:
+        raise RecipeError(
+            "actor_rollout_ref.rollout.n: the best_of_turn sampler compares n candidates at every turn, so n >= 2; got "
+            f"{n}."
+        )
+    return n
+
+
+class BestOfTurn(Sampler):
+    """See `plugins/best_of_turn`."""
+
+    def __init__(self, options: BestOfTurnOptions) -> None:
+        self._options = options
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        line = next(iter(start_episodes(rollout, 1)), None)
+        turns = 0
+        while line is not None and not line.over:
+            shared = len(line.path)
+            places = [ForkPoint(line, decision={"candidate": number}) for number in range(1, rollout.n)]
+            candidates = [line, *await fork_episodes(rollout, places, beside=1)]
+            alive = await advance_turn(rollout, candidates)
+            spoken = [episode for episode in alive if len(episode.path) > shared]
+            if spoken:
+                turns += 1
+                rollout.expected = 1 + turns * (rollout.n - 1)
+            line = self._choose(rollout, spoken, shared)
+
+    def _choose(self, rollout: Rollout, candidates: list[Episode], shared: int) -> Episode | None:
+        """The candidate to go on from, None without any; the others end here and are trained."""
+        rewards = [self._reward(rollout, candidate, shared) for candidate in candidates]
+        best = rewards.index(max(rewards)) if rewards and self._options.greedy_choice else 0
+        for candidate in [*candidates[:best], *candidates[best + 1 :]]:
+            if not candidate.over:
+                candidate.stop("not_chosen")
+        return candidates[best] if candidates else None
+
+    def _reward(self, rollout: Rollout, candidate: Episode, shared: int) -> float:
+        """alpha * team + local of the turn after the first `shared` nodes; noted on them."""
+        nodes = [rollout.graph.nodes[number] for number in candidate.path[shared:]]
+        transcript = Transcript.of(candidate)
+        calls = [call.step for call in transcript.turns[-1].calls]
+        from_world = sum(step.reward for step in calls)
+        local = sum(node.reward for node in nodes) - from_world
+        past = [call.step for said in transcript.turns[:-1] for call in said.calls]
+        before = past if transcript.opening is None else [transcript.opening, *past]
+        reward = self._options.alpha * (from_world + self._rise(before, calls)) + local
+        for node in nodes:
+            node.extra[REWARD] = reward
+        return reward
+
+    def _rise(self, before: list[StepResult], calls: list[StepResult]) -> float:
+        """How much the `progress` number rose by the calls of a turn; 0 without calls."""
+        name = self._options.progress
+        if name is None or not calls:
+            return 0.0
+        known = [step.info[name] for step in [*before, *calls] if name in step.info]
+        if not known or not isinstance(known[-1], int | float):
+            there = ", ".join(sorted(k for k, v in calls[-1].info.items() if isinstance(v, int | float))) or "none"
+            raise RecipeError(f"hier.sampler.progress: the world's `info` has no number {name!r}; it has {there}.")
+        start = [step.info[name] for step in before if name in step.info]
+        return float(known[-1]) - float(start[-1] if start else 0.0)
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    return [
+        SamplerSpec(
+            "best_of_turn",
+            BestOfTurn,
+            BestOfTurnOptions,
+            summary="n candidates at every turn of every agent; the best one's state goes on, all are trained",
+            source="AT-GRPO, arXiv 2510.11062; PettingLLMs (confidence A)",
+            doc="samplers/best_of_turn.md",
+            episodes=leaves_of,
+            needs_fork=True,
+            provides=(REWARD,),
+        )
+    ]

@@ -1,0 +1,88 @@
+"""M designs x N executions: the first turn of an episode is its design, everything after it one execution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_hier.errors import RecipeError
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import SamplerSpec
+from verl_hier.rollout import Sampler
+from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class DesignsOptions:
+    """Options of `designs`. `actor_rollout_ref.rollout.n` is `designs` x `executions`."""
+
+    designs: int = 4
+    """Designs a task (M)."""
+    executions: int = 4
+    """Executions of each design (N)."""
+    failed: Literal["drop", "keep"] = "drop"
+    """What becomes of a design whose first turn is invalid: it is dropped from its group (the paper), or it stays a
+    leaf with the return that its worker gives it."""
+
+    def __post_init__(self) -> None:
+        if self.designs < 1 or self.executions < 1:
+            raise ValueError("designs and executions must be at least 1")
+
+
+class Designs(Sampler):
+    """See `plugins/designs`."""
+
+    def __init__(self, options: DesignsOptions) -> None:
+        self._options = options
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        options = self._options
+        designs = [rollout.start(design=number, execution=0) for number in range(options.designs)]
+        await rollout.advance(designs)
+        executions: list[Episode] = []
+        for number, design in enumerate(designs):
+            if not self._sound(rollout, design):
+                continue
+            executions.append(design)
+            for execution in range(1, options.executions):
+                executions.append(await design.fork(after=1, design=number, execution=execution))
+        await rollout.run(executions)
+
+    def _sound(self, rollout: Rollout, design: Episode) -> bool:
+        """Whether a design can be executed; a failed one is counted and, as the recipe says, dropped."""
+        spoken = design.tip
+        if spoken is not None and spoken.valid and not design.over:
+            return True
+        if design.complete:
+            rollout.count("failed_designs")
+            if self._options.failed == "drop":
+                design.discard("failed_design")
+        return False
+
+
+def _episodes(options: DesignsOptions, n: int) -> int:
+    wanted = options.designs * options.executions
+    if n != wanted:
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.n: {options.designs} designs x {options.executions} executions are {wanted} "
+            f"episodes a task, got {n}; set it to {wanted}, or change hier.sampler.designs and hier.sampler.executions."
+        )
+    return n
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    return [
+        SamplerSpec(
+            "designs",
+            Designs,
+            DesignsOptions,
+            summary="several designs a task, each executed several times; failed designs are dropped",
+            source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
+            doc="samplers/designs.md",
+            episodes=_episodes,
+            needs_fork=True,
+        )
+    ]

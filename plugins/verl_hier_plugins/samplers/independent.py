@@ -1,0 +1,40 @@
+"""n independent episodes a task, as flat GRPO has them; docs/samplers/independent.md."""
+
+from verl_hier.errors import RecipeError
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import NoOptions, SamplerSpec
+from verl_hier.rollout import Sampler
+from verl_hier.rollout.rollout import Rollout
+
+
+class Independent(Sampler):
+    """Episodes that share nothing but the task."""
+
+    def __init__(self, options: NoOptions) -> None:
+        self._options = options
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        episodes = [rollout.start() for _ in range(rollout.n)]
+        await rollout.run(episodes)
+
+
+def _episodes(options: NoOptions, n: int) -> int:
+    if n < 1:
+        raise RecipeError(f"actor_rollout_ref.rollout.n: the independent sampler needs at least 1, got {n}.")
+    return n
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    """The `independent` sampler."""
+    return [
+        SamplerSpec(
+            name="independent",
+            factory=Independent,
+            summary="n episodes that share nothing but the task",
+            source="GRPO, arXiv 2402.03300 §4.1",
+            doc="samplers/independent.md",
+            episodes=_episodes,
+        )
+    ]

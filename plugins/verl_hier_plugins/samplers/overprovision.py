@@ -1,0 +1,99 @@
+"""Stops when enough episodes are complete and leaves the others to a later step; docs/samplers/overprovision.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from verl_hier.errors import RecipeError
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import SamplerSpec
+from verl_hier.rollout import Sampler
+from verl_hier.rollout.branching import start_episodes
+from verl_hier.rollout.budget import BudgetSpent
+from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.rollout import Rollout
+from verl_hier.rollout.unfinished import LEFT_UNFINISHED
+
+
+@dataclass(frozen=True)
+class OverprovisionOptions:
+    """Options of `overprovision`. `actor_rollout_ref.rollout.n` is the number of episodes that have to be complete."""
+
+    launch: float = 2.0
+    """Episodes launched, those that go on included, as a multiple of n, rounded up."""
+    max_age: int = 4
+    """Trainer steps after its first token in which an episode may still go on; older ones are dropped."""
+
+    def __post_init__(self) -> None:
+        if self.launch <= 1:
+            raise ValueError(f"launch must be above 1, got {self.launch}; without more episodes none is left over")
+        if self.max_age < 1:
+            raise ValueError(f"max_age must be at least 1, got {self.max_age}")
+
+
+def leaves_of(options: OverprovisionOptions, n: int) -> int:
+    """Leaves to train for one task.
+
+    Raises:
+        RecipeError: for fewer than one.
+    """
+    if n < 1:
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.n: the overprovision sampler completes n episodes, n >= 1; got {n}."
+        )
+    return n
+
+
+class Overprovision(Sampler):
+    """See `plugins/overprovision`."""
+
+    def __init__(self, options: OverprovisionOptions) -> None:
+        self._options = options
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        wanted = math.ceil(rollout.n * self._options.launch)
+        resumed = self._resume(rollout, wanted)
+        await rollout.gather(episode.ready() for episode in resumed)
+        complete = [episode for episode in resumed if episode.complete]
+        running = [episode for episode in resumed if not episode.over]
+        if len(complete) < rollout.n:
+            running += start_episodes(rollout, wanted - len(resumed))
+        while running and len(complete) < rollout.n:
+            going = await rollout.advance(running)
+            complete += [episode for episode in running if episode.complete]
+            running = going
+        # Who was first is told by turns and then by number, never by the clock.
+        for episode in [*complete[rollout.n :], *running]:
+            episode.discard(LEFT_UNFINISHED)
+            rollout.count(LEFT_UNFINISHED)
+
+    def _resume(self, rollout: Rollout, most: int) -> list[Episode]:
+        """Episodes that earlier steps have left, oldest first, and that are not too old."""
+        young = [c for c in rollout.unfinished if rollout.request.step - c.began <= self._options.max_age]
+        if len(young) < len(rollout.unfinished):
+            rollout.count("carried_too_old", len(rollout.unfinished) - len(young))
+        resumed: list[Episode] = []
+        try:
+            for unfinished in young[:most]:
+                resumed.append(rollout.resume(unfinished))
+                rollout.count("resumed")
+        except BudgetSpent:
+            pass
+        return resumed
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    return [
+        SamplerSpec(
+            "overprovision",
+            Overprovision,
+            OverprovisionOptions,
+            summary="launches more episodes than needed, stops when enough are complete, resumes the rest later",
+            source="APRIL, arXiv 2509.18521; RLsys-Foundation/APRIL (mechanism: A; within a task: ours)",
+            doc="samplers/overprovision.md",
+            episodes=leaves_of,
+        )
+    ]

@@ -1,0 +1,96 @@
+"""Trajectories that fork at every turn and keep their number (arXiv 2510.26020), docs/samplers/portool.md."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from verl_hier.errors import RecipeError
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import SamplerSpec
+from verl_hier.rollout import Sampler
+from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
+from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class PORToolSamplerOptions:
+    """Options of `portool`. `actor_rollout_ref.rollout.n` trajectories are kept in every round."""
+
+    forks: int = 2
+    """Candidates for the next turn of every open trajectory (f)."""
+
+    def __post_init__(self) -> None:
+        if self.forks < 2:
+            raise ValueError("forks must be at least 2; with one candidate a turn nothing branches")
+
+
+def leaves_of(options: PORToolSamplerOptions, n: int) -> int:
+    """Leaves to train for one task.
+
+    Raises:
+        RecipeError: for fewer than two.
+    """
+    if n < 2:
+        raise RecipeError(
+            "actor_rollout_ref.rollout.n: the portool sampler keeps n trajectories and compares the candidates among "
+            f"them, so n >= 2; got {n}."
+        )
+    return n
+
+
+class PORToolSampler(Sampler):
+    """See `plugins/portool`."""
+
+    def __init__(self, options: PORToolSamplerOptions) -> None:
+        self._options = options
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        running = start_episodes(rollout, rollout.n)
+        done = number = 0
+        while running:
+            candidates = running if number == 0 else running + await self._fork(rollout, running, number)
+            alive = await advance_turn(rollout, candidates)
+            kept = _choose(alive, rollout.n - done, rollout.rng("portool", number))
+            for episode in alive:
+                if episode not in kept:
+                    episode.discard("not_chosen")
+                    rollout.count("not_chosen")
+            done += sum(episode.complete for episode in kept)
+            running = [episode for episode in kept if not episode.over]
+            number += 1
+
+    async def _fork(self, rollout: Rollout, running: list[Episode], number: int) -> list[Episode]:
+        """The further candidates of a round; a budget that ends takes one from each trajectory in turn."""
+        places = [
+            ForkPoint(episode, decision={"round": number})
+            for _ in range(self._options.forks - 1)
+            for episode in running
+        ]
+        return await fork_episodes(rollout, places, beside=len(running))
+
+
+def _choose(episodes: list[Episode], number: int, rng: random.Random) -> list[Episode]:
+    """So many of them at random, in their order; all when there are no more."""
+    if len(episodes) <= number:
+        return episodes
+    chosen = rng.sample(range(len(episodes)), number)
+    return [episodes[place] for place in sorted(chosen)]
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    return [
+        SamplerSpec(
+            "portool",
+            PORToolSampler,
+            PORToolSamplerOptions,
+            summary="n trajectories that fork at every turn; a random n of the candidates go on",
+            source="arXiv 2510.26020 §3 (confidence B)",
+            doc="samplers/portool.md",
+            episodes=leaves_of,
+            needs_fork=True,
+        )
+    ]

@@ -1,0 +1,117 @@
+"""Entropy-guided trees (EPTree, arXiv 2506.11902 §3.2), docs/samplers/treerl.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_hier.errors import RecipeError
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import SamplerSpec
+from verl_hier.rollout import Sampler
+from verl_hier.rollout.branching import ForkPoint, fork_episodes, keep_leaves, play_out, start_episodes
+from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.offsets import nodes_of, place_before
+from verl_hier.rollout.rollout import Rollout
+
+Token = tuple[int, int]
+"""An action token: the episode that sampled it, and its number among the action tokens of the path."""
+
+
+@dataclass(frozen=True)
+class TreeRLSamplerOptions:
+    """Options of `treerl`. `actor_rollout_ref.rollout.n` is the number of leaves that are kept (16 in the paper)."""
+
+    trees: int = 6
+    """Trees a task (m); each begins with one whole episode."""
+    tokens: int = 2
+    """Tokens of every tree that branches grow from in a round (n): those that the policy was least sure of."""
+    rounds: int = 1
+    """Rounds of branching (l)."""
+    branches: int = 2
+    """Branches that grow from each of these tokens (t)."""
+
+    def __post_init__(self) -> None:
+        if min(self.trees, self.tokens, self.rounds, self.branches) < 1:
+            raise ValueError("trees, tokens, rounds and branches must be at least 1")
+
+    @property
+    def grown(self) -> int:
+        """Leaves that a task grows: m * (1 + l * n * t)."""
+        return self.trees * (1 + self.rounds * self.tokens * self.branches)
+
+
+def leaves_of(options: TreeRLSamplerOptions, n: int) -> int:
+    """Leaves to train for one task.
+
+    Raises:
+        RecipeError: when more are wanted than grow, or fewer than one.
+    """
+    if not 1 <= n <= options.grown:
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.n: the treerl sampler grows trees * (1 + rounds * tokens * branches) = "
+            f"{options.grown} leaves and keeps n of them, so n must be 1 to {options.grown}; got {n}."
+        )
+    return n
+
+
+class TreeRLSampler(Sampler):
+    """See `plugins/treerl`."""
+
+    def __init__(self, options: TreeRLSamplerOptions) -> None:
+        self._options = options
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        trunks = start_episodes(rollout, self._options.trees)
+        await play_out(rollout, trunks)
+        branched: set[Token] = set()
+        for number in range(self._options.rounds):
+            places: list[ForkPoint] = []
+            for trunk in trunks:
+                places += self._unsure(rollout, _leaves(rollout, trunk), branched, number)
+            # One branch at each place before a second at any, so that a budget that ends cuts all places alike.
+            await play_out(rollout, await fork_episodes(rollout, places * self._options.branches))
+        self._keep(rollout)
+
+    def _unsure(self, rollout: Rollout, leaves: list[Episode], branched: set[Token], number: int) -> list[ForkPoint]:
+        """The places before the least sure tokens of a tree that have no branches yet."""
+        found: dict[Token, tuple[float, Episode]] = {}
+        for leaf in leaves:
+            offset = 0
+            for node in nodes_of(leaf):
+                for entropy in rollout.entropy_of(node):
+                    found.setdefault((node.episode, offset), (entropy, leaf))
+                    offset += 1
+        free = [token for token in found if token not in branched]
+        chosen = sorted(free, key=lambda token: (-found[token][0], token))[: self._options.tokens]
+        branched.update(chosen)
+        for token in chosen:
+            place_before(rollout, found[token][1], token[1])  # all cuts first: each shifts the places behind it
+        return [
+            place_before(rollout, leaf, offset).with_decision(round=number, token=offset, entropy=entropy)
+            for (_, offset), (entropy, leaf) in ((token, found[token]) for token in chosen)
+        ]
+
+    def _keep(self, rollout: Rollout) -> None:
+        leaves = [episode for episode in rollout.episodes if episode.complete]
+        keep_leaves(rollout, leaves, rollout.n, rollout.rng("treerl", "keep"))
+
+
+def _leaves(rollout: Rollout, trunk: Episode) -> list[Episode]:
+    return [e for e in rollout.episodes if e.complete and e.record.tree == trunk.record.tree]
+
+
+@hookimpl
+def hier_samplers() -> list[SamplerSpec]:
+    return [
+        SamplerSpec(
+            "treerl",
+            TreeRLSampler,
+            TreeRLSamplerOptions,
+            summary="whole episodes that branch at the tokens the policy was least sure of",
+            source="arXiv 2506.11902 §3.2; THUDM/TreeRL (EPTree, confidence A)",
+            doc="samplers/treerl.md",
+            episodes=leaves_of,
+            needs_fork=True,
+        )
+    ]

@@ -1,0 +1,173 @@
+"""Four modules, each in a fresh context that holds the task and the memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_hier.environments.base import StepResult
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout import Worker
+from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout.prompts import fields, fill, source_turns
+from verl_hier_plugins.workers.react import parse_action
+
+STOP = "stop"
+_BETWEEN = " ; "
+
+
+@dataclass(frozen=True)
+class AgentFlowOptions:
+    """Options of `agent_flow`.
+
+    Templates may use {instruction}, {observation}, {admissible}, {memory} (what was done and seen so far) and whatever
+    the environment puts into the `info` of its reset; the executor's also {step}, what the planner chose.
+    """
+
+    planner_prompt: str = "plan: {instruction} | {memory}"
+    """What the planner sees; it answers with the next step."""
+    planner_system: str | None = None
+    """System message of the planner, for chat models."""
+    executor_prompt: str = "do: {step} | {observation}"
+    """What the executor sees; it answers with one action."""
+    executor_system: str | None = None
+    """System message of the executor, for chat models."""
+    action_tag: str | None = None
+    """When set, the executor's action is the text inside <tag>…</tag>."""
+    verifier: bool = True
+    """Whether a verifier says after each step if the memory is enough; else only the world and `steps` end it."""
+    verifier_prompt: str = "enough: {instruction} | {memory}"
+    """What the verifier sees; an answer that holds `stop` ends the steps."""
+    verifier_system: str | None = None
+    """System message of the verifier, for chat models."""
+    generator_prompt: str = "answer: {instruction} | {memory}"
+    """What the generator sees when the steps are over."""
+    generator_system: str | None = None
+    """System message of the generator, for chat models."""
+    answer_action: str | None = None
+    """The world's action that the generator's text makes, with {content}; omitted: there is no generator."""
+    steps: int = 10
+    """Steps of one episode at most."""
+    memory_characters: int = 4000
+    """Characters of the memory that modules see, its latest ones."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.memory_characters < 1:
+            raise ValueError("steps and memory_characters must be at least 1")
+        if self.answer_action is not None:
+            try:
+                self.answer_action.format(content="")
+            except (KeyError, IndexError, ValueError) as error:
+                raise ValueError(f"answer_action may use {{content}} only ({error})") from error
+
+
+class AgentFlow(Worker):
+    """See `plugins/agent_flow`."""
+
+    def __init__(self, options: AgentFlowOptions) -> None:
+        self._options = options
+
+    async def run(self, episode: EpisodeView) -> None:
+        """See `Worker.run`."""
+        options = self._options
+        flow = _Flow(options, episode, await episode.reset())
+        for number in range(options.steps):
+            await flow.step(number)
+            if flow.over:
+                return
+            if options.verifier and await flow.enough(number):
+                break
+        if options.answer_action is not None:
+            await flow.answer()
+
+
+@dataclass(frozen=True)
+class _Done:
+    """One entry of the memory: a turn, the action it chose, and the world's answer."""
+
+    turn: Turn
+    action: str
+    answer: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.action} > {self.answer}"
+
+
+class _Flow:
+    """One episode: the world's latest answer, the memory, and who speaks about it."""
+
+    def __init__(self, options: AgentFlowOptions, episode: EpisodeView, first: StepResult) -> None:
+        self._options = options
+        self._episode = episode
+        self._first = self._latest = first
+        self._memory: list[_Done] = []
+        self._plan: Turn | None = None
+        self._number = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the world has ended the episode."""
+        return self._latest.done or self._latest.truncated
+
+    async def step(self, number: int) -> None:
+        """The planner chooses, the executor acts, the memory grows."""
+        self._number, self._plan = number, None
+        self._plan = await self._say("planner", 0)
+        turn = await self._say("executor", 1, self._plan)
+        action = parse_action(turn.text, self._options.action_tag)
+        if action is None:
+            turn.mark(valid=False, failure="no_action_tag")
+        self._latest = await self._episode.act(action or "")
+        self._memory.append(_Done(turn, action or "", self._latest.text))
+
+    async def enough(self, number: int) -> bool:
+        """Whether the verifier wants no further step."""
+        return STOP in (await self._say("verifier", 1)).text.lower()
+
+    async def answer(self) -> None:
+        """The generator's answer, as an action of the world."""
+        turn = await self._say("generator", 1)
+        if not turn.text.strip():
+            turn.mark(valid=False, failure="empty_answer")
+        await self._episode.act(str(self._options.answer_action).format(content=turn.text.strip()))
+
+    def _remembered(self) -> tuple[str, list[Turn]]:
+        """The memory, and the turns whose actions its latest characters still hold."""
+        whole = _BETWEEN.join(done.text for done in self._memory)
+        cut, place, turns = max(len(whole) - self._options.memory_characters, 0), 0, []
+        for done in self._memory:
+            if done.action and place + len(done.action) > cut:
+                turns.append(done.turn)
+            place += len(done.text) + len(_BETWEEN)
+        return whole[cut:], turns
+
+    async def _say(self, role: str, level: int, chosen: Turn | None = None) -> Turn:
+        """A module's turn; the executor's follows what the planner has `chosen`."""
+        system = getattr(self._options, f"{role}_system")
+        context = self._episode.context(role, level=level)
+        if system:
+            context.observe(system, role="system")
+        memory, turns = self._remembered()
+        more = {} if chosen is None else {"step": chosen.text}
+        known = fields(self._episode, self._latest, self._first, memory=memory, **more)
+        name = f"{role}_prompt"
+        template = getattr(self._options, name)
+        words = {"memory": turns, "step": [] if chosen is None else [chosen]}
+        context.observe(fill(template, known, name), sources=source_turns(template, words))
+        return await self._episode.generate(context, segment=self._number, plan=self._plan)
+
+
+@hookimpl
+def hier_workers() -> list[WorkerSpec]:
+    return [
+        WorkerSpec(
+            "agent_flow",
+            AgentFlow,
+            AgentFlowOptions,
+            summary="a planner chooses the next step, others carry it out, verify and answer; memory is shared",
+            source="AgentFlow, arXiv 2510.05592 (modules and memory: confidence A)",
+            doc="workers/agent_flow.md",
+            roles={"planner": 0, "executor": 1, "verifier": 1, "generator": 1},
+        )
+    ]

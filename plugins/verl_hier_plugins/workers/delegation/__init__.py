@@ -1,0 +1,27 @@
+"""A planner and the agents it delegates to, each in a context of its own. CoDA, https://arxiv.org/abs/2512.12716, and
+HierSearch, https://arxiv.org/abs/2508.08088; docs/workers/delegation.md."""
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier_plugins.workers.delegation.options import AgentOptions, DelegationOptions
+from verl_hier_plugins.workers.delegation.transcribe import transcribe
+from verl_hier_plugins.workers.delegation.worker import Delegation
+
+__all__ = ["AgentOptions", "Delegation", "DelegationOptions"]
+
+
+@hookimpl
+def hier_workers() -> list[WorkerSpec]:
+    """The `delegation` worker."""
+    return [
+        WorkerSpec(
+            name="delegation",
+            factory=Delegation,
+            options=DelegationOptions,
+            summary="a planner delegates tasks to agents in contexts of their own, and may have their evidence refined",
+            source="CoDA, arXiv 2512.12716; HierSearch, arXiv 2508.08088 (confidence A)",
+            doc="workers/delegation.md",
+            roles={"planner": 0, "executor": 1, "refiner": 1},
+            transcribe=transcribe,
+        )
+    ]

@@ -1,0 +1,24 @@
+"""A designer writes an agent system, executors run it. MetaAgent-X, https://arxiv.org/abs/2605.14212;
+docs/workers/designer_executor.md."""
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions
+from verl_hier_plugins.workers.designer_executor.worker import DesignerExecutor
+
+
+@hookimpl
+def hier_workers() -> list[WorkerSpec]:
+    """The `designer_executor` worker."""
+    return [
+        WorkerSpec(
+            name="designer_executor",
+            factory=DesignerExecutor,
+            options=DesignerExecutorOptions,
+            summary="a designer scripts roles, order, tools and end; executors act the script out",
+            source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
+            doc="workers/designer_executor.md",
+            roles={"designer": 0, "executor": 1},
+            provides=("design_valid", "design_steps", "delivered", "final_valid"),
+        )
+    ]

@@ -1,0 +1,133 @@
+"""What a recipe can say about `designer_executor`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from verl_hier_plugins.workers.designer_executor.design import ACT, Role
+from verl_hier_plugins.workers.designer_executor.script import RESERVED, ROLE_NAME, Limits
+
+
+@dataclass(frozen=True)
+class RoleOptions:
+    """A role that designs may call without defining it."""
+
+    brief: str = ""
+    """What it is told about its job; {brief} in the executor's prompt."""
+    tools: tuple[str, ...] = (ACT,)
+    """What it may do: `act` (any action), or first words of actions. Without tools it only speaks."""
+    context: Literal["own", "kept", "shared"] = "own"
+    """A new context with each call, one that goes on from call to call, or one for all roles that share."""
+    turns: int | None = None
+    """Turns of one call at most; omitted: the worker's `turns`."""
+
+
+@dataclass(frozen=True)
+class DesignerExecutorOptions:
+    """Options of `designer_executor`.
+
+    Templates may use {instruction}, {observation}, {admissible} and whatever the environment puts into the `info` of
+    its reset; the designer's also {roles}, {catalogue}, {tools} and {grammar}; the executors' also {role}, {brief},
+    {order}, {tools} and {design}.
+    """
+
+    designer_prompt: str = "design: {instruction}"
+    """What the designer sees."""
+    designer_system: str | None = None
+    """System message of the designer, for chat models."""
+    executor_prompt: str = "{role}: {order} | {observation}"
+    """What an executor sees when it is called."""
+    executor_system: str | None = None
+    """First system message of an executor's context, for chat models."""
+    observation_prompt: str = "{observation}"
+    """What an executor sees after each action."""
+    refusal_prompt: str = "{refusal}"
+    """What an executor sees when its action was refused before it reached the world."""
+    roles: Mapping[str, RoleOptions] = field(default_factory=lambda: {"solver": RoleOptions()})
+    """Roles that every design may call."""
+    define_roles: bool = True
+    """Whether designs may define roles of their own."""
+    tools: tuple[str, ...] = (ACT,)
+    """Tools that roles may be given, besides `act`: first words of the environment's actions."""
+    design_tag: str | None = None
+    """When set, the script is the text inside the last <tag>…</tag> of the designer's turn."""
+    max_bytes: int = 16384
+    """Longest script."""
+    max_steps: int = 16
+    """Calls that a design may make in the worst case."""
+    max_roles: int = 8
+    """Roles that a design may define."""
+    turns: int = 12
+    """Turns of one call of a role with tools, at most; a role without tools has one."""
+    done_word: str = "<sub_done>"
+    """By this word a role with tools ends its call."""
+    action_tag: str | None = None
+    """When set, an executor's action is the text inside <tag>…</tag>."""
+    delivery_tag: str | None = "delivery"
+    """By <tag>…</tag> an executor hands the work in and ends the execution; null: the work is handed in when the world
+    says that the task is done."""
+    delivery_acts: bool = True
+    """Whether what is handed in is also the last action in the world, as an answer is."""
+    delivery_reward: float = 0.4
+    """Reward of a turn that hands the work in."""
+    final_pattern: str | None = None
+    """Regular expression that the final text has to match; null: the world has to accept the last action."""
+    final_reward: float = 0.4
+    """Reward of a valid final text, on the last turn of the execution."""
+    design_reward: float = 0.0
+    """Reward of the designer's turn when its script is sound."""
+    design_penalty: float = 0.0
+    """Subtracted from the reward of the designer's turn when its script is refused."""
+    tool_penalty: float = 0.0
+    """Subtracted from the reward of an executor's turn whose action is refused."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_steps", "max_roles", "turns"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, role in self.roles.items():
+            if not ROLE_NAME.fullmatch(name) or name in RESERVED:
+                raise ValueError(f"roles: {name!r} cannot be the name of a role; use letters, digits and _")
+            unknown = set(role.tools) - {ACT, *self.tools}
+            if unknown:
+                raise ValueError(f"roles.{name}.tools: {sorted(unknown)[0]!r} is not among `tools`")
+            if role.turns is not None and not 1 <= role.turns <= self.turns:
+                raise ValueError(f"roles.{name}.turns must be from 1 to `turns` ({self.turns}), got {role.turns}")
+        if not self.roles and not self.define_roles:
+            raise ValueError("roles is empty and define_roles is false, so that no design could call anybody")
+        if not self.done_word:
+            raise ValueError("done_word must not be empty")
+        try:
+            re.compile(self.final_pattern or "")
+        except re.error as error:
+            raise ValueError(f"final_pattern is no regular expression: {error}") from error
+
+    def limits(self) -> Limits:
+        """What a script may name, and how much of everything."""
+        catalogue = {
+            name: Role(name, role.brief, role.tools, role.context, role.turns) for name, role in self.roles.items()
+        }
+        return Limits(
+            roles=catalogue,
+            tools=self.tools,
+            define_roles=self.define_roles,
+            max_bytes=self.max_bytes,
+            max_steps=self.max_steps,
+            max_roles=self.max_roles,
+            max_turns=self.turns,
+        )
+
+    def write_plan(self, subgoals: Sequence[str]) -> str:
+        """A script under which executors work on `subgoals` one after the other, for demonstrations.
+
+        A subgoal whose first word is a role of the recipe is a call of that role; the others are orders to its first
+        role.
+        """
+        solver = next(iter(self.roles), "solver")
+        calls = [] if self.roles else [f'{solver} = Role("Solve the task.", tools=["{ACT}"])']
+        calls += [goal if goal.split()[0] in self.roles else f"{solver} {goal}" for goal in subgoals]
+        script, tag = " ; ".join(calls), self.design_tag
+        return f"<{tag}>{script}</{tag}>" if tag else script

@@ -1,0 +1,171 @@
+"""Plan, try, check, refine: two loops around an environment that verifies in stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_hier.environments.base import StepResult
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout import Context, Worker
+from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout.prompts import fields, fill, source_turns
+from verl_hier_plugins.workers.react import parse_action
+
+Route = Literal["done", "tactical", "strategic"]
+DONE, TACTICAL, STRATEGIC = "done", "tactical", "strategic"
+CODES = {DONE: 0, TACTICAL: 1, STRATEGIC: 2}
+
+
+@dataclass(frozen=True)
+class DualLoopOptions:
+    """Options of `dual_loop`.
+
+    Templates may use {instruction}, {observation}, {admissible} and whatever the environment puts into its `info`; the
+    executor's and the refiner's also {plan}, the refiner's and the later ones {action}.
+    """
+
+    planner_prompt: str = "plan: {instruction}"
+    """First message of the planner, whose context lasts the episode."""
+    replan_prompt: str = "{observation}"
+    """What the planner is told when its plan has failed."""
+    planner_system: str | None = None
+    """System message of the planner, for chat models."""
+    executor_prompt: str = "{instruction} | {plan} | {observation}"
+    """First message of the executor under a plan; its context starts anew with each plan."""
+    repair_prompt: str = "{observation}"
+    """What the executor is told when its try has failed and the plan stands."""
+    executor_system: str | None = None
+    """System message of the executor, for chat models."""
+    action_tag: str | None = None
+    """When set, the executor's action is the text inside <tag>…</tag>."""
+    tries: int = 3
+    """Tries under one plan (1 + k_t repairs)."""
+    plans: int = 2
+    """Plans in one episode (1 + k_s new ones)."""
+    router: Literal["checks", "refiner"] = "checks"
+    """Who says where a failure belongs: the environment's checks, or a refiner that reads what happened."""
+    verdict: str = "failure"
+    """Entry of the environment's `info` that names the failure, for `router: checks`."""
+    strategic: tuple[str, ...] = ("strategy", "strategic")
+    """Names of failures that call for a new plan; any other is repaired under the same one."""
+    refiner_prompt: str = "{plan} | {action} | {observation}"
+    """What the refiner sees; its context starts anew. It answers with a text that holds `strategic`, or any other."""
+    refiner_system: str | None = None
+    """System message of the refiner, for chat models."""
+    empty_plan_penalty: float = 0.0
+    """Subtracted from the reward of a plan without a word."""
+    longest_plan: int = 4000
+    """Characters of a plan that reach the executor."""
+
+    def __post_init__(self) -> None:
+        if self.tries < 1 or self.plans < 1 or self.longest_plan < 1:
+            raise ValueError("tries, plans and longest_plan must be at least 1")
+        if self.empty_plan_penalty < 0:
+            raise ValueError(f"empty_plan_penalty is subtracted, so it must not be negative: {self.empty_plan_penalty}")
+
+
+class DualLoop(Worker):
+    """See `plugins/dual_loop`."""
+
+    def __init__(self, options: DualLoopOptions) -> None:
+        self._options = options
+
+    async def run(self, episode: EpisodeView) -> None:
+        """See `Worker.run`."""
+        options = self._options
+        step = first = await episode.reset()
+        planner = episode.context("planner", level=0)
+        if options.planner_system:
+            planner.observe(options.planner_system, role="system")
+        for number in range(options.plans):
+            name = "replan_prompt" if number else "planner_prompt"
+            planner.observe(fill(getattr(options, name), known(episode, step, first), name))
+            plan = await episode.generate(planner, segment=number)
+            if not plan.text.strip():
+                plan.mark(valid=False, failure="empty_plan")
+                plan.reward(-options.empty_plan_penalty)
+            step = await self._tactical(episode, plan, number, step, first)
+            if step.done or step.truncated:
+                return
+
+    async def _tactical(
+        self, episode: EpisodeView, plan: Turn, number: int, step: StepResult, first: StepResult
+    ) -> StepResult:
+        """The tries under one plan; the last answer of the world."""
+        options = self._options
+        context = episode.context("executor", level=1)
+        if options.executor_system:
+            context.observe(options.executor_system, role="system")
+        text = plan.text[: options.longest_plan]
+        for attempt in range(options.tries):
+            name = "repair_prompt" if attempt else "executor_prompt"
+            template = getattr(options, name)
+            prompt = fill(template, known(episode, step, first, plan=text), name)
+            context.observe(prompt, sources=source_turns(template, {"plan": [plan]}))
+            turn = await episode.generate(context, segment=number, plan=plan)
+            action = parse_action(turn.text, options.action_tag)
+            if action is None:
+                turn.mark(valid=False, failure="no_action_tag")
+            step = await episode.act(action or "")
+            route = await self._route(episode, turn, plan, number, action or "", step, first)
+            turn.mark(attempt=attempt, route=CODES[route])
+            if route != TACTICAL:
+                break
+        return step
+
+    async def _route(
+        self,
+        episode: EpisodeView,
+        turn: Turn,
+        plan: Turn,
+        number: int,
+        action: str,
+        step: StepResult,
+        first: StepResult,
+    ) -> Route:
+        """Where the outcome of a try belongs."""
+        options = self._options
+        if step.done or step.truncated:
+            return "done"
+        if options.router == "checks":
+            return "strategic" if str(step.info.get(options.verdict, "")) in options.strategic else "tactical"
+        context: Context = episode.context("refiner", level=1)
+        if options.refiner_system:
+            context.observe(options.refiner_system, role="system")
+        filled = known(episode, step, first, plan=plan.text[: options.longest_plan], action=action)
+        words = {"plan": [plan], "action": [turn] if action else []}
+        prompt = fill(options.refiner_prompt, filled, "refiner_prompt")
+        context.observe(prompt, sources=source_turns(options.refiner_prompt, words))
+        verdict = await episode.generate(context, segment=number, plan=plan)
+        said = verdict.text.lower()
+        if STRATEGIC not in said and TACTICAL not in said:
+            verdict.mark(valid=False, failure="no_route")
+        return "strategic" if STRATEGIC in said else "tactical"
+
+
+def known(episode: EpisodeView, step: StepResult, first: StepResult, **more: str) -> dict[str, str]:
+    """Fields of the templates: those of every worker, and what the world said last in its `info`."""
+    latest = {name: str(value) for name, value in step.info.items()}
+    return latest | fields(episode, step, first) | more
+
+
+SOURCE = "CVE2PoC's dual loop, from its abstract (confidence C)"
+
+
+@hookimpl
+def hier_workers() -> list[WorkerSpec]:
+    return [
+        WorkerSpec(
+            "dual_loop",
+            DualLoop,
+            DualLoopOptions,
+            summary="plan, try, check: failures go back to the executor under the same plan, or to a new plan",
+            source=SOURCE,
+            doc="workers/dual_loop.md",
+            roles={"planner": 0, "executor": 1, "refiner": 1},
+            provides=("attempt", "route"),
+            active_roles=lambda options: ("planner", "executor", "refiner")[: 3 if options.router == "refiner" else 2],
+        )
+    ]

@@ -1,0 +1,124 @@
+"""Blueprint first: the planner speaks once, then the executor works through the subgoals in fresh contexts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_hier.environments.base import StepResult
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout import Worker
+from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout.prompts import fields, fill, source_turns
+from verl_hier_plugins.workers.react import parse_action
+
+SUB_DONE = "<sub_done>"
+
+
+@dataclass(frozen=True)
+class PlannerExecutorOptions:
+    """Options of `planner_executor`.
+
+    Templates may use {instruction}, {observation}, {admissible} and whatever the environment puts into the `info` of
+    its reset; the executor's also {subgoal} and {blueprint}.
+    """
+
+    planner_prompt: str = "plan: {instruction}"
+    """What the planner sees."""
+    executor_prompt: str = "goal: {subgoal} | {observation}"
+    """What the executor sees when a subgoal becomes active; its context starts anew."""
+    observation_prompt: str = "{observation}"
+    """What the executor sees after each action."""
+    planner_system: str | None = None
+    """System message of the planner, for chat models."""
+    executor_system: str | None = None
+    """System message of the executor, for chat models."""
+    separator: str = ";"
+    """Between the subgoals of a blueprint; a line break always separates."""
+    max_subgoals: int = 12
+    """Subgoals beyond this number are ignored."""
+    subgoal_turns: int = 12
+    """Step budget: actions the executor may take on one subgoal."""
+    sub_done: bool = True
+    """Whether the executor may end a subgoal itself by `<sub_done>`; False leaves only the step budget (ablation)."""
+    plan_penalty: float = 0.0
+    """Subtracted from the reward of a planner turn that holds no subgoal."""
+    action_tag: str | None = None
+    """When set, the executor's action is the text inside <tag>…</tag>."""
+
+    def __post_init__(self) -> None:
+        if self.max_subgoals < 1 or self.subgoal_turns < 1:
+            raise ValueError("max_subgoals and subgoal_turns must be at least 1")
+
+
+def parse_blueprint(text: str, separator: str, most: int) -> list[str]:
+    """Subgoals of a planner's text, in order; list markers and empty parts are dropped."""
+    parts = (part for line in text.splitlines() for part in line.split(separator))
+    goals = (part.strip().lstrip("-*0123456789.) ").strip() for part in parts)
+    return [goal for goal in goals if goal][:most]
+
+
+class PlannerExecutor(Worker):
+    """See `plugins/planner_executor`."""
+
+    def __init__(self, options: PlannerExecutorOptions) -> None:
+        self._options = options
+
+    async def run(self, episode: EpisodeView) -> None:
+        """See `Worker.run`."""
+        options = self._options
+        step = first = await episode.reset()
+        planner = episode.context("planner", level=0)
+        if options.planner_system:
+            planner.observe(options.planner_system, role="system")
+        planner.observe(fill(options.planner_prompt, fields(episode, step, first), "planner_prompt"))
+        plan = await episode.generate(planner)
+        subgoals = parse_blueprint(plan.text, options.separator, options.max_subgoals)
+        if not subgoals:
+            plan.mark(valid=False)
+            plan.reward(-options.plan_penalty)
+        for number, subgoal in enumerate(subgoals):
+            step = await self._work_on(episode, plan, number, subgoal, step, first)
+            if step.done or step.truncated:
+                return
+
+    async def _work_on(
+        self, episode: EpisodeView, plan: Turn, number: int, subgoal: str, step: StepResult, first: StepResult
+    ) -> StepResult:
+        options = self._options
+        context = episode.context("executor", level=1)
+        if options.executor_system:
+            context.observe(options.executor_system, role="system")
+        known = fields(episode, step, first, subgoal=subgoal, blueprint=plan.text)
+        words = {"subgoal": [plan], "blueprint": [plan]}
+        prompt = fill(options.executor_prompt, known, "executor_prompt")
+        context.observe(prompt, sources=source_turns(options.executor_prompt, words))
+        for _ in range(options.subgoal_turns):
+            turn = await episode.generate(context, segment=number, plan=plan)
+            if options.sub_done and SUB_DONE in turn.text:
+                break
+            action = parse_action(turn.text, options.action_tag)
+            if action is None:
+                turn.mark(valid=False)
+            step = await episode.act(action or "")
+            if step.done or step.truncated:
+                break
+            known = fields(episode, step, first, subgoal=subgoal, blueprint=plan.text)
+            heard = fill(options.observation_prompt, known, "observation_prompt")
+            context.observe(heard, sources=source_turns(options.observation_prompt, words))
+        return step
+
+
+@hookimpl
+def hier_workers() -> list[WorkerSpec]:
+    return [
+        WorkerSpec(
+            "planner_executor",
+            PlannerExecutor,
+            PlannerExecutorOptions,
+            summary="a planner writes a blueprint of subgoals, an executor works on them one by one",
+            source="HiMAC, arXiv 2603.00977 (confidence B)",
+            doc="workers/planner_executor.md",
+            roles={"planner": 0, "executor": 1},
+        )
+    ]

@@ -1,0 +1,104 @@
+"""The flat worker: observe, speak, act, until the world or a limit ends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_hier.environments.base import StepResult
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout import Worker
+from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout.prompts import fields, fill
+
+
+@dataclass(frozen=True)
+class ReactOptions:
+    """Options of `react`.
+
+    Templates may use {instruction}, {observation}, {admissible}, whatever the environment puts into the `info` of its
+    reset and, in `window_prompt`, {history}.
+    """
+
+    prompt: str = "task: {instruction} | {observation}"
+    """First message of the context."""
+    observation_prompt: str = "{observation}"
+    """Every later message, when the whole history is the context."""
+    system: str | None = None
+    """System message for chat models."""
+    history: int = 0
+    """0 keeps one growing context; k > 0 makes a new context each turn from the last k turns."""
+    window_prompt: str = "task: {instruction} | {history} | {observation}"
+    """The whole prompt of a turn when `history` > 0."""
+    action_tag: str | None = None
+    """When set, the action is the text inside <tag>…</tag>, and a turn without it is invalid."""
+
+    def __post_init__(self) -> None:
+        if self.history < 0:
+            raise ValueError(f"history must not be negative, got {self.history}")
+
+
+def parse_action(text: str, tag: str | None) -> str | None:
+    """The action inside a turn's text; None when the tag is wanted and missing.
+
+    The last complete tag pair counts, so that a tag quoted while thinking does no harm.
+    """
+    if tag is None:
+        return text.strip()
+    # Linear in the text: a pattern would look for the end anew from each of a million beginnings.
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    found, end = None, 0
+    while (start := text.find(opening, end)) >= 0:
+        stop = text.find(closing, start + len(opening))
+        if stop < 0:
+            break
+        found, end = text[start + len(opening) : stop].strip(), stop + len(closing)
+    return found
+
+
+class React(Worker):
+    """See `plugins/react`."""
+
+    def __init__(self, options: ReactOptions) -> None:
+        self._options = options
+
+    async def run(self, episode: EpisodeView) -> None:
+        """See `Worker.run`."""
+        options = self._options
+        step = first = await episode.reset()
+        context = episode.context("agent")
+        past: list[str] = []
+        opening = True
+        while not (step.done or step.truncated):
+            if options.history:
+                context = episode.context("agent")
+            if options.system and (opening or options.history):
+                context.observe(options.system, role="system")
+            name = "prompt" if opening else "window_prompt" if options.history else "observation_prompt"
+            known = fields(episode, step, first, history=" ; ".join(past[-options.history :]))
+            context.observe(fill(getattr(options, name), known, name))
+            turn = await episode.generate(context)
+            opening = False
+            seen, step = step.text, await self._act(episode, turn)
+            past.append(f"{seen} > {turn.text}")
+
+    async def _act(self, episode: EpisodeView, turn: Turn) -> StepResult:
+        action = parse_action(turn.text, self._options.action_tag)
+        if action is None:
+            turn.mark(valid=False)
+        return await episode.act(action or "")
+
+
+@hookimpl
+def hier_workers() -> list[WorkerSpec]:
+    return [
+        WorkerSpec(
+            "react",
+            React,
+            ReactOptions,
+            summary="one agent acts turn by turn, on its whole history or on a window of it",
+            source="ReAct, arXiv 2210.03629 §2; windowed prompts as verl-agent's memory",
+            doc="workers/react.md",
+            roles={"agent": 0},
+        )
+    ]

@@ -1,0 +1,172 @@
+"""One agent, three tags a turn: `<switch>`, `<subgoal>`, `<action>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from verl_hier.environments.base import StepResult
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout import Context, Worker
+from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.transcript import Transcript
+
+TAGS = ("switch", "subgoal", "action")
+SWITCH, KEEP = "SWITCH", "KEEP"
+_SPAN = {tag: re.compile(rf"<{tag}>([^<]*)</{tag}>") for tag in TAGS}
+
+
+@dataclass(frozen=True)
+class SwitchKeepOptions:
+    """Options of `switch_keep`.
+
+    Templates may use {instruction}, {observation}, {admissible}, {subgoal} (the one that is followed, empty at first)
+    and whatever the environment puts into the `info` of its reset; `window_prompt` also {history}.
+    """
+
+    prompt: str = "task: {instruction} | {observation}"
+    """First message of the context."""
+    observation_prompt: str = "{observation}"
+    """Every later message, when the whole history is the context."""
+    system: str | None = None
+    """System message for chat models; it should explain the tags."""
+    history: int = 0
+    """0 keeps one growing context; k > 0 makes a new context each turn from the last k turns."""
+    window_prompt: str = "task: {instruction} | goal: {subgoal} | {history} | {observation}"
+    """The whole prompt of a later turn when `history` > 0."""
+    longest_subgoal: int = 500
+    """Characters of a subgoal that are kept for later prompts."""
+
+    def __post_init__(self) -> None:
+        if self.history < 0 or self.longest_subgoal < 1:
+            raise ValueError("history must not be negative and longest_subgoal at least 1")
+
+    def vocabulary(self) -> Iterator[str]:
+        """Every word that the worker brings."""
+        yield " ".join(f"<{tag}> </{tag}>" for tag in TAGS) + f" {SWITCH} {KEEP}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a turn says.
+
+    Attributes:
+        content: text inside each tag that is there and closed; the last one when a tag occurs several times.
+        ends: character places where the tags begin and end, [start, stop) of each.
+    """
+
+    content: dict[str, str]
+    ends: dict[str, tuple[int, int]]
+
+    @property
+    def switches(self) -> bool:
+        """Whether it leaves the subgoal: a `<switch>` that says anything but KEEP (missing or empty counts as KEEP)."""
+        said = self.content.get("switch", "").strip()
+        return bool(said) and said.upper() != KEEP
+
+
+def read(text: str) -> Reading:
+    """Find the tags of a turn, in linear time whatever it says."""
+    found = {tag: list(pattern.finditer(text)) for tag, pattern in _SPAN.items()}
+    last = {tag: matches[-1] for tag, matches in found.items() if matches}
+    return Reading(
+        {tag: match[1].strip() for tag, match in last.items()}, {tag: match.span() for tag, match in last.items()}
+    )
+
+
+class SwitchKeep(Worker):
+    """See `plugins/switch_keep`."""
+
+    def __init__(self, options: SwitchKeepOptions) -> None:
+        self._options = options
+
+    async def run(self, episode: EpisodeView) -> None:
+        """See `Worker.run`."""
+        options = self._options
+        step = first = await episode.reset()
+        context = episode.context("agent")
+        past: list[str] = []
+        known_subgoals: dict[str, int] = {}
+        subgoal, segment = "", -1
+        while not (step.done or step.truncated):
+            opening = segment < 0
+            if options.history:
+                context = episode.context("agent")
+            if options.system and (opening or options.history):
+                context.observe(options.system, role="system")
+            name = "prompt" if opening else "window_prompt" if options.history else "observation_prompt"
+            history = " ; ".join(past[-options.history :]) if options.history else ""
+            filled = fields(episode, step, first, history=history, subgoal=subgoal)
+            context.observe(fill(getattr(options, name), filled, name))
+            # Whether this turn begins a segment is only known once it is said; the policy speaks first.
+            turn = await episode.generate(context, segment=max(segment, 0))
+            reading = read(turn.text)
+            switches = opening or reading.switches
+            if switches:
+                segment += 1
+                turn.set_segment(segment)
+                subgoal = reading.content.get("subgoal", subgoal)[: options.longest_subgoal]
+            said = reading.content.get("subgoal", "")
+            number = known_subgoals.setdefault(said, len(known_subgoals)) if said else -1
+            turn.mark(masks=masks_of(context, turn, reading), switch=int(switches), subgoal=number)
+            seen, step = step.text, await self._act(episode, turn, reading)
+            past.append(f"{seen} > {turn.text}")
+
+    async def _act(self, episode: EpisodeView, turn: Turn, reading: Reading) -> StepResult:
+        action = reading.content.get("action")
+        if action is None:
+            turn.mark(valid=False, failure="no_action_tag")
+        return await episode.act(action or "")
+
+
+def masks_of(context: Context, turn: Turn, reading: Reading) -> dict[str, list[list[int]]]:
+    """Token spans of the tags, which belong to their spans; a tag that is missing has none."""
+    # Space before a tag may be part of its first token or of the one before.
+    starts = {tag: len(turn.text[: span[0]].rstrip()) for tag, span in reading.ends.items()}
+    places = sorted({*starts.values(), *(span[1] for span in reading.ends.values())})
+    tokens = dict(zip(places, context.tokens_until(turn.tokens, places), strict=True)) | {0: 0}
+    return {tag: [[tokens[starts[tag]], tokens[reading.ends[tag][1]]]] if tag in starts else [] for tag in TAGS}
+
+
+def transcribe(options: SwitchKeepOptions, transcript: Transcript) -> list[str]:
+    """What the policy would say here to do what a planner and an executor did.
+
+    Raises:
+        ValueError: `no_subgoals` for an episode without a plan above its actions.
+    """
+    goals: list[str] = []
+    told: list[str] = []
+    before = -1
+    for said in transcript.turns:
+        if not said.calls:
+            if said.node.level == 0:
+                goals = [part.strip() for part in re.split(r"[;\n]", said.text) if part.strip()]
+            continue
+        if said.node.level == 0 or said.node.segment >= len(goals):
+            raise ValueError("no_subgoals")
+        for call in said.calls:
+            word = SWITCH if said.node.segment != before else KEEP
+            before = said.node.segment
+            goal = goals[said.node.segment]
+            told.append(f"<switch>{word}</switch><subgoal>{goal}</subgoal><action>{call.action}</action>")
+    return told
+
+
+@hookimpl
+def hier_workers() -> list[WorkerSpec]:
+    return [
+        WorkerSpec(
+            "switch_keep",
+            SwitchKeep,
+            SwitchKeepOptions,
+            summary="one agent that says at every turn whether it keeps its subgoal, which it is, and what to do",
+            source="HiPER, arXiv 2602.16165; JonP07/HiPER-agent hier_mask.py (confidence A)",
+            doc="workers/switch_keep.md",
+            roles={"agent": 0},
+            provides=("switch", "subgoal", "tokens.switch", "tokens.subgoal", "tokens.action"),
+            transcribe=transcribe,
+        )
+    ]

@@ -1,0 +1,164 @@
+"""The scripted expert in the place of the policy, with the mistakes that a demonstration should hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_hier.coldstart.episodes import World
+from verl_hier.coldstart.experts import expert_of
+from verl_hier.environments.expert import Expert
+from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout.interfaces import Generation, Sampling, Scored
+
+SUB_DONE = "<sub_done>"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far demonstrations are from the expert, so that RL has something to mend.
+
+    Attributes:
+        random_action: chance that an action is a random one: one that is admissible now, one that was at some
+            earlier point of the episode, or a beginner's mistake (`Expert.mistake`), a third each.
+        random_weight: loss weight of such an action; with 0 the policy learns to go on after it, not to do it.
+        skip_stage: chance that a goal is done without a stage that it needs.
+        observation_weight: loss weight of tokens that the policy only reads; it helps a model from scratch to learn
+            the language.
+    """
+
+    random_action: float = 0.12
+    random_weight: float = 0.0
+    skip_stage: float = 0.35
+    observation_weight: float = 0.1
+
+
+def is_hierarchical(worker: WorkerSpec, options: Any) -> bool:
+    """Whether the expert speaks as a planner first.
+
+    Raises:
+        RecipeError: for a worker whose roles the expert cannot play.
+    """
+    roles = worker.roles if worker.active_roles is None else worker.active_roles(options)
+    levels = sorted({worker.roles[role] for role in roles})
+    if levels not in ([0], [0, 1]) or len(roles) != len(levels):
+        cure = f" `verl-hier distill` makes them for {worker.name!r} from the episodes of such a worker." * bool(
+            worker.transcribe
+        )
+        raise RecipeError(
+            f"hier.worker.name: no demonstrations for {worker.name!r} with {', '.join(roles)}; they need a worker with "
+            f"one role, or with a planner (level 0) above an executor (level 1).{cure}"
+        )
+    return len(levels) > 1
+
+
+class ExpertPolicy:
+    """Answers like the expert: a planner's whole plan first, if there is one, then command by command.
+
+    A planner that is asked again has failed: it makes a new plan from where the world is now, without skipped stages.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        encode: Callable[[str], list[int]],
+        noise: Noise,
+        rng: random.Random,
+        hierarchical: bool,
+        options: Any = None,
+        remember: bool | None = None,
+    ) -> None:
+        """
+        Args:
+            world: what the expert looks at.
+            encode: makes an answer's tokens, end token included.
+            noise: how far it is from the expert.
+            rng: decides where.
+            hierarchical: whether a planner speaks first.
+            options: of the worker; `separator` and `action_tag`, where it has them, are how it wants to be spoken to,
+                and `write_plan(subgoals)` makes a planner's text where subgoals in a row are not one.
+            remember: see `OffersExpert`; omitted: unless contexts start afresh at each subgoal.
+        """
+        self._world = world
+        self._encode = encode
+        self._noise = noise
+        self._rng = rng
+        self._hierarchical = hierarchical
+        self._remember = not hierarchical if remember is None else remember
+        sign = str(getattr(options, "separator", ";")).strip()
+        separator = f" {sign} " if sign else "\n"
+        self._write_plan: Callable[[Sequence[str]], str] = getattr(options, "write_plan", separator.join)
+        self._action_tag: str | None = getattr(options, "action_tag", None)
+        self._expert: Expert | None = None
+        self._subgoal = -1 if hierarchical else 0
+        self._context: list[int] = []
+        self._planning: list[int] = []
+        self._known: list[str] = []
+        self.skipped = False
+        self.random: list[bool] = []
+        """For each turn, whether its action was random."""
+
+    async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
+        """See `rollout.Policy.generate`. No tokens mean that the expert has nothing left to do."""
+        self.random.append(False)
+        plans = self._hierarchical and prompt[: len(self._planning)] == self._planning
+        text = self._plan() if plans else self._follow(prompt)
+        if text is None:
+            return Generation([], [], "completed")
+        tokens = self._encode(text)
+        self._context = prompt + tokens
+        if plans:
+            self._planning = self._context
+        return Generation(tokens, [0.0] * len(tokens), "completed")
+
+    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+        """See `rollout.Policy.score`; an expert has no probabilities."""
+        raise RolloutError("hier.sampler.name: an expert cannot score what others say; use `independent`.")
+
+    def _plan(self) -> str:
+        """A plan for the present state of the world."""
+        expert, self._subgoal = self._start(), -1
+        return self._write_plan(expert.subgoals)
+
+    def _follow(self, prompt: list[int]) -> str | None:
+        """The next action; a context that does not go on is the next subgoal's."""
+        expert = self._expert or self._start()
+        if self._hierarchical and prompt[: len(self._context)] != self._context:
+            self._subgoal += 1
+        return self._act(expert)
+
+    def _start(self) -> Expert:
+        """The expert from here on; only the first of an episode skips stages."""
+        world, first = self._world.environment, self._expert is None
+        full = expert_of(world, random.Random(0), 0.0, self._remember)
+        self._expert = expert_of(world, self._rng, self._noise.skip_stage, self._remember) if first else full
+        self.skipped = self.skipped or self._expert.subgoals != full.subgoals
+        return self._expert
+
+    def _act(self, expert: Expert) -> str | None:
+        while self._subgoal < len(expert.subgoals):
+            action = expert.advise(max(self._subgoal, 0))
+            if action is not None:
+                action = self._maybe_random(expert, action)
+                return f"<{self._action_tag}>{action}</{self._action_tag}>" if self._action_tag else action
+            if self._hierarchical:
+                return SUB_DONE
+            self._subgoal += 1
+        return None
+
+    def _maybe_random(self, expert: Expert, action: str) -> str:
+        possible = self._world.last.admissible if self._world.last is not None else ()
+        self._known = list(dict.fromkeys((*self._known, *possible)))
+        if self._rng.random() >= self._noise.random_action:
+            return action
+        kind = self._rng.randrange(3)
+        if kind == 0:
+            wrong = expert.mistake(max(self._subgoal, 0), self._rng)
+        else:
+            choices = possible if kind == 1 else self._known
+            wrong = self._rng.choice(choices) if choices else None
+        self.random[-1] = wrong is not None and wrong != action
+        return wrong or action

@@ -1,0 +1,66 @@
+"""verl's clients of the rollout servers (verl/workers/rollout/llm_server.py), where our rollouts need more, or less.
+
+`FullyAsyncLLMServerClient.generate`, of the asynchronous trainers, goes on with a request that a weight update aborted,
+and makes a new answer of the parts. Of their `extra_fields` it keeps versions and cache hits only.
+
+`LLMServerClient` asks the load balancer before each turn and tells it after: three actor calls where one is the work.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+_PARTS: ContextVar[list[dict[str, Any]] | None] = ContextVar("parts", default=None)
+
+PER_TOKEN = ("top_logprobs",)
+"""Fields with an entry for each generated token: those of the parts are joined."""
+
+
+class SingleServerClient(LLMServerClient):
+    """verl's client where there is one server, and no other comes: it does not ask whom to ask."""
+
+    def __init__(self, server: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._server = server
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        return "", self._server
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """Nobody counts."""
+
+
+class _Recording(LLMServerClient):
+    """Stands between verl's two clients and notes the `extra_fields` of each part."""
+
+    async def generate(self, request_id: Any, **request: Any) -> TokenOutput:
+        output = await super().generate(request_id, **request)
+        parts = _PARTS.get()
+        if parts is not None:
+            parts.append(output.extra_fields)
+        return output
+
+
+class ResumingClient(FullyAsyncLLMServerClient, _Recording):
+    """verl's resuming client that returns all `extra_fields`: joined where they belong to tokens, else the last."""
+
+    async def generate(self, request_id: Any, **request: Any) -> TokenOutput:
+        """See `LLMServerClient.generate`."""
+        parts: list[dict[str, Any]] = []
+        token = _PARTS.set(parts)
+        try:
+            output = await super().generate(request_id, **request)
+        finally:
+            _PARTS.reset(token)
+        kept = output.extra_fields
+        verls = set(kept)
+        for name, value in ((name, value) for part in parts for name, value in part.items()):
+            if name in PER_TOKEN:
+                kept[name] = [*kept.get(name, ()), *value]
+            elif name not in verls:
+                kept[name] = value
+        return output

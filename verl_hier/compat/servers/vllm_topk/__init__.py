@@ -1,0 +1,32 @@
+"""`actor_rollout_ref.rollout.name: vllm_topk`: verl's own vLLM server that also returns top-k log-probs and counts.
+
+verl's server asks vLLM for the chosen token's log-prob only (verl/workers/rollout/vllm_rollout/vllm_async_server.py,
+`generate`). Here the engine that it calls is wrapped: a request that wants the K best asks vLLM for them, and what vLLM
+answers is noted on the way back. Everything else is verl's, its weight updates and its sleep included.
+
+Only `server` imports vLLM and verl's server, in the processes that serve.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from verl_hier.compat.servers.vllm_topk.engine import NAME
+
+STOCK_ADAPTER = "verl.workers.rollout.vllm_rollout.ServerAdapter"
+
+
+def register_replica(module: ModuleType) -> None:
+    """Into `verl.workers.rollout.replica`'s registry."""
+
+    def load() -> type:
+        from verl_hier.compat.servers.vllm_topk.server import TopKReplica
+
+        return TopKReplica
+
+    module.RolloutReplicaRegistry.register(NAME, load)
+
+
+def register_adapter(module: ModuleType) -> None:
+    """Into `verl.workers.rollout.base`'s private registry: verl's own adapter, which goes by the rollout's name."""
+    module._ROLLOUT_REGISTRY[(NAME, "async")] = STOCK_ADAPTER

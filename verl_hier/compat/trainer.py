@@ -1,0 +1,388 @@
+"""`hier_sync`, `hier_colocate_async` and `hier_separate_async`: verl's own three trainers with one mixin."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from ray.exceptions import RayActorError, RayError
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.padding import response_to_nested
+
+from verl_hier.compat.dataset import TASK_FIELDS
+from verl_hier.compat.losses import worker_with_losses
+from verl_hier.compat.queue import FAULTS
+from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
+from verl_hier.compat.servers.counters import ServerCounters, read_servers
+from verl_hier.compat.servers.policy import RESUME_HINT
+from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.training.curriculum import Curriculum
+from verl_hier.training.ledger import RowIdentity
+from verl_hier.training.schedule import Schedule
+from verl_hier.training.step import Step, train_step
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.v1 import PPOTrainer as _Base
+else:
+    _Base = object
+
+STATE_FILE = "hier.json"
+WEIGHTS = "rollout_is_weights"
+NOTHING_TO_TRAIN = (
+    "no row of this step can be trained: every episode was lost, or nothing belongs to the levels that learn; "
+    "see hier/episodes/failed in the last metrics, and hier.schedule."
+)
+
+
+class _MiniBatches:
+    """A worker group whose updates cut a batch into a fixed number of mini-batches, however many rows it has.
+
+    verl derives the number of optimiser steps from the number of rows (trainer_base.py, `_update_actor`); here only
+    the two sizes in the request are replaced, the request itself stays verl's.
+    """
+
+    def __init__(self, group: Any, number: int) -> None:
+        self._group = group
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def _sized(self, batch: Any) -> Any:
+        size = len(batch) // self._number
+        batch.extra_info.update(mini_batch_size=size, global_batch_size=size)
+        return batch
+
+    def update_actor(self, batch: Any) -> Any:
+        return self._group.update_actor(self._sized(batch))
+
+    def train_mini_batch(self, batch: Any) -> Any:
+        return self._group.train_mini_batch(self._sized(batch))
+
+
+class HierTrainerMixin(_Base):
+    """What our trainers do differently; everything else is verl's.
+
+    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
+    `_next_train_batch`, `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`,
+    `_update_critic`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
+    `on_validate_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
+    """
+
+    base_mode: str
+    _counters: ServerCounters
+    actor_rollout_wg: Any
+    critic_wg: Any
+
+    def __init__(self, config: DictConfig) -> None:
+        # verl compares the mode with the names of its own three trainers in several places.
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.base_mode
+        recipe = ComposedRecipe.of(config)
+        self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
+        self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
+        self._curriculum: Curriculum | None = None
+        self._step: Step | None = None
+        if config.algorithm.use_kl_in_reward and not self.parts.estimator.spec.native:
+            raise RecipeError(
+                "algorithm.use_kl_in_reward: our estimators credit turns, not tokens with a KL penalty; "
+                "use actor_rollout_ref.actor.use_kl_loss, or `hier.estimator.name: verl`."
+            )
+        super().__init__(config)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop; what ends it from below is said in a sentence that can be acted on."""
+        handles = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
+        self._counters = ServerCounters(read_servers(handles))
+        try:
+            super().fit(agent_loop_manager)
+        except (RayError, RuntimeError) as error:
+            self._raise_faults({})
+            if isinstance(error, RayActorError):
+                raise RolloutError(f"the rollout server is gone ({type(error).__name__}); {RESUME_HINT}.") from error
+            # ReplayBuffer.sample of verl 0.9.1 refuses a batch of which nothing is left in these words.
+            if "no materializable trajectories" in str(error):
+                raise RolloutError(NOTHING_TO_TRAIN) from error
+            raise
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = self.hier.poll_interval_s
+        return buffer
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        batch = super()._next_train_batch(num_prompts)
+        if self.hier.curriculum.horizons:
+            self._exchange_tasks(batch)
+        phase = json.dumps(self.schedule.phase(self.global_steps).to_dict())
+        tu.assign_non_tensor_data(batch, "hier_phase", phase)
+        return batch
+
+    def _exchange_tasks(self, batch: TensorDict) -> None:
+        """Put tasks that are short enough in the place of those that are not."""
+        if self._curriculum is None:
+            self._curriculum = Curriculum(self.hier.curriculum, self.train_dataset.tasks)
+        places = self._curriculum.admit(self.global_steps, [int(place) for place in tu.get(batch, "index")])
+        items = [self.train_dataset[place] for place in places]
+        for name in TASK_FIELDS:
+            tu.assign_non_tensor_stack(batch, name, [item[name] for item in items])
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        mode = self.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
+        if mode not in self.host.policy_losses():
+            return
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                worker = worker_with_losses(ActorRolloutRefWorker, self.hier.plugins)
+                self.role_worker_mapping[role] = ray.remote(worker)
+
+    # ---- optimiser steps do not depend on the number of rows ---------------------------------------------------------
+
+    def _mini_batches(self, mini_batch_size: int) -> int:
+        """Optimiser steps of a batch: prompts of the batch over prompts of a mini-batch."""
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
+        return max(1, prompts // mini_batch_size)
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        config = self.config
+        steps = self._mini_batches(config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        if self.use_critic:
+            steps = math.lcm(steps, self._mini_batches(config.critic.ppo_mini_batch_size))
+        return dp_size * steps
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        config, group = self.config.actor_rollout_ref.actor, self.actor_rollout_wg
+        self.actor_rollout_wg = _MiniBatches(group, self._mini_batches(config.ppo_mini_batch_size))
+        try:
+            return super()._update_actor(batch, metrics)
+        finally:
+            self.actor_rollout_wg = group
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        config, group = self.config.critic, self.critic_wg
+        self.critic_wg = _MiniBatches(group, self._mini_batches(config.ppo_mini_batch_size))
+        try:
+            return super()._update_critic(batch, metrics)
+        finally:
+            self.critic_wg = group
+
+    # ---- from rows to credit -----------------------------------------------------------------------------------------
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Read the identity of the rows, put them into an order that does not depend on timing, then balance."""
+        self._raise_faults(metrics)
+        if not len(batch):
+            raise RolloutError(NOTHING_TO_TRAIN)
+        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        records = [dict(field)["hier"] for field in list(extra["extra_fields"])]
+        order = self._row_order(batch.keys, records)
+        batch.reorder(order)
+        rows = [
+            RowIdentity(
+                batch.keys[place].split("_")[0],
+                records[i]["episode"],
+                list(records[i]["turn_index"]),
+                records[i].get("graph"),
+            )
+            for place, i in enumerate(order)
+        ]
+        self._step = Step(rows, batch.keys)
+        self._step.check_losses(self.hier.rollout.max_failed_share)
+        padded = super()._balance_batch(batch, metrics, *args, **kwargs)
+        metrics["hier/rows/trained"] = float(len(rows))
+        metrics["hier/rows/padding"] = float(len(padded) - len(rows))
+        return padded
+
+    def _row_order(self, keys: list[str], records: list[dict[str, Any]]) -> list[int]:
+        """By task, episode and row: verl's own order is that of arrival, which no seed controls."""
+        return sorted(range(len(keys)), key=lambda i: (records[i]["index"], *_session(keys[i])))
+
+    def _raise_faults(self, metrics: dict[str, Any]) -> None:
+        """Stop on a fatal error of a rollout worker; count what tasks without rows report."""
+        tags = (tq.kv_list(FAULTS) or {}).get(FAULTS, {})
+        if not tags:
+            return
+        tq.kv_clear(keys=list(tags), partition_id=FAULTS)
+        errors = [tag["error"] for tag in tags.values() if "error" in tag]
+        if errors:
+            raise RolloutError(f"{len(errors)} task(s) could not be rolled out. The first: {errors[0]}")
+        metrics["hier/groups/without_rows"] = float(len(tags))
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        assert self._step is not None
+        columns = ["response_mask", "old_log_probs", "rollout_log_probs", "values"]
+        native = self.parts.estimator.spec.native
+        if native:
+            batch = super()._compute_advantage(batch, metrics)
+            columns.append("advantages")
+        fields = [*columns, WEIGHTS]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        corrected = {name: data[name] for name in (WEIGHTS,) if name in data}
+        output = corrected if native else self._rollout_correction(data, metrics)
+        result = train_step(
+            self._step,
+            keys=list(batch.keys),
+            columns={name: [row.numpy() for row in data[name].unbind()] for name in columns if name in data},
+            host=self.host,
+            estimator=self.parts.estimator,
+            guards=self.hier.guards,
+            number=self.global_steps,
+            metrics=metrics,
+        )
+        for name, rows in result.items():
+            ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
+            # Loss weights are the one field that verl's correction may have made already.
+            output[name] = row_products(output[name], ours) if name in output else ours
+        metrics["hier/store/failed"] = float(self._store())
+        if not output:
+            return batch
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(output, batch_size=len(batch))
+        )
+
+    def _rollout_correction(self, data: TensorDict, metrics: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """The fields of verl's own correction of rollout/training mismatch, as its `_compute_advantage` applies it."""
+        config = self.config.algorithm.get("rollout_correction", None)
+        if config is None or config.get("bypass_mode", False) or "rollout_log_probs" not in data:
+            return {}
+        padded = data.select("response_mask", "old_log_probs", "rollout_log_probs").to_padded_tensor()
+        corrected, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=padded), config)
+        metrics.update(correction_metrics)
+        return {
+            name: response_to_nested(corrected.batch[name], data["response_mask"])
+            for name in ("response_mask", WEIGHTS)
+            if name in corrected.batch
+        }
+
+    def _store(self) -> bool:
+        """Write the step's graphs where the recipe wants them; True when that failed."""
+        store = self.hier.store
+        step = self.global_steps
+        if self._step is None or store.path is None or step % store.every:
+            return False
+        return not self._step.store(os.path.join(store.path, f"step_{step:06d}.parquet"))
+
+    def on_validate_begin(self) -> None:
+        super().on_validate_begin()
+        self._counters.look()
+
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._counters.skip()
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics.update(self._counters.metrics())
+        step = self.global_steps
+        metrics["hier/schedule/phase"] = float(ord(self.schedule.phase(step).name[0]))
+        if self._curriculum is not None:
+            metrics["hier/schedule/horizon"] = float(self._curriculum.longest(step))
+        self.schedule.observe(step, metrics)
+        self.host.hook.hier_step_end(step=step, metrics=metrics)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self) -> None:
+        """Our state goes first: verl's tracker file, which makes a checkpoint count, is written last."""
+        config = self.config.trainer
+        folder = os.path.join(config.default_local_dir, f"global_step_{self.global_steps}")
+        os.makedirs(folder, exist_ok=True)
+        state = {"schedule": {"name": self.parts.schedule.spec.name, "state": self.schedule.state_dict()}}
+        with open(os.path.join(folder, STATE_FILE), "w", encoding="utf-8") as file:
+            json.dump(state, file)
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        config = self.config.trainer
+        step = self.global_steps
+        if not step:
+            return
+        folder = config.resume_from_path if config.resume_mode == "resume_path" else None
+        folder = folder or os.path.join(config.default_local_dir, f"global_step_{step}")
+        path = os.path.join(folder, STATE_FILE)
+        if not os.path.exists(path):
+            raise RecipeError(
+                f"{folder} has no {STATE_FILE}: no hier trainer wrote it; start from its weights instead."
+            )
+        with open(path, encoding="utf-8") as file:
+            saved = json.load(file)["schedule"]
+        if saved["name"] != self.parts.schedule.spec.name:
+            raise RecipeError(
+                f"hier.schedule.name: the checkpoint {folder} was written under {saved['name']!r}, "
+                f"the recipe says {self.parts.schedule.spec.name!r}."
+            )
+        self.schedule.load_state_dict(saved["state"])
+
+
+def _session(key: str) -> tuple[int, int, str]:
+    """Sort key of `{uid}_{session}_{index}`: episode, row, and the random uid last."""
+    uid, session, index = key.rsplit("_", 2)
+    return int(session), int(index), uid
+
+
+def _jagged(rows: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Rows of different lengths as one nested tensor, as verl keeps them."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def row_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Products of two nested tensors whose rows have the same lengths. `*` refuses them: each made its own offsets."""
+    return _jagged(a * b for a, b in zip(left.unbind(), right.unbind(), strict=True))
+
+
+class HierSync(HierTrainerMixin, PPOTrainerSync):
+    """verl's `sync` trainer with our rows and credit."""
+
+    base_mode = "sync"
+
+    def get_llm_client(self) -> Any:
+        servers = self.llm_server_manager.server_handles
+        if len(servers) > 1:
+            return super().get_llm_client()
+        return self.llm_server_manager.get_client(client_cls=SingleServerClient, server=servers[0])
+
+
+class HierColocateAsync(HierTrainerMixin, PPOTrainerColocateAsync):
+    """verl's `colocate_async` trainer with our rows and credit."""
+
+    base_mode = "colocate_async"
+
+    def get_llm_client(self) -> Any:
+        return self.llm_server_manager.get_client(client_cls=ResumingClient)
+
+
+class HierSeparateAsync(HierTrainerMixin, PPOTrainerSeparateAsync):
+    """verl's `separate_async` trainer with our rows and credit."""
+
+    base_mode = "separate_async"
+
+    def get_llm_client(self) -> Any:
+        return self.standalone_server_manager.get_client(client_cls=ResumingClient)
+
+
+TRAINERS = {"hier_sync": HierSync, "hier_colocate_async": HierColocateAsync, "hier_separate_async": HierSeparateAsync}
+
+
+def register() -> None:
+    """Put our trainers into verl's registry. Idempotent."""
+    for name, trainer in TRAINERS.items():
+        register_trainer(name)(trainer)
+
+
+__all__ = ["TRAINERS", "HierTrainerMixin", "register"]

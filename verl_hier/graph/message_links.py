@@ -1,0 +1,48 @@
+"""Who saw whose words: messages between agents, read off the contexts and the sources of their messages."""
+
+from __future__ import annotations
+
+from verl_hier.graph.nodes import RolloutGraph
+
+
+def who_saw(graph: RolloutGraph, node: int) -> list[int]:
+    """Nodes whose prompt holds the words of `node`: it is in their context, or a message there carries it.
+
+    Args:
+        graph: a graph whose `check` passes.
+        node: a turn, or a piece of one.
+
+    Returns:
+        Node numbers in order. The later pieces of its own turn are not among them.
+    """
+    seen: list[bool] = []
+    found: list[int] = []
+    for other in graph.nodes:  # contexts and sources point back, so one pass is enough
+        sources = {source for message in other.messages for source in message.sources}
+        carried = any(node in _pieces(graph, source) for source in sources)
+        seen.append(carried or (other.context >= 0 and (other.context == node or seen[other.context])))
+        if seen[-1] and node not in _pieces(graph, other.id):
+            found.append(other.id)
+    return found
+
+
+def messages(graph: RolloutGraph) -> list[tuple[int, int]]:
+    """(sender, receiver) of each message from one context to another, ordered by receiver, then by sender.
+
+    The sender is the node whose words are carried, the receiver the one whose prompt is the first of its context to
+    hold them in a message. What a context said itself is no message to it.
+    """
+    found: list[tuple[int, int]] = []
+    for node in graph.nodes:
+        sources = [s for message in node.messages if message.role != "assistant" for s in message.sources]
+        if sources:
+            chain = graph.chain(node.id)[:-1]
+            known = {s for earlier in chain for message in graph.nodes[earlier].messages for s in message.sources}
+            known.update(chain)
+            found += [(source, node.id) for source in sorted({*sources} - known)]
+    return found
+
+
+def _pieces(graph: RolloutGraph, node: int) -> set[int]:
+    """All nodes of the turn that `node` ends, itself included."""
+    return {piece.id for piece in graph.pieces(graph.nodes[node])}

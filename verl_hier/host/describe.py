@@ -1,0 +1,108 @@
+"""What a part says of itself: its options with their texts, its documentation page, an estimator's needs."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verl_hier.host.specs import EstimatorSpec, Spec
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of an options dataclass."""
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+def options_of(cls: type) -> list[Option]:
+    """The options of a part with their texts: the string below each field, or its line in an `Attributes:` section.
+
+    Args:
+        cls: a dataclass; without its source the types are those of its annotations. Inherited options keep their text.
+    """
+    texts: dict[str, str] = {}
+    types: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            texts |= _attributes_section(inspect.cleandoc(base.__doc__ or ""))
+            for name, (kind, text) in _fields(base).items():
+                types[name] = kind
+                texts[name] = text or texts.get(name, "")
+    return [
+        Option(f.name, types.get(f.name, _plain(f.type)), _default(f), texts.get(f.name, ""))
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def _plain(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+def _fields(cls: type) -> dict[str, tuple[str, str]]:
+    """Annotation and docstring of the fields that a class body declares."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    body = tree.body[0].body if tree.body and isinstance(tree.body[0], ast.ClassDef) else []
+    found: dict[str, tuple[str, str]] = {}
+    for line, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            text = ""
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                text = " ".join(str(following.value.value).split())
+            found[line.target.id] = (ast.unparse(line.annotation), text)
+    return found
+
+
+def _attributes_section(doc: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    for text in doc.partition("Attributes:\n")[2].splitlines():
+        start = re.match(r" {4}([\w, ]+): (.*)", text)
+        if start:
+            names = [name.strip() for name in start[1].split(",")]
+            texts.update(dict.fromkeys(names, start[2].strip()))
+        elif text.startswith("        ") and names:
+            texts.update({name: f"{texts[name]} {text.strip()}" for name in names})
+        elif text.strip():
+            break
+    return texts
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "required"
+
+
+def needs_of(spec: EstimatorSpec) -> str:
+    """Needs in a few words: columns beyond those that every table has, groups, a critic, a tree."""
+    from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
+
+    standard = {*TURN_COLUMNS, *(f"episodes.{name}" for name in EPISODE_COLUMNS), "tokens.turn", "tokens.logprob"} - {
+        "anchor"
+    }
+    needs = [column for column in spec.requires if column not in standard]
+    flags = (("groups", spec.needs_groups), ("critic", spec.needs_critic), ("tree", spec.needs_tree))
+    needs += [word for word, needed in flags if needed]
+    return ", ".join(needs) or "none"
+
+
+def page_of(spec: Spec) -> Path | None:
+    """The documentation page in a source checkout; None in an installation without `docs/`."""
+    page = Path(__file__).parents[1] / "docs" / spec.doc
+    return page if spec.doc and page.is_file() else None

@@ -1,0 +1,300 @@
+"""What a plugin registers: one named spec a part, with the options dataclass that *is* the recipe's schema.
+
+A recipe's `hier.<kind>` block is `{name: <spec name>, <option>: <value>, …}`; `build_options` turns it into the spec's
+options dataclass and refuses what does not fit in a sentence. Specs are plain data: registering one imports nothing
+heavy, the `factory` is called only where the part runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from verl_hier.errors import RecipeError, did_you_mean
+
+Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
+Granularity = Literal["turn", "step", "token"]
+Confidence = Literal["A", "B", "C"]
+
+
+@dataclass(frozen=True)
+class LazyFunction:
+    """A function that is named, and imported when it is first called. Made by `lazy`.
+
+    Attributes:
+        reference: `package.module:function`.
+    """
+
+    reference: str
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Import the function and call it."""
+        module, _, name = self.reference.partition(":")
+        return getattr(importlib.import_module(module), name)(*args, **keywords)
+
+
+def lazy(reference: str) -> Callable[..., Any]:
+    """The function `package.module:function` for a spec whose module must not be imported before the part runs."""
+    return LazyFunction(reference)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a part that has none."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What every kind of part says about itself.
+
+    Attributes:
+        name: how a recipe names the part; unique within its kind over all plugins.
+        factory: builds the part from its options; runs where the part runs (see the kind). A text
+            `package.module:function` stands for `lazy` of it.
+        options: a frozen dataclass; its fields, types and defaults are the recipe's schema.
+        summary: one line for `verl-hier plugins`.
+        source: paper section and upstream function, or where else the definition comes from.
+        doc: path of the doc page below `docs/`, or empty.
+        extra: the pip extra that brings what the factory imports, or empty.
+    """
+
+    kind: ClassVar[Kind]
+    name: str
+    factory: Callable[..., Any]
+    options: type = NoOptions
+    summary: str = ""
+    source: str = ""
+    doc: str = ""
+    extra: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.factory, str):
+            object.__setattr__(self, "factory", lazy(self.factory))
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec(Spec):
+    """A world. `factory(options)` returns an `environments.Environment`; it runs in an isolated process.
+
+    Attributes:
+        tasks: `tasks(options, split) -> list[dict]`, JSON-able tasks of a split ("train" or "val"); runs on the
+            driver. None: tasks come from verl's own data set and are scored by verl's reward function.
+        can_fork: whether `fork` or replay reproduces a state, so that samplers may branch.
+        provides: turn-table columns that this environment fills besides the standard ones.
+        modules: importable names that must be there; `extra` says which pip extra brings them.
+    """
+
+    kind: ClassVar[Kind] = "environment"
+    tasks: Callable[[Any, str], list[dict[str, Any]]] | None = None
+    can_fork: bool = False
+    provides: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerSpec(Spec):
+    """Who speaks next, with what context. `factory(options)` returns a `rollout.Worker`; runs in the rollout worker.
+
+    Attributes:
+        roles: role name to level (0 is the highest).
+        provides: turn-table columns and token masks that this worker fills besides the standard ones.
+        active_roles: `active_roles(options) -> tuple[str, ...]`, the roles that take turns with these options; None:
+            all of them.
+        transcribe: `transcribe(options, transcript) -> list[str]`, what a policy would have to generate in this
+            worker to do what another worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word
+            when it cannot.
+            `verl-hier distill` makes data for workers that have it.
+        needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
+    """
+
+    kind: ClassVar[Kind] = "worker"
+    roles: Mapping[str, int] = field(default_factory=dict)
+    provides: tuple[str, ...] = ()
+    active_roles: Callable[[Any], tuple[str, ...]] | None = None
+    transcribe: Callable[[Any, Any], list[str]] | None = None
+    needs_stop_strings: bool = False
+
+
+@dataclass(frozen=True)
+class SamplerSpec(Spec):
+    """Which episodes exist. `factory(options)` returns a `rollout.Sampler`; runs in the rollout worker.
+
+    Attributes:
+        episodes: `episodes(options, n) -> int`, leaves to train for one task when the recipe says `rollout.n = n`.
+            Raises `RecipeError` when `n` does not fit the options.
+        needs_fork: refuses environments that cannot fork.
+        needs_top_logprobs: refuses rollout servers that return only the chosen token's log-prob.
+        needs_scores: refuses rollout servers that return no log-probs of prompts (`Rollout.score`, `Episode.force`).
+        provides: turn-table columns that this sampler fills besides the standard ones.
+    """
+
+    kind: ClassVar[Kind] = "sampler"
+    episodes: Callable[[Any, int], int] | None = None
+    needs_fork: bool = False
+    needs_top_logprobs: bool = False
+    needs_scores: bool = False
+    provides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EstimatorSpec(Spec):
+    """Who gets the credit: a pure function. `factory(table, options)` returns a `credit.Credit` or one array a turn.
+
+    Attributes:
+        requires: columns of the turn table (or `tokens.<name>`, `episodes.<name>`) that it reads.
+        levels: levels it credits; empty means all.
+        granularity: whether it returns one number a turn, a step (turn on a path) or a token.
+        needs_groups: warns and alarms when a task has fewer than two episodes.
+        needs_critic: reads `values`; the recipe must configure verl's critic.
+        needs_tree: only meaningful when turns have several children.
+        confidence: A read in released code, B in the paper, C inferred; see the doc page.
+        native: verl's trainer computes it itself from `algorithm.adv_estimator`, before the turn
+            table is made; `factory` is never called.
+    """
+
+    kind: ClassVar[Kind] = "estimator"
+    requires: tuple[str, ...] = ()
+    levels: tuple[int, ...] = ()
+    granularity: Granularity = "turn"
+    needs_groups: bool = True
+    needs_critic: bool = False
+    needs_tree: bool = False
+    confidence: Confidence = "A"
+    native: bool = False
+
+
+@dataclass(frozen=True)
+class ScheduleSpec(Spec):
+    """Who learns now. `factory(options)` returns a `training.Schedule`; runs in the trainer."""
+
+    kind: ClassVar[Kind] = "schedule"
+
+
+@dataclass(frozen=True)
+class PolicyLossSpec:
+    """A policy loss with verl's own signature, registered under `name` in every worker that imports verl."""
+
+    name: str
+    function: Callable[..., Any]
+    summary: str = ""
+    source: str = ""
+
+
+KINDS: dict[Kind, type[Spec]] = {
+    "environment": EnvironmentSpec,
+    "worker": WorkerSpec,
+    "sampler": SamplerSpec,
+    "estimator": EstimatorSpec,
+    "schedule": ScheduleSpec,
+}
+
+
+def named_function(name: str, where: str) -> Callable[..., Any]:
+    """The function that a recipe names as `package.module:function`.
+
+    Raises:
+        RecipeError: naming the recipe line `where`, when there is no such function or its module cannot be imported.
+    """
+    module, _, path = name.partition(":")
+    if not (module and path):
+        raise RecipeError(f"{where}: {name!r} names no function; write `package.module:function`.")
+    try:
+        found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # whatever a stranger's module does at import
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RecipeError(f"{where}: module {module!r} cannot be imported: {text}.") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            known = (word for word in vars(found) if not word.startswith("_"))
+            raise RecipeError(f"{where}: {module!r} has no {path!r}{did_you_mean(part, known)}.")
+        found = getattr(found, part)
+    if not callable(found):
+        raise RecipeError(f"{where}: {name!r} is a {type(found).__name__} and no function.")
+    function: Callable[..., Any] = found
+    return function
+
+
+def build_options(spec: Spec, block: Mapping[str, Any], where: str | None = None) -> Any:
+    """The spec's options dataclass from a recipe block.
+
+    Args:
+        spec: the registered part.
+        block: plain mapping of option names to values; a `name` key is ignored.
+        where: the recipe line to name in errors; `hier.<kind>` when omitted.
+
+    Raises:
+        RecipeError: for an unknown option, a wrong type, a missing required one, or what the dataclass itself refuses.
+    """
+    where = where or f"hier.{spec.kind}"
+    return build_dataclass(spec.options, {k: v for k, v in block.items() if k != "name"}, where, repr(spec.name))
+
+
+def build_dataclass(cls: type, values: Mapping[str, Any], where: str, owner: str) -> Any:
+    """`cls(**values)` with every value checked against the field's annotation; see `build_options`."""
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    checked: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            raise RecipeError(
+                f"{where}.{key}: {owner} has no option {key!r}{did_you_mean(key, fields)}. Its options: {known}."
+            )
+        checked[key] = _fit(value, hints[key], f"{where}.{key}")
+    missing = [
+        f.name
+        for f in fields.values()
+        if f.name not in checked and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise RecipeError(f"{where}: {owner} needs {', '.join(missing)}; add `{where}.{missing[0]}: …`.")
+    try:
+        return cls(**checked)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"{where}: {owner} refuses these options: {error}") from error
+
+
+def _fit(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the annotated type, or a sentence. Ints pass as floats, lists as tuples, mappings as dataclasses."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _fit_union(value, args, where)
+    if origin is Literal:
+        if value not in args:
+            raise RecipeError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}.")
+        return value
+    if origin in (list, tuple) and isinstance(value, list | tuple):
+        inner = args[0] if args else Any
+        return origin(_fit(item, inner, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is not None and isinstance(value, Mapping) and issubclass(origin, Mapping):
+        inner = args[1] if len(args) == 2 else Any
+        return {k: _fit(v, inner, f"{where}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return build_dataclass(typing.cast(type, hint), value, where, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    expected = getattr(hint, "__name__", str(hint))
+    raise RecipeError(f"{where}: expected {expected}, got {value!r} ({type(value).__name__}).")
+
+
+def _fit_union(value: Any, options: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    problems: list[str] = []
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return _fit(value, option, where)
+        except RecipeError as error:
+            problems.append(str(error))
+    raise RecipeError(problems[0] if len(problems) == 1 else f"{where}: {value!r} fits none of {options}.")

@@ -1,0 +1,245 @@
+"""Credit for stored rollout graphs: the same run under any estimator, and several of them side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit import Credit, step_mean
+from verl_hier.credit.estimate import estimate
+from verl_hier.errors import CreditError, RecipeError
+from verl_hier.graph import RolloutGraph, TableBuilder, TurnTable, read_graphs
+from verl_hier.graph.atomic_write import write_records
+from verl_hier.host.specs import EstimatorSpec, build_options
+
+PathLike = str | os.PathLike[str]
+Prepare = Callable[[TurnTable, int], Any]
+Floats = NDArray[np.float64]
+SUFFIXES = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The graphs of one trainer step and their turn table; batch statistics never cross steps.
+
+    Attributes:
+        step: trainer step.
+        graphs: its graphs.
+        table: their turns.
+        turn_of: for each graph, node id to table turn.
+    """
+
+    step: int
+    graphs: list[RolloutGraph]
+    table: TurnTable
+    turn_of: list[dict[int, int]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Estimators against one another on the trained turns of the same graphs.
+
+    Attributes:
+        names: as they were given, n of them.
+        turns: trained turns that were compared.
+        rank: (n, n) Spearman correlation of the credit; NaN where one of the two is constant.
+        flips: (n, n) share of the turns on which two estimators disagree in sign, both being non-zero.
+        nonzero: (n,) share of the turns with credit.
+    """
+
+    names: tuple[str, ...]
+    turns: int
+    rank: Floats
+    flips: Floats
+    nonzero: Floats
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One mapping an estimator: `name`, `nonzero`, and `rank` and `flips` against the first one."""
+        return [
+            {"name": name, "nonzero": float(share), "rank": float(rank), "flips": float(flips)}
+            for name, share, rank, flips in zip(self.names, self.nonzero, self.rank[0], self.flips[0], strict=True)
+        ]
+
+
+def credit(
+    estimator: EstimatorSpec | str,
+    source: PathLike,
+    out: PathLike,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    prepare: Prepare | None = None,
+) -> int:
+    """Write the credit of every turn of stored graphs.
+
+    Args:
+        estimator: a spec, or the name of a built-in one.
+        source: graph file, or a directory of them; see `trajectory.read_graphs`.
+        out: `.jsonl` or `.parquet`, one record a turn: step, uid, node, episode, agent, role, level, turn, trained,
+            reward, return, credit, weight.
+        settings: options of the estimator, as in a recipe's `hier.estimator` block.
+        prepare: called with each step's table before the estimator, for instance to shape role rewards.
+
+    Returns:
+        the number of turns written.
+
+    Raises:
+        GraphError: for a source that is empty, damaged or written by a newer version.
+        RecipeError: for an unknown option, one of a wrong type, or an output of another suffix.
+        CreditError: for a missing column or a reward that is no number.
+        PluginError: for an unknown estimator.
+    """
+    target = Path(out)
+    if target.suffix not in SUFFIXES:
+        raise RecipeError(f"{target} has no known suffix for credit: use {' or '.join(SUFFIXES)}.")
+    spec = _spec(estimator)
+    options = build_options(spec, settings or {})
+    records: list[dict[str, Any]] = []
+    for batch in batches(source):
+        if prepare is not None:
+            prepare(batch.table, batch.step)
+        records += _records(batch, estimate(spec, batch.table, options))
+    try:
+        write_records(target, records)
+    except OSError as error:
+        raise CreditError(f"cannot write credit to {target}: {error.strerror or error}.") from error
+    return len(records)
+
+
+def compare(
+    estimators: Sequence[EstimatorSpec | str],
+    source: PathLike,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    prepare: Prepare | None = None,
+) -> Comparison:
+    """Credit the same graphs under several estimators and say how far they agree.
+
+    Args:
+        estimators: specs or names of built-in ones, at least two.
+        source: graph file, or a directory of them.
+        settings: options by estimator name.
+        prepare: called with each step's table before the estimators.
+
+    Raises:
+        As `credit`.
+    """
+    if len(estimators) < 2:
+        raise RecipeError("name at least two estimators to compare, for instance `--compare grpo,gigpo`.")
+    specs = [_spec(estimator) for estimator in estimators]
+    options = [build_options(spec, (settings or {}).get(spec.name, {})) for spec in specs]
+    columns: list[list[Floats]] = [[] for _ in specs]
+    for batch in batches(source):
+        if prepare is not None:
+            prepare(batch.table, batch.step)
+        trained = np.asarray(batch.table["trained"], bool)
+        for column, spec, chosen in zip(columns, specs, options, strict=True):
+            column.append(turn_credit(batch.table, estimate(spec, batch.table, chosen))[trained])
+    values = [np.concatenate(column) for column in columns]
+    if values[0].size == 0:
+        raise CreditError("the graphs hold no turn that is trained.")
+    pairs = [[(_rank_correlation(a, b), float((a * b < 0).mean())) for b in values] for a in values]
+    return Comparison(
+        names=tuple(spec.name for spec in specs),
+        turns=values[0].size,
+        rank=np.asarray([[pair[0] for pair in row] for row in pairs]),
+        flips=np.asarray([[pair[1] for pair in row] for row in pairs]),
+        nonzero=np.asarray([float((np.abs(value) > 1e-12).mean()) for value in values]),
+    )
+
+
+def batches(source: PathLike) -> Iterator[Batch]:
+    """Stored graphs, step by step, with their turn tables. Graphs of a step must follow one another in the file."""
+    for step, graphs in groupby(read_graphs(source), key=lambda graph: graph.step):
+        builder, members = TableBuilder(), list(graphs)
+        for graph in members:
+            builder.add(graph)
+        yield Batch(step, members, builder.build(), builder.turn_of)
+
+
+def turn_credit(table: TurnTable, found: Credit) -> Floats:
+    """(T,) credit per turn; a shared turn averages its steps, tokens are averaged over their turn."""
+    values = np.asarray(found.values, np.float64)
+    if found.per == "turn":
+        return values
+    if found.per == "step":
+        return step_mean(table, values)
+    turn = np.asarray(table["tokens.turn"])
+    return np.bincount(turn, values, len(table)) / np.maximum(np.bincount(turn, minlength=len(table)), 1)
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """`key=value` pairs of the command line; values are JSON, anything else is a string.
+
+    Raises:
+        RecipeError: for a pair without `=`.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise RecipeError(f"{pair!r} sets nothing: write `--set option=value`.")
+        try:
+            settings[key] = json.loads(text)
+        except json.JSONDecodeError:
+            settings[key] = text
+    return settings
+
+
+def _spec(estimator: EstimatorSpec | str) -> EstimatorSpec:
+    if isinstance(estimator, EstimatorSpec):
+        return estimator
+    from verl_hier.testing.conformance.registry import estimator as builtin
+
+    return builtin(estimator)
+
+
+def _records(batch: Batch, found: Credit) -> list[dict[str, Any]]:
+    values = turn_credit(batch.table, found)
+    weight = np.ones(len(batch.table)) if found.weight is None else np.asarray(found.weight, np.float64)
+    records = []
+    for graph, turn_of in zip(batch.graphs, batch.turn_of, strict=True):
+        for node_id, turn in turn_of.items():
+            node = graph.nodes[node_id]
+            records.append(
+                {
+                    "step": batch.step,
+                    "uid": str(graph.task.get("uid", "")),
+                    "node": node.id,
+                    "episode": node.episode,
+                    "agent": node.agent,
+                    "role": node.role,
+                    "level": node.level,
+                    "turn": node.turn,
+                    "trained": node.trained,
+                    "reward": float(node.reward),
+                    "return": float(batch.table["return"][turn]),
+                    "credit": float(values[turn]),
+                    "weight": float(weight[turn]),
+                }
+            )
+    return records
+
+
+def _rank_correlation(left: Floats, right: Floats) -> float:
+    """Spearman correlation with mean ranks for ties; NaN when one side is constant."""
+    a, b = _ranks(left), _ranks(right)
+    a, b = a - a.mean(), b - b.mean()
+    size = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / size if size > 0 else float("nan")
+
+
+def _ranks(values: Floats) -> Floats:
+    """Mean rank of every value; values that agree to twelve digits are ties."""
+    scale = max(float(np.abs(values).max(initial=0.0)), 1e-300)
+    _, inverse, count = np.unique(np.round(values / scale, 12), return_inverse=True, return_counts=True)
+    upper = np.cumsum(count)
+    ranks: Floats = (upper - (count - 1) / 2.0)[inverse]
+    return ranks

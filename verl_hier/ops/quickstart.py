@@ -1,0 +1,166 @@
+"""The quickstart: cold start, HiMAC on stock verl, success before and after on held-out tasks, a picture."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.errors import RolloutError
+from verl_hier.ops.local_run import CpuRun
+from verl_hier.recipe.compose import command
+
+RECIPE = "quickstart"
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """How much of it.
+
+    Attributes:
+        out: folder of everything it makes.
+        seed: seed of weights, demonstrations, tasks and rollout.
+        steps: reinforcement learning steps; odd ones train the planner, even ones the executor.
+        sft_steps: supervised steps of the cold start.
+        demonstrations: expert episodes, half with one goal and half with two.
+    """
+
+    out: Path = Path("runs/quickstart")
+    seed: int = 2
+    steps: int = 32
+    sft_steps: int = 1300
+    demonstrations: int = 480
+
+
+def run(plan: Quickstart, report: Report) -> dict[str, Any]:
+    """Do it all and return the summary, which also lies in `plan.out / "summary.json"`.
+
+    Raises:
+        RolloutError: when the training run fails; the sentence names its log.
+    """
+    started = time.time()
+    plan.out.mkdir(parents=True, exist_ok=True)
+    report("1/3 cold start")
+    start = ColdStart(
+        (RECIPE,),
+        (("hier.environment.goals=1",), ("hier.environment.goals=2",)),
+        plan.demonstrations,
+        plan.sft_steps,
+        plan.seed,
+    )
+    model = cold_start(start, plan.out / "coldstart", lambda text: report(f"    {text}"))
+    report(f"2/3 HiMAC, {plan.steps} steps of unmodified verl {version('verl')} (log: {plan.out / 'train.log'})")
+    records = train(plan, model, report)
+    report("3/3 summary")
+    summary = summarise(records, plan, time.time() - started)
+    (plan.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    plot(records, plan.out / "learning_curve.png")
+    return summary
+
+
+def train(plan: Quickstart, model: Path, report: Report) -> list[dict[str, Any]]:
+    """Run the recipe from the model, with a line a step; returns verl's metrics of every step."""
+    out = plan.out.resolve()
+    for stale in ("checkpoints", "graphs"):
+        shutil.rmtree(out / stale, ignore_errors=True)
+    overrides = [
+        f"actor_rollout_ref.model.path={model.resolve()}",
+        f"trainer.default_local_dir={out / 'checkpoints'}",
+        f"hier.store.path={out / 'graphs'}",
+        f"hier.seed={plan.seed}",
+        f"data.seed={plan.seed}",
+        f"trainer.total_training_steps={plan.steps}",
+        f"trainer.save_freq={plan.steps}",
+        f"trainer.test_freq={plan.steps}",
+    ]
+    shown = 0
+
+    def follow(records: list[dict[str, Any]]) -> bool:
+        nonlocal shown
+        for record in records[shown:]:
+            report(f"    {describe(record)}")
+        shown = len(records)
+        return False
+
+    return CpuRun(plan.out, command(RECIPE, overrides)).finish(follow)
+
+
+def describe(record: dict[str, Any]) -> str:
+    """One line on a step."""
+    held_out = success_of(record)
+    parts = [f"step {record['step']:>3}"]
+    if "hier/episodes/success" in record:
+        learner = {"A": "planner", "B": "executor"}.get(chr(int(record["hier/schedule/phase"])), "all")
+        parts.append(f"{learner:<8} learns  success {record['hier/episodes/success']:.2f}")
+        parts.append(f"{record['hier/tokens/generated']:.0f} tokens  {record['timing_s/step']:.1f} s")
+    if held_out is not None:
+        parts.append(f"held-out success {held_out:.2f}")
+    return "  ".join(parts)
+
+
+def success_of(record: dict[str, Any]) -> float | None:
+    """Success on held-out tasks, when the step measured it."""
+    found = [value for name, value in record.items() if name.startswith("val-core/") and "/acc/mean@" in name]
+    return float(found[0]) if found else None
+
+
+def summarise(records: list[dict[str, Any]], plan: Quickstart, wall_s: float) -> dict[str, Any]:
+    """What the run was and did.
+
+    Raises:
+        RolloutError: when held-out success was not measured before and after.
+    """
+    held_out = [value for value in map(success_of, records) if value is not None]
+    if len(held_out) < 2:
+        raise RolloutError(f"held-out success was measured {len(held_out)} times, not before and after; see train.log.")
+
+    def total(name: str) -> int:
+        return int(sum(record.get(name, 0) for record in records))
+
+    return {
+        "success_before": held_out[0],
+        "success_after": held_out[-1],
+        "steps": plan.steps,
+        "generated_tokens": total("hier/tokens/generated"),
+        "episodes": total("hier/episodes/count"),
+        "wall_s": round(wall_s, 1),
+        "verl_version": version("verl"),
+        "seed": plan.seed,
+        "guards": {
+            "alarms": total("hier/guards/alarms"),
+            "failed_episodes": total("hier/episodes/failed"),
+            "short_groups": total("hier/groups/short"),
+            "padding_rows": total("hier/rows/padding"),
+        },
+    }
+
+
+def plot(records: list[dict[str, Any]], path: Path) -> None:
+    """Success in training and on held-out tasks over generated tokens, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tokens, trained, held_out = 0.0, [], []
+    for record in records:
+        tokens += record.get("hier/tokens/generated", 0.0)
+        if "hier/episodes/success" in record:
+            trained.append((tokens / 1000, record["hier/episodes/success"]))
+        value = success_of(record)
+        if value is not None:
+            held_out.append((tokens / 1000, value))
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    axes.plot(*zip(*trained, strict=True), color="0.6", marker=".", label="training tasks, all episodes of a step")
+    axes.plot(*zip(*held_out, strict=True), color="tab:blue", marker="o", label="held-out tasks")
+    axes.set(xlabel="generated tokens (thousands)", ylabel="success", ylim=(0, 1), title="HiMAC on two-goal households")
+    axes.legend(loc="upper left", frameon=False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

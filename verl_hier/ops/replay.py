@@ -1,0 +1,85 @@
+"""Stored rollouts made again: the recipe's sampler, worker and world, and a policy that answers from the file.
+
+What comes out is the same tree, or the place where it differs. It needs the recipe's tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from verl_hier.environments.pool import EnvironmentPool
+from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.graph import RolloutGraph, read_graphs
+from verl_hier.recipe.parts import Part
+from verl_hier.recipe.runner import RolloutRunner
+from verl_hier.rollout.recorded_policy import RecordedPolicy, differences
+from verl_hier.rollout.rollout import Request
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One replayed task.
+
+    Attributes:
+        graph: as it was stored.
+        differences: places where the replay differs, or why it could not go on; empty when it is the same tree.
+    """
+
+    graph: RolloutGraph
+    differences: tuple[str, ...]
+
+
+async def replay(source: str | os.PathLike[str], driver: RolloutRunner) -> list[Replay]:
+    """Replay every task of a graph file or folder.
+
+    Args:
+        source: what `hier.store.path` wrote.
+        driver: of the recipe that wrote it.
+
+    Raises:
+        RecipeError: when tasks come from verl's data set, or the recipe makes fewer than the file needs.
+        GraphError: when the file cannot be read.
+    """
+    tasks = _Tasks(driver.recipe.parts.environment)
+    pool = driver.pool()
+    try:
+        return [await _replay(graph, tasks.of(graph), driver, pool) for graph in read_graphs(source)]
+    finally:
+        await pool.close()
+
+
+async def _replay(graph: RolloutGraph, task: dict[str, Any], driver: RolloutRunner, pool: EnvironmentPool) -> Replay:
+    try:
+        again = await driver.roll_out(Request.of(graph, task), RecordedPolicy(graph), pool)
+    except RolloutError as error:
+        return Replay(graph, (str(error),))
+    return Replay(graph, tuple(differences(graph, again)))
+
+
+class _Tasks:
+    """Tasks of the recipe, made when they are asked for."""
+
+    def __init__(self, environment: Part) -> None:
+        self._spec: Any = environment.spec
+        self._options = environment.options
+        self._made: dict[str, list[dict[str, Any]]] = {}
+        if self._spec.tasks is None:
+            raise RecipeError(
+                f"hier.environment.name: tasks of {self._spec.name!r} come from verl's data set and are scored by "
+                "verl, so a stored rollout of it cannot be replayed from the recipe."
+            )
+
+    def of(self, graph: RolloutGraph) -> dict[str, Any]:
+        """The task of a graph, by its place in the data set."""
+        split = "val" if graph.request.get("validate") else "train"
+        if split not in self._made:
+            self._made[split] = self._spec.tasks(self._options, split)
+        number = int(graph.task["index"])
+        if number >= len(self._made[split]):
+            raise RecipeError(
+                f"hier.environment: the recipe makes {len(self._made[split])} tasks and the stored rollout is of task "
+                f"{number}; give the overrides of the run."
+            )
+        return self._made[split][number]

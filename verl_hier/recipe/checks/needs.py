@@ -1,0 +1,221 @@
+"""Do the five parts fit each other, and the rest of the recipe? Each refusal names the line to change."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from verl_hier.credit.columns import missing_column
+from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, Spec, WorkerSpec
+from verl_hier.recipe.parts import Parts
+from verl_hier.recipe.schema import HierConfig
+
+# Rollout servers that return the log-probs of the likeliest tokens; stock verl's return the sampled token's only.
+TOP_LOGPROB_SERVERS = ("transformers",)
+TOP_LOGPROB_SUFFIX = "_topk"
+# Those that return log-probs of prompts; verl's TensorRT-LLM server does not.
+SCORING_SERVERS = ("transformers", "vllm", "sglang")
+TOKEN_COLUMNS = ("turn", "logprob")
+CRITIC_COLUMNS = ("value", "tokens.value")
+
+
+def check_needs(config: Mapping[str, Any], hier: HierConfig, parts: Parts, host: PluginHost) -> int:
+    """Refuse combinations of parts that cannot work.
+
+    Returns:
+        Episodes to train for one task.
+    """
+    check_modules(parts.environment.spec)
+    check_columns(parts, host, critic=needs_critic(config))
+    check_levels(parts)
+    check_critic(config, parts)
+    check_kl(config, parts)
+    check_sampler(config, parts, host)
+    check_stop_strings(config, parts)
+    check_entropy(config, hier)
+    return check_episodes(config, parts)
+
+
+def check_modules(spec: EnvironmentSpec) -> None:
+    """Refuse an environment whose packages are not installed; only looks, imports nothing."""
+    missing = [name for name in spec.modules if importlib.util.find_spec(name.partition(".")[0]) is None]
+    if missing:
+        cure = f"`pip install 'verl-hier[{spec.extra}]'` brings it" if spec.extra else "install it"
+        raise RecipeError(
+            f"hier.environment.name: {spec.name!r} needs the Python package {missing[0]!r}, which is not installed; "
+            f"{cure}."
+        )
+
+
+def check_columns(parts: Parts, host: PluginHost, critic: bool) -> None:
+    """Refuse an estimator that reads a column which nothing in the recipe fills."""
+    there = set(_standard_columns())
+    there |= set(CRITIC_COLUMNS) if critic else set()
+    for part in (parts.environment, parts.worker, parts.sampler):
+        there |= set(part.spec.provides)
+    estimator = parts.estimator.spec
+    for column in estimator.requires:
+        if column in there:
+            continue
+        sentence = missing_column(estimator.name, column)
+        able = list(_providers(host, column))
+        hint = f" Installed parts that provide it: {', '.join(able)}." if able else ""
+        raise RecipeError(f"hier.estimator.name: {sentence}{hint}")
+
+
+def check_levels(parts: Parts) -> None:
+    """Refuse levels that no role of the worker has, and roles that it has not: nothing would ever be trained there."""
+    worker, schedule = parts.worker.spec, parts.schedule
+    have = set(worker.roles.values())
+    if not have:
+        return
+    # A schedule that goes by roles does not look at its levels.
+    roles = tuple(getattr(schedule.options, "roles", None) or ())
+    for role in roles:
+        if role not in worker.roles:
+            raise RecipeError(
+                f"hier.schedule.roles: worker {worker.name!r} has no role {role!r}{did_you_mean(role, worker.roles)}; "
+                f"it has {', '.join(worker.roles)}."
+            )
+    asked = {
+        "hier.estimator.name": (parts.estimator.spec, parts.estimator.spec.levels),
+        "hier.schedule.levels": (schedule.spec, () if roles else getattr(schedule.options, "levels", None) or ()),
+    }
+    for line, (spec, levels) in asked.items():
+        lost = sorted(set(levels) - have)
+        if lost:
+            raise RecipeError(
+                f"{line}: {spec.kind} {spec.name!r} works on {_levels(levels)}, but worker {worker.name!r} has only "
+                f"{_levels(sorted(have))}; choose another worker in hier.worker.name or another {spec.kind}."
+            )
+
+
+def check_critic(config: Mapping[str, Any], parts: Parts) -> None:
+    """Refuse an estimator that reads values when verl would build no critic."""
+    if parts.estimator.spec.needs_critic and not needs_critic(config):
+        raise RecipeError(
+            f"critic.enable: estimator {parts.estimator.spec.name!r} needs verl's critic, and this recipe has none; "
+            f"add "
+            "`critic.enable: true` and set `critic.model.path`."
+        )
+
+
+def check_kl(config: Mapping[str, Any], parts: Parts) -> None:
+    """Refuse a KL penalty in the reward, which estimators on turns do not see."""
+    if config["algorithm"].get("use_kl_in_reward") and not parts.estimator.spec.native:
+        raise RecipeError(
+            f"algorithm.use_kl_in_reward: estimator {parts.estimator.spec.name!r} credits turns and sees no KL "
+            f"penalty on "
+            "tokens; use actor_rollout_ref.actor.use_kl_loss, or hier.estimator.name: verl."
+        )
+
+
+def check_sampler(config: Mapping[str, Any], parts: Parts, host: PluginHost) -> None:
+    """Refuse a sampler that branches where nothing can fork, or that asks for log-probs that no server returns."""
+    sampler, environment = parts.sampler.spec, parts.environment.spec
+    if sampler.needs_fork and not environment.can_fork:
+        able = [name for name, spec in host.specs("environment").items() if getattr(spec, "can_fork", False)]
+        raise RecipeError(
+            f"hier.sampler.name: {sampler.name!r} branches episodes, and environment {environment.name!r} cannot fork; "
+            f"choose hier.sampler.name: independent, or an environment that can "
+            f"({', '.join(able) or 'none installed'})."
+        )
+    server = str(config["actor_rollout_ref"]["rollout"]["name"])
+    if sampler.needs_top_logprobs and not _returns_top_logprobs(server):
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of the likeliest tokens, "
+            f"which "
+            f"the rollout server {server!r} does not return; use `transformers`, or a server whose name ends in "
+            f"`{TOP_LOGPROB_SUFFIX}`."
+        )
+    if sampler.needs_scores and not _returns_scores(server):
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of given tokens, which the "
+            f"rollout server {server!r} does not return; use one of {', '.join(SCORING_SERVERS)}."
+        )
+    if parts.estimator.spec.needs_tree and not sampler.needs_fork:
+        able = [name for name, spec in host.specs("sampler").items() if getattr(spec, "needs_fork", False)]
+        raise RecipeError(
+            f"hier.sampler.name: estimator {parts.estimator.spec.name!r} needs turns with several children, and "
+            f"{sampler.name!r} never branches; choose one that does ({', '.join(able) or 'none installed'})."
+        )
+
+
+def check_entropy(config: Mapping[str, Any], hier: HierConfig) -> None:
+    """Refuse entropies from log-probs that the server does not return."""
+    server = str(config["actor_rollout_ref"]["rollout"]["name"])
+    if hier.rollout.entropy.source == "top_k" and not _returns_top_logprobs(server):
+        raise RecipeError(
+            f"hier.rollout.entropy.source: top_k needs the log-probs of the likeliest tokens, which the rollout server "
+            f"{server!r} does not return; use sampled or prefill, or set actor_rollout_ref.rollout.name to "
+            f"`transformers` or to a server whose name ends in `{TOP_LOGPROB_SUFFIX}`."
+        )
+    if hier.rollout.entropy.source == "prefill" and not _returns_scores(server):
+        raise RecipeError(
+            f"hier.rollout.entropy.source: prefill needs the log-probs of prompts, which the rollout server {server!r} "
+            "does not return; use sampled, or set actor_rollout_ref.rollout.name to one of "
+            f"{', '.join(SCORING_SERVERS)}."
+        )
+
+
+def _returns_scores(server: str) -> bool:
+    return server.removesuffix(TOP_LOGPROB_SUFFIX) in SCORING_SERVERS
+
+
+def _returns_top_logprobs(server: str) -> bool:
+    return server in TOP_LOGPROB_SERVERS or server.endswith(TOP_LOGPROB_SUFFIX)
+
+
+def check_stop_strings(config: Mapping[str, Any], parts: Parts) -> None:
+    """Refuse a worker that ends turns at strings on SGLang without a tokenizer, which dies of the first request
+    (sgl-project/sglang#27882)."""
+    worker, rollout = parts.worker.spec, config["actor_rollout_ref"]["rollout"]
+    if worker.needs_stop_strings and rollout["name"] == "sglang" and rollout.get("skip_tokenizer_init", True):
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.skip_tokenizer_init: worker {worker.name!r} ends its turns at strings, which "
+            "SGLang cannot see without its tokenizer; set it to false."
+        )
+
+
+def check_episodes(config: Mapping[str, Any], parts: Parts) -> int:
+    """Refuse a `rollout.n` that does not fit the sampler, or makes groups of one for an estimator that compares."""
+    n = int(config["actor_rollout_ref"]["rollout"]["n"])
+    spec = parts.sampler.spec
+    episodes = int(spec.episodes(parts.sampler.options, n)) if spec.episodes else n
+    if parts.estimator.spec.needs_groups and episodes < 2:
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.n: estimator {parts.estimator.spec.name!r} compares the episodes of a task, "
+            f"and "
+            f"n = {n} makes groups of {episodes}; set it to at least 2."
+        )
+    return episodes
+
+
+def needs_critic(config: Mapping[str, Any]) -> bool:
+    """verl's own rule (`trainer/ppo/utils.py::need_critic`) without importing verl."""
+    enable = (config.get("critic") or {}).get("enable")
+    return bool(enable) if enable is not None else config["algorithm"]["adv_estimator"] == "gae"
+
+
+def _standard_columns() -> Iterator[str]:
+    yield from TURN_COLUMNS
+    yield from (f"episodes.{name}" for name in EPISODE_COLUMNS)
+    yield from (f"tokens.{name}" for name in TOKEN_COLUMNS)
+
+
+def _providers(host: PluginHost, column: str) -> Iterator[str]:
+    """Registered parts that list the column, as recipe lines."""
+    kinds: tuple[type[Spec], ...] = (EnvironmentSpec, WorkerSpec, SamplerSpec)
+    for kind in (cls.kind for cls in kinds):
+        for name, spec in host.specs(kind).items():
+            if column in getattr(spec, "provides", ()):
+                yield f"hier.{kind}.name: {name}"
+
+
+def _levels(levels: Any) -> str:
+    numbers = [str(level) for level in levels]
+    return f"level{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"

@@ -1,0 +1,176 @@
+"""Recipes: where they are, and what they compose to.
+
+A recipe is a primary Hydra config that starts from verl's own `ppo_trainer`. It is composed here exactly as
+`python -m verl.trainer.main_ppo --config-name RECIPE` would, but without importing verl, so that looking is quick.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_hier.errors import HierError, RecipeError, did_you_mean
+from verl_hier.host.specs import KINDS
+
+PACKAGE = "verl_hier_recipes"
+MAIN = "verl.trainer.main_ppo"
+_UNKNOWN_KEY = re.compile(r"Could not override '([\w.]+)'")
+_PART_OVERRIDE = re.compile(rf"(hier\.(?:{'|'.join(KINDS)}))=\{{")
+_HIER_OVERRIDE = re.compile(r"hier\.[\w.]+=")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe file.
+
+    Attributes:
+        name: what `verl-hier train` and `--config-name` call it.
+        path: its YAML file.
+        summary: the comment on its first line.
+    """
+
+    name: str
+    path: Path
+    summary: str
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it is one of ours, on the search path without further ado."""
+        return self.path.parent == folder()
+
+
+def folder() -> Path:
+    """The folder of the shipped recipes."""
+    return _package_folder(PACKAGE)
+
+
+def recipes() -> list[Recipe]:
+    """All shipped recipes by name."""
+    return [_read(path) for path in sorted(folder().glob("*.yaml"))]
+
+
+def find(reference: str) -> Recipe:
+    """A shipped recipe by name, or a user's own by the path of its YAML file.
+
+    Raises:
+        RecipeError: naming the nearest recipe when there is none of that name.
+    """
+    if reference.endswith((".yaml", ".yml")):
+        path = Path(reference).expanduser().resolve()
+        if not path.is_file():
+            raise RecipeError(f"there is no recipe file {reference}; `verl-hier recipes` lists the shipped ones.")
+        return _read(path)
+    known = {recipe.name: recipe for recipe in recipes()}
+    if reference not in known:
+        raise RecipeError(
+            f"there is no recipe {reference!r}{did_you_mean(reference, known)}; `verl-hier recipes` lists them, and a "
+            "path that ends in .yaml names one of your own."
+        )
+    return known[reference]
+
+
+def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
+    """The whole verl config of a recipe as an OmegaConf `DictConfig`.
+
+    Raises:
+        RecipeError: when a group, an override or an interpolation is wrong; the sentence is Hydra's, shortened.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from verl_hier.compat.searchpath import register
+
+    recipe = find(reference)
+    register()
+    given, home = overridden(overrides), verl_config_folder()
+    if not recipe.shipped:
+        # A primary config must be in the first folder of the search path; verl's then comes after it.
+        given, home = [f"hydra.searchpath=[file://{home}]", *given], recipe.path.parent
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(home), version_base=None):
+            return hydra_compose(recipe.path.stem, overrides=given)
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+        unknown = _UNKNOWN_KEY.search(str(error))
+        if unknown and overrides:
+            raise RecipeError(_unknown_key(unknown[1], compose(reference))) from error
+        raise RecipeError(f"recipe {reference!r} does not compose: {_sentence(error)}") from error
+
+
+def overridden(overrides: Sequence[str]) -> list[str]:
+    """Overrides for Hydra, with two courtesies for what is below `hier.`.
+
+    An option may be set whether or not the recipe mentions it: Hydra wants `+` for a key that no file has, and as our
+    own schema checks every key there, `++` loses nothing. And `hier.worker={name: …}` replaces the part instead of
+    mixing the old one's options into the new one's.
+    """
+    given: list[str] = []
+    for text in overrides:
+        part = _PART_OVERRIDE.match(text)
+        if part:
+            given += [f"~{part[1]}", f"+{text}"]
+        else:
+            given.append(f"++{text}" if _HIER_OVERRIDE.match(text) else text)
+    return given
+
+
+def command(reference: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Arguments for `python -m` that run the recipe with verl's own entry point."""
+    recipe = find(reference)
+    where = [] if recipe.shipped else ["--config-dir", str(recipe.path.parent)]
+    return [MAIN, *where, "--config-name", recipe.path.stem, *overridden(overrides)]
+
+
+def verl_config_folder() -> Path:
+    """`verl/trainer/config`, found without importing verl."""
+    return _package_folder("verl") / "trainer" / "config"
+
+
+def _package_folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise HierError(f"the package {package} is not installed; reinstall verl-hier.")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _read(path: Path) -> Recipe:
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return Recipe(path.stem, path, first.lstrip("# ").strip() if first.startswith("#") else "")
+
+
+def _unknown_key(key: str, config: Any) -> str:
+    """A sentence for an override of a key that verl's config does not have."""
+    from omegaconf import DictConfig
+
+    place, known = config, key.split(".")
+    for depth, part in enumerate(known):
+        if not isinstance(place, DictConfig) or part not in place:
+            siblings = [str(name) for name in place] if isinstance(place, DictConfig) else []
+            return (
+                f"the override {key}: {'.'.join(known[:depth]) or 'the config'} has no key "
+                f"{part!r}{did_you_mean(part, siblings)}; put + before the override if it is meant to be new."
+            )
+        place = place[part]
+    return f"the override {key} does not fit the recipe."
+
+
+def _sentence(error: Exception) -> str:
+    """The lines of a Hydra message that a user can act on, as one."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
+    for place, line in enumerate(kept):
+        if line.startswith("Available options"):
+            end = next((i for i, text in enumerate(kept) if text.startswith("Config search path")), len(kept))
+            kept[place:] = [f"{line} {', '.join(kept[place + 1 : end])}"]
+            break
+    causes = [str(error.__cause__).splitlines()[0]] if error.__cause__ and str(error.__cause__) else []
+    unique = list(dict.fromkeys([*kept[:2], *causes]))
+    return " ".join(line if line.endswith((".", "?", "!")) else f"{line}." for line in unique)

@@ -1,0 +1,54 @@
+"""A recipe as Hydra composed it, with our block of it read and its parts built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_hier.host.manager import PluginHost
+from verl_hier.recipe.compose import compose
+from verl_hier.recipe.parts import Parts, resolve
+from verl_hier.recipe.schema import HierConfig
+from verl_hier.rollout.rollout import Limits
+
+
+@dataclass(frozen=True)
+class ComposedRecipe:
+    """What a rollout, a trainer or a cold start has to know of a recipe.
+
+    Attributes:
+        config: the whole verl config, an OmegaConf `DictConfig` or plain containers.
+        hier: its `hier` block.
+        host: the plugins that the block lists.
+        parts: its five parts.
+    """
+
+    config: Any
+    hier: HierConfig
+    host: PluginHost
+    parts: Parts
+
+    @classmethod
+    def of(cls, config: Any) -> ComposedRecipe:
+        """The recipe of a composed config.
+
+        Raises:
+            PluginError: when a listed plugin cannot be loaded.
+            RecipeError: when the `hier` block is wrong.
+        """
+        hier = HierConfig.of(config)
+        host = PluginHost.load(hier.plugins)
+        return cls(config, hier, host, resolve(hier, host))
+
+    @classmethod
+    def named(cls, reference: str, overrides: Sequence[str] = ()) -> ComposedRecipe:
+        """A shipped recipe by name or a user's own by path, with overrides. Raises what `compose` and `of` raise."""
+        return cls.of(compose(reference, overrides))
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of an episode; where the recipe leaves contexts to verl, they have the lengths of verl's rows."""
+        ours, rollout = self.hier.rollout, self.config["actor_rollout_ref"]["rollout"]
+        room = ours.context_tokens or rollout["prompt_length"] + rollout["response_length"]
+        return Limits(ours.max_turns, ours.max_tokens_per_turn, room)

@@ -1,0 +1,68 @@
+"""The built-in parts by name, for the adapters of recorded cases."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.credit.estimate import estimate
+from verl_hier.errors import PluginError, did_you_mean
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+from verl_hier.host.specs import EstimatorSpec, Kind, PolicyLossSpec
+
+PACKAGE = "verl_hier_plugins"
+
+
+def plugin_module(path: str) -> Any:
+    """A module of a built-in plugin, for instance `estimators.gigpo`."""
+    return importlib.import_module(f"{PACKAGE}.{path}")
+
+
+def builtin_estimators() -> dict[str, EstimatorSpec]:
+    """Every built-in estimator, sorted by name."""
+    return cast("dict[str, EstimatorSpec]", dict(sorted(_builtin("estimator").items())))
+
+
+def estimator(name: str) -> EstimatorSpec:
+    """One built-in estimator.
+
+    Raises:
+        PluginError: when no built-in plugin registers the name.
+    """
+    known = builtin_estimators()
+    if name not in known:
+        raise PluginError(f"there is no estimator {name!r}{did_you_mean(name, known)}. Known: {', '.join(known)}.")
+    return known[name]
+
+
+def policy_loss(name: str) -> PolicyLossSpec:
+    """One built-in policy loss.
+
+    Raises:
+        PluginError: when no built-in plugin registers the name.
+    """
+    known = PluginHost.load(DEFAULT_ENABLED).policy_losses()
+    if name not in known:
+        raise PluginError(f"there is no policy loss {name!r}{did_you_mean(name, known)}. Known: {', '.join(known)}.")
+    return known[name]
+
+
+def part(kind: Kind, name: str, *more: Any, **options: Any) -> Any:
+    """A built-in worker, sampler or other part with options given by name over its defaults; its factory gets `more`
+    after them."""
+    spec = _builtin(kind)[name]
+    return spec.factory(spec.options(**options), *more)
+
+
+def credit_of(name: str, table: TurnTable, **options: Any) -> NDArray[np.float64]:
+    """Values of a built-in estimator on a table, with options given by name over its defaults."""
+    spec = estimator(name)
+    return np.asarray(estimate(spec, table, spec.options(**options)).values, np.float64)
+
+
+def _builtin(kind: Kind) -> dict[str, Any]:
+    return PluginHost.load(DEFAULT_ENABLED).specs(kind)

@@ -1,0 +1,153 @@
+"""Run fixture files: one adapter a method turns a case into a turn table, the plugin does the rest.
+
+A file holds `{method, source, note, cases: [{input, output}]}`. Floats are compared with rtol 2e-4, since the recorded
+values come from float32 code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_hier.errors import HierError
+
+RTOL = 2e-4
+ATOL = 2e-5
+ADAPTERS = ("group", "step", "tree", "critic", "loss", "sampler")
+CASES = Path(__file__).with_name("cases")
+"""The recorded cases that come with the package."""
+
+Case = Mapping[str, Any]
+Outputs = Mapping[str, Any]
+Adapter = Callable[[Case], Outputs]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case, or one file that could not be run case by case.
+
+    Attributes:
+        file: name of the fixture file.
+        method: its `method`.
+        case: number of the case, -1 for the whole file.
+        status: `passed` or `failed`.
+        detail: which output differs and by how much.
+    """
+
+    file: str
+    method: str
+    case: int
+    status: str
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it passed."""
+        return self.status == "passed"
+
+    def __str__(self) -> str:
+        case = f"case {self.case}" if self.case >= 0 else "file"
+        return f"{self.status:<8}{self.file} {case}{': ' + self.detail if self.detail else ''}"
+
+
+def run_folder(path: str | Path = CASES) -> list[Result]:
+    """Every `*.json` of a folder, by default of the cases that come with the package, in the order of the names.
+
+    Raises:
+        HierError: when the folder has no fixture, or a file is not one.
+    """
+    folder = Path(path)
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not files:
+        raise HierError(f"{folder} has no fixture files (*.json); name the folder of the conformance fixtures.")
+    return [result for file in files for result in run_file(file)]
+
+
+def run_file(path: str | Path) -> list[Result]:
+    """The cases of one fixture file.
+
+    Raises:
+        HierError: when the file is not a fixture.
+    """
+    file = Path(path)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        method, cases = str(data["method"]), list(data["cases"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise HierError(f"{file} is not a conformance fixture: {error}.") from error
+    run = find_adapter(method)
+    if run is None:
+        return [Result(file.name, method, -1, "failed", f"no adapter knows the method {method!r}")]
+    return [_run_case(file.name, method, number, case, run) for number, case in enumerate(cases)]
+
+
+def find_adapter(method: str) -> Adapter | None:
+    """The function that computes the outputs of a method's case; None when there is none."""
+    for module in ADAPTERS:
+        table = importlib.import_module(f"verl_hier.testing.conformance.{module}_fixtures").ADAPTERS
+        if method in table:
+            adapter: Adapter = table[method]
+            return adapter
+    return None
+
+
+def _run_case(file: str, method: str, number: int, case: Case, run: Adapter) -> Result:
+    try:
+        computed = run(case["input"])
+    except Exception as error:  # a crash of one case must not hide the others
+        return Result(file, method, number, "failed", f"{type(error).__name__}: {error}")
+    problems = []
+    outputs = case["output"] if isinstance(case["output"], Mapping) else {"out": case["output"]}
+    for name, expected in outputs.items():
+        if name not in computed:
+            problems.append(f"{name}: not computed")
+        elif (difference := compare(computed[name], expected)) is not None:
+            problems.append(f"{name}: {difference}")
+    return Result(file, method, number, "failed" if problems else "passed", "; ".join(problems))
+
+
+def compare(computed: Any, expected: Any, rtol: float = RTOL, atol: float = ATOL) -> str | None:
+    """None when equal up to tolerance, else one phrase about the largest difference. Recurses into mappings."""
+    if isinstance(expected, Mapping):
+        if set(map(str, computed)) != set(expected):
+            return f"keys differ ({len(computed)} computed, {len(expected)} expected)"
+        by_name = {str(key): value for key, value in computed.items()}
+        for key, value in expected.items():
+            if (difference := compare(by_name[key], value, rtol, atol)) is not None:
+                return f"[{key}] {difference}"
+        return None
+    if isinstance(expected, list) and _ragged(expected):
+        if len(computed) != len(expected):
+            return f"{len(computed)} entries, expected {len(expected)}"
+        for place, (have_item, want_item) in enumerate(zip(computed, expected, strict=True)):
+            if (difference := compare(have_item, want_item, rtol, atol)) is not None:
+                return f"[{place}] {difference}"
+        return None
+    want, have = np.asarray(expected), np.asarray(computed)
+    if want.shape != have.shape:
+        return f"shape {have.shape}, expected {want.shape}"
+    if want.dtype.kind not in "biuf":
+        return None if (want == have).all() else "values differ"
+    want, have = want.astype(np.float64), have.astype(np.float64)
+    close = np.isclose(have, want, rtol=rtol, atol=atol)
+    if close.all():
+        return None
+    worst = np.unravel_index(int(np.argmax(np.where(close, 0, np.abs(have - want)))), want.shape)
+    where = f" at {[int(i) for i in worst]}" if worst else ""
+    return f"{int((~close).sum())} of {want.size} differ{where}: computed {have[worst]:.6g}, expected {want[worst]:.6g}"
+
+
+def _ragged(values: list[Any]) -> bool:
+    """Whether nested lists do not make an array of one type."""
+    if any(isinstance(value, list | dict) for value in values):
+        try:
+            return np.asarray(values).dtype.kind not in "biuf"
+        except ValueError:
+            return True
+    return len({isinstance(value, str) for value in values}) > 1
