@@ -17,13 +17,12 @@ def options():
 @pytest.fixture(scope="session")
 def workers():
     """Worker spec and options by name."""
-    from verl_hier_plugins.planner_executor import hier_workers as hierarchical
-    from verl_hier_plugins.react import hier_workers as flat
-
     from verl_hier_plugins.workers.designer_executor import hier_workers as designing
     from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
     from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions
+    from verl_hier_plugins.workers.planner_executor import hier_workers as hierarchical
     from verl_hier_plugins.workers.react import ReactOptions
+    from verl_hier_plugins.workers.react import hier_workers as flat
 
     prompt = "goal: {subgoal} | {places} | {observation}"
     return {

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import pyarrow.parquet as parquet
 import pytest
 from transformers import AutoTokenizer
-from verl_hier_plugins.planner_executor import hier_workers as planner_executor
-from verl_hier_plugins.react import hier_workers as react
 
 from tests.coldstart.endpoint import Endpoint
 from tests.rollout.conftest import Corridor
@@ -37,7 +35,9 @@ from verl_hier_plugins.environments.alfworld import SPEC
 from verl_hier_plugins.workers.chain_of_agents import WORKER, transcribe
 from verl_hier_plugins.workers.chain_of_agents.worker import ChainOptions
 from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions
+from verl_hier_plugins.workers.planner_executor import hier_workers as planner_executor
 from verl_hier_plugins.workers.react import ReactOptions
+from verl_hier_plugins.workers.react import hier_workers as react
 
 PLANNER = Part(planner_executor()[0], PlannerExecutorOptions())
 REACT = Part(react()[0], ReactOptions())

@@ -3,15 +3,15 @@
 import pyarrow.parquet as parquet
 import pytest
 from transformers import AutoTokenizer
-from verl_hier_plugins.planner_executor import hier_workers as hierarchical
-from verl_hier_plugins.react import hier_workers as flat
 
 from verl_hier.coldstart import Noise, build_tiny, collect_texts, write_demonstrations
 from verl_hier_plugins.environments.search import SPEC
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.world import build_world, write_document
 from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions
+from verl_hier_plugins.workers.planner_executor import hier_workers as hierarchical
 from verl_hier_plugins.workers.react import ReactOptions
+from verl_hier_plugins.workers.react import hier_workers as flat
 
 OPTIONS = SearchOptions(hops=2, pool=24, validation=8, top_k=2, observation="short", web_share=0.3)
 WORKERS = {

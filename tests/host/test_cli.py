@@ -133,9 +133,10 @@ def test_doctor_is_content_here(verl_hier: Run) -> None:
 def test_doctor_fails_for_a_broken_seam_and_a_blocked_plugin(
     verl_hier: Run, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_hier.compat import inspection, seams
+    from verl_hier.compat.seams import inspection, seam
+    from verl_hier.compat.seams import table as seams
 
-    gone = seams.Seam("gone", "verl:gone", "why", "link", "removal", inspection.exists("verl:gone"))
+    gone = seam.Seam("gone", "verl:gone", "why", "link", "removal", inspection.exists("verl:gone"))
     monkeypatch.setattr(seams, "SEAMS", (gone,))
     install("boom-dist", {"boom": "boom_plugin"}, {"boom_plugin.py": "1 / 0"})
     code, _, err = verl_hier("doctor", "--enable", "boom")
@@ -146,7 +147,8 @@ def test_doctor_fails_for_a_broken_seam_and_a_blocked_plugin(
 def test_a_failed_registration_with_verl_is_not_swallowed(
     verl_hier: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from verl_hier.compat import entry, seams
+    from verl_hier.compat import entry
+    from verl_hier.compat.seams import table as seams
 
     monkeypatch.setattr(entry, "FAILURE", RuntimeError("verl has already settled on a platform"))
     monkeypatch.setattr(seams, "SEAMS", ())

@@ -60,7 +60,9 @@ def files(folder: Path) -> list[Path]:
 
 def ours(modules: Iterator[str]) -> set[str]:
     """Rooms of verl_hier among the modules; `host.specs` counts as one of its own."""
-    inner = {module.removeprefix("verl_hier.") for module in modules if module.startswith("verl_hier.")}
+    inner = {module.removeprefix("verl_hier.") for module in modules if module.startswith("verl_hier.")} - {
+        "__version__"
+    }
     return {name if name == "host.specs" else name.partition(".")[0] for name in inner}
 
 

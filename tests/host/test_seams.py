@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_hier.compat import inspection
+from verl_hier.compat.seams import inspection
 from verl_hier.compat.seams.table import SEAMS, Seam, verify
 
 ROOT = Path(__file__).parents[2]

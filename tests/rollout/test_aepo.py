@@ -7,18 +7,19 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.aepo import SAMPLER
 
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table, graph_rows
 from verl_hier.host.specs import build_options
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.rollout import Limits
-from verl_hier_plugins.samplers.aepo import AEPO, Balanced, BalancedOptions, Streak, starting_chains
+from verl_hier_plugins.samplers.aepo import AEPO, Balanced, BalancedOptions, Streak, hier_samplers, starting_chains
 
 from .conftest import Corridor
 from .sampler_cases import Trap, check_budgets, check_repeatable, roll
 from .test_arpo import wander
+
+(SAMPLER,) = hier_samplers()
 
 UNIT = 1 / math.log(1000)
 

@@ -8,7 +8,6 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verl_hier_plugins.arpo import SAMPLER
 
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.host.specs import build_options
@@ -17,10 +16,12 @@ from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.interfaces import Generation
 from verl_hier.rollout.rollout import Limits
 from verl_hier.testing.rollout import ScriptedPolicy
-from verl_hier_plugins.samplers.arpo import ARPO, ChainOptions, Rising, step_entropy
+from verl_hier_plugins.samplers.arpo import ARPO, ChainOptions, Rising, hier_samplers, step_entropy
 
 from .conftest import Corridor
 from .sampler_cases import Trap, check_budgets, check_repeatable, roll
+
+(SAMPLER,) = hier_samplers()
 
 # A turn has log p = -1 a token in the scripted policy, so its step entropy is its number of tokens over ln 1000.
 UNIT = 1 / math.log(1000)

@@ -13,8 +13,6 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
-from verl_hier_plugins.designs import hier_samplers
-from verl_hier_plugins.metaagent_x import METAAGENT_X
 
 from verl_hier.credit.estimate import estimate
 from verl_hier.environments.base import Environment, StepResult
@@ -25,8 +23,8 @@ from verl_hier.host.specs import NoOptions, build_options
 from verl_hier.rollout.rollout import Limits
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
-from verl_hier_plugins.estimators.metaagent_x import MetaAgentXOptions
-from verl_hier_plugins.samplers.designs import Designs, DesignsOptions
+from verl_hier_plugins.estimators.metaagent_x import MetaAgentXOptions, hier_estimators
+from verl_hier_plugins.samplers.designs import Designs, DesignsOptions, hier_samplers
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.schedules.stagewise import Stagewise, StagewiseOptions
 from verl_hier_plugins.workers.designer_executor.design import Role
@@ -323,7 +321,7 @@ def test_designs_are_executed_several_times_and_failed_ones_dropped(play, failed
     # A design's credit is the mean of its executions, compared with the other designs.
     scores = [np.mean([e.ret for e in graph.complete() if graph.path(e.id)[0] == i]) for i in sorted(executions)]
     expected = (np.array(scores) - np.mean(scores)) / (np.std(scores, ddof=1) + 1e-6)
-    assert estimate(METAAGENT_X, table, MetaAgentXOptions()).values[designs] == pytest.approx(expected)
+    assert estimate(hier_estimators()[0], table, MetaAgentXOptions()).values[designs] == pytest.approx(expected)
 
 
 def test_a_design_that_calls_nobody_in_the_end_is_dropped(play):
@@ -491,7 +489,7 @@ def test_the_fixture_passes_through_the_real_path(play, number):
         )
     table = build_table(graphs)
     options = MetaAgentXOptions(executor_group=case["executor_group_mode"], executions=executions)
-    credit = estimate(METAAGENT_X, table, options).values
+    credit = estimate(hier_estimators()[0], table, options).values
     ours = {}
     turn = 0
     for problem, graph in enumerate(graphs):

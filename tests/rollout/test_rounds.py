@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_hier.errors import HierError
-from verl_hier.testing.conformance.registry import sampler_replay
-from verl_hier.testing.conformance.runner import compare
+from verl_hier.testing.conformance.runner import compare, find_adapter
 
 from .recordings import Recorder
 
 
 def check(method: str, recording: dict) -> None:
-    computed = sampler_replay(f"{method}_rollout")(recording["input"])
+    computed = find_adapter(f"{method}_rollout")(recording["input"])
     for name, expected in recording["output"].items():
         assert compare(computed[name], expected, 1e-9, 1e-9) is None, name
     assert set(computed) == set(recording["output"])
@@ -53,7 +52,7 @@ def recording() -> dict:
 
 
 def test_a_recording_of_something_else_is_a_sentence():
-    replay = sampler_replay("arpo_rollout")
+    replay = find_adapter("arpo_rollout")
     case = recording()["input"]
     assert len(case["uniform_draws"]) > 2 and len(case["engine_calls"]) > 2
     for change, sentence in (

@@ -104,5 +104,5 @@ def needs_of(spec: EstimatorSpec) -> str:
 
 def page_of(spec: Spec) -> Path | None:
     """The documentation page in a source checkout; None in an installation without `docs/`."""
-    page = Path(__file__).parents[1] / "docs" / spec.doc
+    page = Path(__file__).parents[2] / "docs" / spec.doc
     return page if spec.doc and page.is_file() else None

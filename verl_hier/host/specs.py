@@ -32,6 +32,11 @@ class LazyFunction:
 
     reference: str
 
+    def __post_init__(self) -> None:
+        module, _, name = self.reference.partition(":")
+        object.__setattr__(self, "__module__", module)
+        object.__setattr__(self, "__qualname__", name)
+
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Import the function and call it."""
         module, _, name = self.reference.partition(":")

@@ -216,7 +216,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec
 
@@ -286,7 +286,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from verl_hier.environments.base import Environment, Step
+from verl_hier.environments.base import Environment, StepResult
 from verl_hier.host.manager import PluginHost
 from verl_hier.testing.rollout import roll_out_scripted
 
