@@ -181,7 +181,7 @@ def test_chat_templates_give_what_a_rollout_gives(tmp_path, byte_model):
 
 def test_what_version_1_kept_cannot_be_told(tmp_path):
     with pytest.raises(GraphError, match=r"keeps no messages.*roll it out again"):
-        export_chat(cases.GOLDEN_V1, tmp_path / "chat.jsonl")
+        export_chat(cases.OLDER[1], tmp_path / "chat.jsonl")
     assert not list(tmp_path.iterdir())
 
 

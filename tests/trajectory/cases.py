@@ -19,8 +19,8 @@ from verl_hier_plugins.samplers.nested import Nested, NestedOptions
 from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
 from verl_hier_plugins.workers.react import React, ReactOptions
 
-GOLDEN = Path(__file__).with_name("golden_v2.jsonl")
-GOLDEN_V1 = Path(__file__).with_name("golden_v1.jsonl")
+GOLDEN = Path(__file__).with_name("golden_v3.jsonl")
+OLDER = {version: Path(__file__).with_name(f"golden_v{version}.jsonl") for version in (1, 2)}
 
 
 def answer(prompt: str, sampling) -> str:
@@ -88,6 +88,15 @@ ROLLED_OUT = {"flat": flat, "windowed": windowed, "forked": forked, "hierarchica
 
 def golden() -> list[RolloutGraph]:
     """What the golden file holds; every field differs from its default somewhere."""
+    first, second, third = golden_v2()
+    first.nodes[1].policy = "executor"
+    first.episodes[0].reward_info = {"accuracy": 1.0}
+    first.seconds = {"rollout": 1.5}
+    return [first, second, third]
+
+
+def golden_v2() -> list[RolloutGraph]:
+    """What the file of schema version 2 holds."""
     first, second, third = flat(step=1), hierarchical(step=2), broken()
     first.nodes[0].masks = {"switch": [[0, 1]]}
     first.nodes[0].extra = {"judge": 0.5, "tag": "look"}

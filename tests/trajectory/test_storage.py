@@ -9,7 +9,7 @@ import pytest
 
 from tests.trajectory import cases
 from verl_hier.errors import GraphError
-from verl_hier.graph import SCHEMA_VERSION, read_graphs, write_graphs
+from verl_hier.graph import SCHEMA_VERSION, RolloutGraph, read_graphs, write_graphs
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -51,9 +51,9 @@ def test_a_directory_is_read_in_name_order(tmp_path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_newer_version_is_refused(tmp_path, suffix):
     graph = cases.flat()
-    graph.version = 3
+    graph.version = 4
     write_graphs(tmp_path / f"new{suffix}", [graph])
-    refuses(lambda: list(read_graphs(tmp_path / f"new{suffix}")), "schema version 3", "reads up to 2", "new")
+    refuses(lambda: list(read_graphs(tmp_path / f"new{suffix}")), "schema version 4", "reads up to 3", "new")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -142,11 +142,22 @@ def test_the_golden_file_is_what_the_same_seeds_give_today():
     assert list(read_graphs(cases.GOLDEN)) == cases.golden()
 
 
-def test_files_of_version_1_are_read_as_graphs_without_messages(tmp_path):
-    graphs = cases.golden()
+def test_files_of_older_versions_are_read_as_graphs_without_what_was_added_since(tmp_path):
+    graphs = cases.golden_v2()
+    assert list(read_graphs(cases.OLDER[2])) == graphs
     for node in (node for graph in graphs for node in graph.nodes):
         assert node.messages
         node.messages = []
-    assert list(read_graphs(cases.GOLDEN_V1)) == graphs
-    write_graphs(tmp_path / "again.jsonl", read_graphs(cases.GOLDEN_V1))
-    assert {graph.version for graph in read_graphs(tmp_path / "again.jsonl")} == {SCHEMA_VERSION}
+    assert list(read_graphs(cases.OLDER[1])) == graphs
+    for path in cases.OLDER.values():
+        write_graphs(tmp_path / "again.jsonl", read_graphs(path))
+        assert {graph.version for graph in read_graphs(tmp_path / "again.jsonl")} == {SCHEMA_VERSION}
+
+
+def test_wall_time_and_reward_information_of_older_versions_move_to_their_fields():
+    data = json.loads(cases.OLDER[2].read_text(encoding="utf-8").splitlines()[0])
+    data["counts"]["rollout_ms"] = 1500
+    data["episodes"][0]["decision"]["reward_extra_info"] = {"acc": 0.5}
+    graph = RolloutGraph.from_dict(data)
+    assert graph.seconds == {"rollout": 1.5} and "rollout_ms" not in graph.counts
+    assert graph.episodes[0].reward_info == {"acc": 0.5} and graph.episodes[0].decision == {}

@@ -64,7 +64,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             if self._parts.environment.spec.tasks is None:
                 await self._score(graph, phase, prompt)
             self._host.hook.hier_graph_finished(graph=graph, validate=validate)
-            graph.counts["rollout_ms"] = int(1000 * (time.perf_counter() - started))
+            graph.seconds["rollout"] = time.perf_counter() - started
             await self._publish(graph, phase, prompt, validate)
             status = "finished"
         except Exception as error:
@@ -120,7 +120,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
                 graph.nodes[episode.leaf].reward += last.reward_score
                 episode.ret = sum(graph.nodes[i].reward for i in graph.path(episode.id))
                 info = last.extra_fields.get("reward_extra_info", {})
-                episode.decision["reward_extra_info"] = {k: v for k, v in info.items() if isinstance(v, int | float)}
+                episode.reward_info = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
 
     async def _publish(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any], validate: bool) -> None:
         """One put for each episode with rows; the graph itself travels with the first row of the task."""
@@ -152,7 +152,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             num_turns=len(row.nodes),
             metrics=AgentLoopMetrics(),
             extra_fields={
-                "reward_extra_info": record.decision.get("reward_extra_info") or {"acc": accuracy},
+                "reward_extra_info": record.reward_info or {"acc": accuracy},
                 "min_global_steps": min(low for low, _ in versions),
                 "max_global_steps": max(high for _, high in versions),
                 "hier": {"episode": row.episode, "index": graph.task["index"], "turn_index": row.turn_index},

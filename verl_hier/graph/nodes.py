@@ -1,13 +1,13 @@
-"""The rollout graph of one task: every turn once, with what it adds, who spoke, and why it exists.
+"""The rollout graph of one task: every turn once, with the tokens it adds, its agent, and why it exists.
 
-Two links run between turns. `parent` is the turn that happened before on the same path, whoever spoke; it makes the
+Two links run between turns. `parent` is the turn before it on the same path, whichever agent took it; it makes the
 tree that samplers grow and tree estimators credit. `context` is the turn whose token sequence this turn's prompt
 continues; following it to the start and concatenating `observation + action` gives exactly the tokens that the server
 saw. An episode is a path: from its leaf along `parent` to the root. Everything else is a view of this.
 
 A turn may be several nodes: a sampler that branches inside turns samples them in pieces, or cuts a finished one in two
-(`RolloutGraph.split`). All pieces but the last are `partial`; what the world and the worker say of the turn stands on
-the last one.
+(`RolloutGraph.split`). All pieces but the last are `partial`; reward, end and validity of the turn are stored in the
+last one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from verl_hier.errors import GraphError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 CONTINUED = "continued"
 """Role of a message that continues the agent's own; see `Context.extend`."""
 Status = Literal["running", "finished", "truncated", "failed", "pruned"]
@@ -30,11 +30,11 @@ class Message:
     """One message that a turn's prompt adds.
 
     Attributes:
-        role: of the chat: `system`, `user`, `tool`, …; `assistant` for the agent's own words where its context was
-            rendered anew, `CONTINUED` for text inside the message that it spoke last.
-        content: the words, as the worker gave them.
-        sources: turns whose words are among them: a planner's in the prompt of an executor. Of a turn of several
-            pieces the last one; none when they come from the world, the recipe or nobody knows where.
+        role: chat role: `system`, `user`, `tool`, …; `assistant` for the agent's own text where its context was
+            rendered again, `CONTINUED` for text that is inserted into the message that it generated last.
+        content: the text, as the worker gave it.
+        sources: turns whose text it contains, for instance a planner's in the prompt of an executor; the last piece
+            of a turn of several pieces. Empty for text of the environment or the recipe.
     """
 
     role: str
@@ -51,7 +51,7 @@ class Node:
         parent: turn before it on its path, -1 for a first turn.
         context: turn whose prompt and action this prompt continues, -1 when the context is new.
         episode: the episode that sampled it; forks share it.
-        agent, role, level: who spoke; level 0 is the highest.
+        agent, role, level: the agent that took the turn; level 0 is the highest.
         turn: 0-based number of the turn on its path; the pieces of a turn share it.
         segment: running number of the subgoal or plan on the path.
         plan: turn that holds the plan or design above this one, -1 without one.
@@ -62,10 +62,10 @@ class Node:
         top: likeliest [token id, log p] at each action token, likeliest first; only where a sampler asked for them.
         partial: whether the turn goes on in the next node of its path.
         trained: False for turns that only evaluate (greedy execution of a plan) or belong to a frozen role.
-        reward, done, truncated, valid: what the world answered to the action.
+        reward, done, truncated, valid: the environment's answer to the action.
         anchor: state before the action, or None; None for all pieces of a turn but the first.
         text: decoded action, as the worker read it; of a piece, what it adds to the text of the pieces before.
-        messages: what `observation` says in words, see `Message`; empty where a prompt adds none, and in graphs that
+        messages: `observation` as text, see `Message`; empty where a prompt adds none, and in graphs that schema
             version 1 wrote.
         masks: name to [start, stop) spans over the action tokens.
         policy_version: lowest and highest weight version that sampled the action.
@@ -74,6 +74,7 @@ class Node:
         stop_reason: why the server stopped.
         decision: the random or scripted decision that created the turn, for replay.
         extra: columns of workers and environments (numbers or strings).
+        policy: name of the policy that generated the turn; `default` where a run trains one policy.
     """
 
     id: int
@@ -107,6 +108,7 @@ class Node:
     decision: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
+    policy: str = "default"
 
 
 @dataclass
@@ -120,11 +122,12 @@ class EpisodeRecord:
         leaf: its last turn, -1 before the first.
         status: `failed` episodes were lost to a fault, `pruned` ones were given up by the sampler.
         ret: sum of the rewards along the path.
-        success: won or lost, None when the world does not say.
+        success: whether the task was solved, None when the environment does not say.
         trained: False for episodes that only evaluate something, such as a plan; they are no leaves of their own.
         greedy: sampled at temperature 0.
-        error: what failed, for failed episodes.
+        error: for failed episodes what failed, for truncated and pruned ones the reason; None for finished ones.
         decision: the sampler's decision that created it.
+        reward_info: numbers that verl's reward function reported beside the score, by name.
     """
 
     id: int
@@ -139,6 +142,7 @@ class EpisodeRecord:
     greedy: bool = False
     error: str | None = None
     decision: dict[str, Any] = field(default_factory=dict)
+    reward_info: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -146,14 +150,15 @@ class RolloutGraph:
     """Everything that happened on one task in one step.
 
     Attributes:
-        task: identity: `uid`, `index` in the data set, `data_source`, and what else the recipe wants kept.
+        task: identity: `uid`, `index` in the data set, `data_source`, and anything else that the recipe keeps.
         nodes, episodes: see `Node` and `EpisodeRecord`; lists are indexed by id.
         step: trainer step whose weights started it.
         seed: root seed of its generators, None when the server chose.
-        phase: what the schedule let learn when it was rolled out: `name`, and `levels` and `roles` or None for all.
-        request: what was asked for: `n`, `validate`, `levels`, `temperature`, `top_p`, `top_k`; with it and the recipe
-            the rollout can be replayed.
+        phase: the schedule's phase during the rollout: `name`, and the `levels` and `roles` that learn, None for all.
+        request: parameters of the rollout: `n`, `validate`, `levels`, `temperature`, `top_p`, `top_k`; with them and
+            the recipe it can be replayed.
         counts: counters of the rollout: `environment_calls`, `forks`, `failed_raised`, …
+        seconds: wall time of parts of the rollout in seconds: `rollout`, …
         budget: name of a limited budget to `[used, limit]`.
         credit: credit of each node after the estimator ran (filled by the trainer), or empty.
         short: fewer trained leaves than the sampler was asked for.
@@ -167,6 +172,7 @@ class RolloutGraph:
     phase: dict[str, Any] = field(default_factory=dict)
     request: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     budget: dict[str, list[float]] = field(default_factory=dict)
     credit: list[float] = field(default_factory=list)
     short: bool = False
@@ -198,7 +204,7 @@ class RolloutGraph:
         return tokens + self.nodes[node].observation
 
     def complete(self) -> Iterator[EpisodeRecord]:
-        """Episodes that ended by the world's or a limit's will, in order; what training and metrics count."""
+        """Episodes that finished or were truncated, in order; training and metrics count these."""
         return (e for e in self.episodes if e.status in ("finished", "truncated") and e.leaf >= 0)
 
     def pieces(self, node: Node) -> list[Node]:
@@ -209,15 +215,17 @@ class RolloutGraph:
         return found
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut a node in two and return the new first part; `node` keeps the rest, and what else is known of it.
+        """Cut a node in two and return the new first part; `node` keeps the other tokens and all other fields.
 
         Args:
             node: a node of this graph.
             at: action tokens of the first part, 1 to `len(node.action) - 1`.
 
-        The numbers of `node` and of all later nodes grow by one. The first part has no text, for want of a tokenizer;
-        see `Rollout.split`. Episodes whose `shared` counts nodes of a path through
-        the cut count one more.
+        The numbers of `node` and of all later nodes grow by one, and so does `shared` of episodes whose shared nodes
+        include `node`. The first part has no text, because the graph has no tokenizer; see `Rollout.split`.
+
+        Raises:
+            ValueError: when one part would be empty.
         """
         if not 0 < at < len(node.action):
             raise ValueError(f"cannot cut {len(node.action)} tokens after {at}")
@@ -272,12 +280,12 @@ class RolloutGraph:
         self.nodes = order
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; see `trajectory/schema.json`."""
+        """JSON-able form; `graph/schema.json` describes it."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RolloutGraph:
-        """Inverse of `to_dict`. What an older version wrote becomes a graph of this one.
+        """Inverse of `to_dict`. A graph of an older schema version becomes one of the present version.
 
         Raises:
             GraphError: when it was written by a newer schema version, or a field is missing or unknown.
@@ -293,9 +301,20 @@ class RolloutGraph:
             fields = dict(data) | {"version": SCHEMA_VERSION}
             fields["nodes"] = [_node(node) for node in data["nodes"]]
             fields["episodes"] = [EpisodeRecord(**episode) for episode in data["episodes"]]
-            return cls(**fields)
+            graph = cls(**fields)
         except (TypeError, KeyError) as error:
             raise GraphError(f"the graph does not fit schema version {version}: {error}.") from error
+        if version < 3:
+            graph._move_numbers()
+        return graph
+
+    def _move_numbers(self) -> None:
+        """Put what schema versions 1 and 2 kept among counts and decisions into the fields of version 3."""
+        milliseconds = self.counts.pop("rollout_ms", None)
+        if milliseconds is not None:
+            self.seconds["rollout"] = milliseconds / 1000
+        for episode in self.episodes:
+            episode.reward_info = episode.decision.pop("reward_extra_info", {})
 
     def check(self) -> None:
         """Raise `GraphError` on the first broken invariant: links point back, lengths agree, forks share a prefix."""
@@ -309,7 +328,7 @@ class RolloutGraph:
             if node.top and len(node.top) != len(node.action):
                 raise GraphError(f"node {index} has {len(node.action)} tokens but alternatives for {len(node.top)}.")
             if any(not 0 <= source < index for message in node.messages for source in message.sources):
-                raise GraphError(f"node {index} carries words of a turn that is not before it.")
+                raise GraphError(f"a message of node {index} names a source that is not before it.")
             before = None if node.parent < 0 else self.nodes[node.parent]
             turn = 0 if before is None else before.turn + (not before.partial)
             if node.turn != turn:

@@ -16,10 +16,12 @@ from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.nodes import SCHEMA_VERSION, RolloutGraph
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
+_ADDED = {2: ("message", "node.messages"), 3: ("node.policy", "episode.reward_info", "graph.seconds")}
+"""Schema version to the definitions and properties that it added to the one before."""
 
 
 def json_schema(version: int = SCHEMA_VERSION) -> dict[str, Any]:
-    """The published JSON schema of one graph, as shipped with the package.
+    """The published JSON schema of one graph: the package ships the newest, older ones lack what was added since.
 
     Args:
         version: 1 to `SCHEMA_VERSION`.
@@ -29,9 +31,18 @@ def json_schema(version: int = SCHEMA_VERSION) -> dict[str, Any]:
     """
     if not 1 <= version <= SCHEMA_VERSION:
         raise GraphError(f"there is no schema version {version}; this verl-hier knows 1 to {SCHEMA_VERSION}.")
-    name = "schema.json" if version == SCHEMA_VERSION else f"schema_v{version}.json"
-    text = resources.files("verl_hier.graph").joinpath(name).read_text(encoding="utf-8")
+    text = resources.files("verl_hier.graph").joinpath("schema.json").read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
+    schema["title"] = f"verl-hier rollout graph, version {version}"
+    schema["properties"]["version"]["const"] = version
+    for added in (name for later, names in _ADDED.items() if later > version for name in names):
+        home, _, name = added.partition(".")
+        if not name:
+            del schema["$defs"][home]
+            continue
+        block = schema if home == "graph" else schema["$defs"][home]
+        del block["properties"][name]
+        block["required"].remove(name)
     return schema
 
 

@@ -63,7 +63,7 @@ def _joined(nodes: list[Node], name: str) -> list[Any]:
 
 
 # What a replay cannot and need not repeat: wall time, and what was noted after the rollout.
-_NOT_REPEATED = ("counts", "budget", "phase", "credit", "version")
+_NOT_REPEATED = ("counts", "seconds", "budget", "phase", "credit", "version")
 
 # What version 1 of the schema did not have, or had otherwise for turns of several pieces.
 _NOT_IN_VERSION_1 = ("messages", "text")

@@ -23,7 +23,6 @@ def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
     counts: Counter[str] = Counter()
     for graph in graphs:
         counts.update(graph.counts)
-    rollout_ms = counts.pop("rollout_ms", 0)
     metrics = {
         "hier/episodes/count": float(len(episodes)),
         "hier/episodes/turns_mean": len(nodes) / max(len(episodes), 1),
@@ -36,7 +35,7 @@ def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
         "hier/tokens/generated": float(sum(len(node.action) for node in nodes)),
         "hier/tokens/prompt": float(prompt),
         "hier/tokens/prefix_hit": sum(node.cached_tokens for node in nodes) / max(prompt, 1),
-        "hier/time/rollout_s": rollout_ms / 1000 / max(len(graphs), 1),
+        "hier/time/rollout_s": sum(graph.seconds.get("rollout", 0.0) for graph in graphs) / max(len(graphs), 1),
     }
     metrics |= tree_metrics(graphs)
     if complete:
