@@ -3,7 +3,7 @@
 Times are processor time of one thread, the least of several runs, so that a busy machine does not count.
 
 python scripts/bench/credit.py --quick                      # the tables, exit 1 when a bound fails
-python scripts/bench/credit.py --markdown docs/estimators/benchmark.md --plot docs/estimators/benchmark.png
+python scripts/bench/credit.py --markdown docs/credit_benchmark.md --plot docs/credit_benchmark.png
 """
 
 from __future__ import annotations

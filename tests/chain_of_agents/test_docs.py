@@ -1,21 +1,13 @@
-"""The page says what the code says: options, violations, followers."""
+"""The page says what the code says: violations, roles, followers."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from verl_hier.host.describe import options_of
 from verl_hier_plugins.workers.chain_of_agents.grammar import LEVELS, UNREADABLE, VIOLATIONS
-from verl_hier_plugins.workers.chain_of_agents.worker import ChainOptions
 
-PAGE = (Path(__file__).parents[2] / "docs/workers/chain_of_agents.md").read_text(encoding="utf-8")
-
-
-def test_options():
-    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(.*?)` \| (.*) \|$", PAGE, re.MULTILINE)
-    told = [(name, kind.replace("\\|", "|"), default, text) for name, kind, default, text in rows]
-    assert told == [(o.name, o.type, o.default, o.text) for o in options_of(ChainOptions)]
+PAGE = (Path(__file__).parents[2] / "docs/methods/chain_of_agents.md").read_text(encoding="utf-8")
 
 
 def test_violations():
@@ -24,7 +16,7 @@ def test_violations():
 
 
 def test_every_role_and_mask_is_named():
-    first = PAGE.partition("## ")[0]
-    roles, masks = re.search(r"\| roles \| (.*) \|", first)[1], re.search(r"\| provides \| (.*) \|", first)[1]
+    roles = re.search(r"^\| roles \| (.*) \|$", PAGE, re.MULTILINE)[1]
+    masks = re.search(r"^\| fills the columns \| (.*) \|$", PAGE, re.MULTILINE)[1]
     assert all(f"`{role}`" in roles for role in LEVELS)
-    assert all(f"`{role}`" in masks for role in LEVELS if role != UNREADABLE)
+    assert all(f"`tokens.{role}`" in masks for role in LEVELS if role != UNREADABLE)

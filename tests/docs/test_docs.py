@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import pkgutil
 import re
@@ -19,29 +20,8 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import KINDS, NoOptions
 from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
-from verl_hier_plugins.environments.python_tool.options import PythonToolOptions
-from verl_hier_plugins.samplers.adaptive_n import AdaptiveNOptions
-from verl_hier_plugins.samplers.aepo import BalancedOptions
-from verl_hier_plugins.samplers.anchored import AnchoredOptions
-from verl_hier_plugins.samplers.arpo import ChainOptions
-from verl_hier_plugins.samplers.best_of_turn import BestOfTurnOptions
-from verl_hier_plugins.samplers.designs import DesignsOptions
 from verl_hier_plugins.samplers.independent import Independent
-from verl_hier_plugins.samplers.nested import NestedOptions
-from verl_hier_plugins.samplers.overprovision import OverprovisionOptions
-from verl_hier_plugins.samplers.portool import PORToolSamplerOptions
-from verl_hier_plugins.samplers.prune import PruneOptions
-from verl_hier_plugins.samplers.rollback import RollbackOptions
-from verl_hier_plugins.samplers.tree_grpo import TreeGRPOSamplerOptions
-from verl_hier_plugins.samplers.treeps_rag import TreePSRAGSamplerOptions
-from verl_hier_plugins.schedules.alternating import AlternatingOptions
-from verl_hier_plugins.schedules.bottom_up import BottomUpOptions
-from verl_hier_plugins.schedules.joint import JointOptions
-from verl_hier_plugins.schedules.stagewise import StagewiseOptions
 from verl_hier_plugins.workers.designer_executor.design import FAILURES
-from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
-from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions
 from verl_hier_plugins.workers.react import React, ReactOptions
 
 ROOT = Path(__file__).parents[2]
@@ -99,49 +79,39 @@ def test_pages_are_finished(page):
     assert text.startswith("# ") and text.endswith("\n")
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------
+# ---- generated text -------------------------------------------------------------------------------------------------
 
-OPTIONS = [
-    ("workers/react.md", ReactOptions),
-    ("workers/planner_executor.md", PlannerExecutorOptions),
-    ("workers/designer_executor.md", DesignerExecutorOptions, RoleOptions),
-    ("samplers/nested.md", NestedOptions),
-    ("samplers/anchored.md", AnchoredOptions),
-    ("samplers/arpo.md", ChainOptions),
-    ("samplers/aepo.md", BalancedOptions),
-    ("samplers/best_of_turn.md", BestOfTurnOptions),
-    ("samplers/designs.md", DesignsOptions),
-    ("samplers/treeps_rag.md", TreePSRAGSamplerOptions),
-    ("samplers/adaptive_n.md", AdaptiveNOptions),
-    ("samplers/rollback.md", RollbackOptions),
-    ("samplers/overprovision.md", OverprovisionOptions),
-    ("samplers/portool.md", PORToolSamplerOptions),
-    ("samplers/prune.md", PruneOptions),
-    ("samplers/tree_grpo.md", TreeGRPOSamplerOptions),
-    ("environments/python_tool.md", PythonToolOptions),
-    ("environments/bug_reproduction.md", BugReproductionOptions),
-    ("schedules.md", JointOptions, AlternatingOptions, StagewiseOptions, BottomUpOptions),
-]
+SCRIPT = importlib.util.spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
+docs_script = importlib.util.module_from_spec(SCRIPT)
+SCRIPT.loader.exec_module(docs_script)
 
 
-@pytest.mark.parametrize("page, classes", [(page, classes) for page, *classes in OPTIONS])
-def test_option_tables_are_the_dataclasses(page, classes):
-    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| `(.*?)` \| (.*) \|$", (DOCS / page).read_text("utf-8"), re.MULTILINE)
-    told = [(name, kind.replace("\\|", "|"), default, text.replace("\\|", "|")) for name, kind, default, text in rows]
-    fields = [option for cls in classes for option in options_of(cls)]
-    assert told == [(option.name, option.type, option.default, option.text) for option in fields]
+def test_generated_text_is_up_to_date():
+    stale = [name_of(page) for page in docs_script.stale()]
+    assert not stale, f"run `python scripts/docs.py`: {', '.join(stale)}"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.kind}-{spec.name}")
+def test_the_page_of_a_part_has_its_facts_and_options(spec):
+    """Together with the test above: the option tables of the pages are the dataclasses."""
+    text = (DOCS / spec.doc).read_text("utf-8")
+    block = text.partition(f"<!-- generated: {spec.kind} {spec.name} -->")[2].partition("<!-- end -->")[0]
+    assert f"`hier.{spec.kind}.name: {spec.name}`" in block
+    for option in options_of(spec.options):
+        assert option.text, f"{spec.kind} {spec.name}: {option.name} has no docstring"
+        assert f"| `{option.name}` | " in block and option.text.replace("|", "\\|") in block
 
 
 def test_the_failures_of_designs_are_those_of_the_code():
-    text = (DOCS / "workers/designer_executor.md").read_text("utf-8")
+    text = (DOCS / "methods/metaagent_x.md").read_text("utf-8")
     rows = re.findall(r"^\| `design_(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)
     assert dict(rows) == FAILURES
 
 
 def test_guard_settings_are_the_dataclass():
     first = (DOCS / "guards.md").read_text("utf-8").split("## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| `?([\w.]+)`? \| .+ \|$", first, re.MULTILINE)
-    assert rows == [(name, str(value)) for name, value in vars(GuardOptions()).items()]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| `(.+)` \| .+ \|$", first, re.MULTILINE)
+    assert rows == [(name, repr(value)) for name, value in vars(GuardOptions()).items()]
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------
@@ -224,7 +194,7 @@ def test_the_columns_are_those_of_the_table():
 def test_paths_in_code_marks_exist():
     """`verl_hier/…`, `tests/…` and `plugins/…` that a page names are there."""
     pages = [DOCS / name for name in ("architecture.md", "guards.md", "rollout_graph.md", "metrics.md", "schedules.md")]
-    for page in [*pages, *sorted((DOCS / "workers").glob("*.md")), *sorted((DOCS / "samplers").glob("*.md"))]:
+    for page in [*pages, *sorted((DOCS / "methods").glob("*.md"))]:
         for path in re.findall(r"`((?:verl_hier|tests|plugins|recipes)/[\w/.]*)`", page.read_text(encoding="utf-8")):
             assert (ROOT / path).exists(), f"{name_of(page)} names {path}"
 

@@ -184,7 +184,7 @@ def test_the_script_may_stand_in_a_tag_or_a_fence(play):
 
 
 def test_the_scripts_on_the_page_are_sound():
-    page = (Path(__file__).parents[2] / "docs/workers/designer_executor.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/methods/metaagent_x.md").read_text(encoding="utf-8")
     picture, language = (
         page.split(start)[1].split(end)[0]
         for start, end in (("in this picture is", "where the"), ("a large one. It is a part of Python:", "| | |"))

@@ -1,4 +1,4 @@
-"""AEPO, entropy-aware advantage (arXiv 2510.14545), docs/estimators/aepo.md.
+"""AEPO, entropy-aware advantage (arXiv 2510.14545), docs/methods/aepo.md.
 
 Paper §4; released form: ARPO repository, `AEPO/`. Confidence A; the policy loss is in `losses.py`.
 """
@@ -66,7 +66,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             AEPOOptions,
             summary="z-score of the episode times 1 + weight * standardised token entropy",
             source="arXiv 2510.14545 §4; RUC-NLPIR/ARPO AEPO/verl_aepo_entropy",
-            doc="estimators/aepo.md",
+            doc="methods/aepo.md",
             requires=(
                 "trained",
                 "episodes.return",

@@ -1,4 +1,4 @@
-"""ArCHer, utterance-level actor-critic (arXiv 2402.19446), docs/estimators/archer.md.
+"""ArCHer, utterance-level actor-critic (arXiv 2402.19446), docs/methods/archer.md.
 
 Paper §3; released form: YifeiZhou02/ArCHer `trainer.py`. Confidence A for the advantage and the critic targets.
 """
@@ -54,7 +54,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             ArCHerOptions,
             summary="smaller Q minus smaller V of the utterance",
             source="arXiv 2402.19446 §3; YifeiZhou02/ArCHer trainer.py",
-            doc="estimators/archer.md",
+            doc="methods/archer.md",
             requires=("q1", "q2", "v1", "v2", "trained"),
             needs_groups=False,
             needs_critic=True,

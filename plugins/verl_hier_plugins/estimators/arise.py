@@ -1,4 +1,4 @@
-"""ARISE, skills as a second reward, docs/estimators/arise.md.
+"""ARISE, skills as a second reward, docs/methods/arise.md.
 
 Released form: Skylanding/ARISE `verl/workers/arise/reward.py`. Confidence A, the skill values by a fixture.
 """
@@ -77,7 +77,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             ARISEOptions,
             summary="task reward plus a reward for skills that helped, z-scored over the task",
             source="Skylanding/ARISE verl/workers/arise/reward.py",
-            doc="estimators/arise.md",
+            doc="methods/arise.md",
             requires=(
                 "skill_used",
                 "trained",

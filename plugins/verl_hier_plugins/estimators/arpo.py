@@ -1,4 +1,4 @@
-"""ARPO, advantage attribution over branched rollouts (arXiv 2507.19849), docs/estimators/arpo.md.
+"""ARPO, advantage attribution over branched rollouts (arXiv 2507.19849), docs/methods/arpo.md.
 
 Paper §3.2; the released trainer runs the soft form. Soft: confidence A. Hard: confidence B (paper only).
 """
@@ -42,7 +42,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             ARPOOptions,
             summary="z-score of each chain over the task, soft or hard on shared turns",
             source="arXiv 2507.19849 §3.2; RUC-NLPIR/ARPO (soft)",
-            doc="estimators/arpo.md",
+            doc="methods/arpo.md",
             requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
             granularity="step",
             confidence="A",

@@ -1,4 +1,4 @@
-"""AT-GRPO, agent- and turn-wise groups (arXiv 2510.11062), docs/estimators/at_grpo.md.
+"""AT-GRPO, agent- and turn-wise groups (arXiv 2510.11062), docs/methods/at_grpo.md.
 
 Released form: PettingLLMs `_assign_consistent_uids`. Confidence A, reproduced by a fixture. GRPO with other keys.
 """
@@ -34,7 +34,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             ATGRPOOptions,
             summary="own reward of a turn among the candidates of the same turn and agent",
             source="arXiv 2510.11062; PettingLLMs multi_agents_ppo_trainer.py::_assign_consistent_uids",
-            doc="estimators/at_grpo.md",
+            doc="methods/at_grpo.md",
             requires=("group", "turn", "agent", "reward", "trained"),
             confidence="A",
         )

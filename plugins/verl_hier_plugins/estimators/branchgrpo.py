@@ -1,4 +1,4 @@
-"""BranchGRPO, depth-wise normalisation, docs/estimators/branchgrpo.md.
+"""BranchGRPO, depth-wise normalisation, docs/methods/branchgrpo.md.
 
 Paper, from the abstract: confidence C. Leaf rewards are averaged up and z-scored among turns of equal depth.
 """
@@ -51,7 +51,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             BranchGRPOOptions,
             summary="leaf returns averaged up, z-scored among turns of equal depth",
             source="BranchGRPO (abstract)",
-            doc="estimators/branchgrpo.md",
+            doc="methods/branchgrpo.md",
             requires=("group", "depth", "trained", "episodes.return"),
             needs_tree=True,
             confidence="C",

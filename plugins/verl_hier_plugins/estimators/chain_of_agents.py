@@ -1,4 +1,4 @@
-"""Chain-of-Agents, GRPO on tagged sequences (arXiv 2508.13167), docs/estimators/chain_of_agents.md.
+"""Chain-of-Agents, GRPO on tagged sequences (arXiv 2508.13167), docs/methods/chain_of_agents.md.
 
 Released form: OPPO Agent_Foundation_Models, DAPO-style GRPO. Confidence A for advantage, filter and masks.
 """
@@ -56,7 +56,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             ChainOfAgentsOptions,
             summary="GRPO with flat tasks filtered and credit on the tags of chosen agents",
             source="arXiv 2508.13167; OPPO Agent_Foundation_Models",
-            doc="estimators/chain_of_agents.md",
+            doc="methods/chain_of_agents.md",
             requires=("episode", "trained", "episodes.return", "episodes.group", "episodes.trained"),
             confidence="A",
         )

@@ -1,4 +1,4 @@
-"""CoDA with PECO, planner-baselined groups (arXiv 2512.12716), docs/estimators/coda_peco.md.
+"""CoDA with PECO, planner-baselined groups (arXiv 2512.12716), docs/methods/coda.md.
 
 Released form: liuxuanzhang718/CoDA `core_algos.py`. Confidence A, reproduced by a fixture.
 """
@@ -48,7 +48,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             CoDAOptions,
             summary="rollout return by the statistics of the planners, for planners and executors",
             source="arXiv 2512.12716; liuxuanzhang718/CoDA core_algos.py",
-            doc="estimators/coda_peco.md",
+            doc="methods/coda.md",
             requires=("group", "episode", "level", "return", "trained"),
             levels=(0, 1),
             confidence="A",

@@ -1,4 +1,4 @@
-"""CoMAS, rewards from discussions of agents, docs/estimators/comas.md.
+"""CoMAS, rewards from discussions of agents, docs/methods/comas.md.
 
 Structure recalled, repository not read: confidence C, so every constant is an option.
 """
@@ -60,7 +60,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             CoMASOptions,
             summary="solver against evaluator by the judge's score, standardised per agent",
             source="CoMAS (recalled)",
-            doc="estimators/comas.md",
+            doc="methods/comas.md",
             requires=("agent", "role", "judge", "format", "trained"),
             needs_groups=False,
             confidence="C",

@@ -1,4 +1,4 @@
-"""CORY, pioneer and observer (arXiv 2410.06101), docs/estimators/cory.md.
+"""CORY, pioneer and observer (arXiv 2410.06101), docs/methods/cory.md.
 
 Released form: `imdb_train/cory.py`. Confidence A for the shared reward; upstream trains each copy by token PPO, here a
 group baseline stands in for the critic unless one is configured.
@@ -60,7 +60,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             CORYOptions,
             summary="pioneer and observer share the sum of their rewards",
             source="arXiv 2410.06101; imdb_train/cory.py",
-            doc="estimators/cory.md",
+            doc="methods/cory.md",
             requires=("group", "role", "reward", "trained", "episodes.return"),
             confidence="B",
         )

@@ -1,4 +1,4 @@
-"""Dr. MAS, agent-wise normalisation (arXiv 2602.08847), docs/estimators/dr_mas.md.
+"""Dr. MAS, agent-wise normalisation (arXiv 2602.08847), docs/methods/dr_mas.md.
 
 Released form: langfengQ/DrMAS `core_algos.py`, `ray_trainer.py::compute_advantage`. Confidence A, fixture.
 """
@@ -84,7 +84,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             DrMASOptions,
             summary="team return among the turns of the task by the same agent",
             source="arXiv 2602.08847; langfengQ/DrMAS core_algos.py",
-            doc="estimators/dr_mas.md",
+            doc="methods/dr_mas.md",
             requires=("group", "agent", "return", "valid", "trained"),
             confidence="A",
         )

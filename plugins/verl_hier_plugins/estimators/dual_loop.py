@@ -1,4 +1,4 @@
-"""Credit of the dual loop, docs/estimators/dual_loop.md. From the abstract: confidence C."""
+"""Credit of the dual loop, docs/methods/dual_loop.md. From the abstract: confidence C."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             DualLoopCreditOptions,
             summary="plans against the plans of the task, tries against the tries under their plan",
             source=SOURCE,
-            doc="estimators/dual_loop.md",
+            doc="methods/dual_loop.md",
             requires=("group", "plan", "level", "reward", "trained"),
             confidence="C",
         )

@@ -1,4 +1,4 @@
-"""Flow-GRPO of AgentFlow (arXiv 2510.05592), docs/estimators/flow_grpo.md.
+"""Flow-GRPO of AgentFlow (arXiv 2510.05592), docs/methods/agentflow.md.
 
 Released form: AgentFlow configuration; the final outcome is copied to every planner turn. Confidence A for that, the
 votes are not confirmed: one an episode here. GRPO under its own name; frozen modules are turns that are not trained.
@@ -27,7 +27,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             FlowGRPOOptions,
             summary="final outcome copied to every planner turn, z-scored over the task",
             source="arXiv 2510.05592; AgentFlow configuration",
-            doc="estimators/flow_grpo.md",
+            doc="methods/agentflow.md",
             requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
             confidence="A",
         )

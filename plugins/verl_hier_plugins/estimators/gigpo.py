@@ -1,4 +1,4 @@
-"""GiGPO (arXiv 2505.10978), docs/estimators/gigpo.md.
+"""GiGPO (arXiv 2505.10978), docs/methods/gigpo.md.
 
 Paper §3; released form: verl-agent `gigpo/core_gigpo.py`. Confidence A, reproduced by a fixture.
 """
@@ -26,7 +26,7 @@ from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
 
-# Similar anchor states as one state (arXiv 2505.10978, released code), docs/estimators/gigpo.md.
+# Similar anchor states as one state (arXiv 2505.10978, released code), docs/methods/gigpo.md.
 Ints = NDArray[np.int64]
 
 
@@ -123,7 +123,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             GiGPOOptions,
             summary="episode advantage plus an advantage among turns that start in the same state",
             source="arXiv 2505.10978 §3; verl-agent gigpo/core_gigpo.py",
-            doc="estimators/gigpo.md",
+            doc="methods/gigpo.md",
             requires=("group", "anchor", "reward", "trained", "episodes.return", "episodes.group", "episodes.trained"),
             confidence="A",
         )

@@ -1,4 +1,4 @@
-"""GRPO (arXiv 2402.03300), docs/estimators/grpo.md.
+"""GRPO (arXiv 2402.03300), docs/methods/grpo.md.
 
 Paper §4.1; released form: verl `compute_grpo_outcome_advantage`. Confidence A, reproduced by a fixture.
 """
@@ -90,7 +90,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             GRPOOptions,
             summary="return against the other episodes of the task, z-scored",
             source="arXiv 2402.03300 §4.1; verl compute_grpo_outcome_advantage",
-            doc="estimators/grpo.md",
+            doc="methods/grpo.md",
             requires=REQUIRES,
             confidence="A",
         )

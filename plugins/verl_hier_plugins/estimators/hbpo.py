@@ -1,4 +1,4 @@
-"""HBPO, hierarchical budgets (arXiv 2507.15844), docs/estimators/hbpo.md.
+"""HBPO, hierarchical budgets (arXiv 2507.15844), docs/methods/hbpo.md.
 
 Paper: confidence B for the two terms, C for the pieces of the reward and the form of the baseline.
 """
@@ -64,7 +64,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             HBPOOptions,
             summary="budget-shaped reward against its budget and against the whole task",
             source="arXiv 2507.15844",
-            doc="estimators/hbpo.md",
+            doc="methods/hbpo.md",
             requires=(
                 "budget",
                 "n_tokens",

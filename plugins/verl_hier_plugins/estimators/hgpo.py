@@ -1,4 +1,4 @@
-"""HGPO, hierarchies of history groups, docs/estimators/hgpo.md.
+"""HGPO, hierarchies of history groups, docs/methods/hgpo.md.
 
 Released form: verl-agent `recipe/hgpo/core_hgpo.py`. Confidence A, reproduced by a fixture.
 """
@@ -94,7 +94,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             HGPOOptions,
             summary="advantages among turns with equal last 1, 2 … states, larger contexts weigh more",
             source="verl-agent recipe/hgpo/core_hgpo.py",
-            doc="estimators/hgpo.md",
+            doc="methods/hgpo.md",
             requires=("group", "anchor", "parent", "reward", "trained"),
             confidence="A",
         )

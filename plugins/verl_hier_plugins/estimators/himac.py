@@ -1,4 +1,4 @@
-"""HiMAC, hierarchical relative advantage (arXiv 2603.00977), docs/estimators/himac.md.
+"""HiMAC, hierarchical relative advantage (arXiv 2603.00977), docs/methods/himac.md.
 
 Paper §3, from the abstract and reading notes: confidence B-. Scale, eps and
 votes are not confirmed and are options.
@@ -77,7 +77,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             HiMACOptions,
             summary="blueprints against blueprints of the task, executions against executions of the same blueprint",
             source="arXiv 2603.00977 §3 (reading notes; no public code found)",
-            doc="estimators/himac.md",
+            doc="methods/himac.md",
             requires=("group", "episode", "level", "plan", "return", "trained", "episodes.return", "episodes.trained"),
             levels=(0, 1),
             confidence="B",

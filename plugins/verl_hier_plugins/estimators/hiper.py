@@ -1,4 +1,4 @@
-"""HiPER, hierarchical advantage estimation (arXiv 2602.16165), docs/estimators/hiper.md.
+"""HiPER, hierarchical advantage estimation (arXiv 2602.16165), docs/methods/hiper.md.
 
 Paper §4; released form: JonP07/HiPER-agent `hiper_hae/core_hae.py`. Confidence A, reproduced by a fixture.
 """
@@ -28,7 +28,7 @@ from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
 
-# The three levels of HiPER's advantages (arXiv 2602.16165 §4), docs/estimators/hiper.md.
+# The three levels of HiPER's advantages (arXiv 2602.16165 §4), docs/methods/hiper.md.
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -86,7 +86,7 @@ def hae(table: TurnTable, rewards: Floats, options: Any) -> Levels:
     )
 
 
-# HiPER's reward shaping before the advantages (released code), docs/estimators/hiper.md.
+# HiPER's reward shaping before the advantages (released code), docs/methods/hiper.md.
 
 
 def kept(table: TurnTable) -> NDArray[np.bool_]:
@@ -188,7 +188,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             HiPEROptions,
             summary="GAE inside subgoal segments, SMDP-GAE over them, termination values; each on its own tokens",
             source="arXiv 2602.16165 §4; JonP07/HiPER-agent hiper_hae/core_hae.py",
-            doc="estimators/hiper.md",
+            doc="methods/hiper.md",
             requires=(
                 "reward",
                 "segment",

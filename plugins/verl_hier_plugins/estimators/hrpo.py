@@ -1,4 +1,4 @@
-"""HRPO of MasHost (arXiv 2506.08507), docs/estimators/hrpo.md.
+"""HRPO of MasHost (arXiv 2506.08507), docs/methods/hrpo.md.
 
 Paper, from notes: confidence B for the two terms, C for the weight.
 """
@@ -41,7 +41,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             HRPOOptions,
             summary="z-score of the agent graph plus the absolute reward of the action",
             source="arXiv 2506.08507 (reading notes)",
-            doc="estimators/hrpo.md",
+            doc="methods/hrpo.md",
             requires=("trained", "episodes.return", "episodes.group", "episodes.trained", "step_score"),
             confidence="B",
         )

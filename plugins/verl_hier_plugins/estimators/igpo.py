@@ -1,4 +1,4 @@
-"""IGPO, information gain per turn (arXiv 2510.14967), docs/estimators/igpo.md.
+"""IGPO, information gain per turn (arXiv 2510.14967), docs/methods/igpo.md.
 
 Paper §3 (confidence B) and the released `compute_grpo_discounted_advantage` (confidence A, fixture), which differ.
 """
@@ -87,7 +87,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             IGPOOptions,
             summary="information gain of the turns and the outcome, z-scored jointly, then discounted",
             source="arXiv 2510.14967 §3; GuoqingWang1/IGPO core_algos.py (form repo)",
-            doc="estimators/igpo.md",
+            doc="methods/igpo.md",
             requires=("group", "info_gain", "trained", "episodes.return", "episodes.leaf"),
             confidence="B",
         )

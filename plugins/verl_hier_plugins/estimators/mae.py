@@ -1,4 +1,4 @@
-"""MAE, one model as proposer, solver and judge (arXiv 2510.23595), docs/estimators/mae.md.
+"""MAE, one model as proposer, solver and judge (arXiv 2510.23595), docs/methods/mae.md.
 
 Released form: `rewards/reward_managers.py`. Confidence A for the rewards; the credit is REINFORCE++'s whitening.
 """
@@ -70,7 +70,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             MAEOptions,
             summary="proposer, solver and judge rewards, whitened over the batch",
             source="arXiv 2510.23595; MAE rewards/reward_managers.py",
-            doc="estimators/mae.md",
+            doc="methods/mae.md",
             requires=("role", "judge", "format", "n_tokens", "trained", "episodes.return"),
             needs_groups=False,
             confidence="A",

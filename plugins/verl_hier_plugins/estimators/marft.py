@@ -1,4 +1,4 @@
-"""MARFT, GAE along the chain of agents (arXiv 2504.16129), docs/estimators/marft.md.
+"""MARFT, GAE along the chain of agents (arXiv 2504.16129), docs/methods/marft.md.
 
 Released form: jwliao-ai/MARFT `action_level_buffer.py`. Confidence A, the action level reproduced by a fixture.
 """
@@ -71,7 +71,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             MARFTOptions,
             summary="GAE along the chain of the agents' actions",
             source="arXiv 2504.16129; jwliao-ai/MARFT action_level_buffer.py",
-            doc="estimators/marft.md",
+            doc="methods/marft.md",
             requires=("reward", "done", "trained", "value"),
             needs_groups=False,
             needs_critic=True,
@@ -83,7 +83,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             MARFTOptions,
             summary="GAE along the tokens of all agents, chained from one agent to the next",
             source="arXiv 2504.16129; jwliao-ai/MARFT (token level)",
-            doc="estimators/marft.md",
+            doc="methods/marft.md",
             requires=("turn", "episode", "reward", "done", "trained", "tokens.turn", "tokens.value"),
             granularity="token",
             needs_groups=False,

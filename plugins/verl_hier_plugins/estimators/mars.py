@@ -1,4 +1,4 @@
-"""MARS, turn-level self-play credit (arXiv 2510.15414), docs/estimators/mars.md.
+"""MARS, turn-level self-play credit (arXiv 2510.15414), docs/methods/mars.md.
 
 Released form: thu-nics/MARS `functionals.py`. Confidence A, reproduced by a fixture.
 """
@@ -103,7 +103,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             MARSOptions,
             summary="reward-to-go of each player's turns, normalised per player",
             source="arXiv 2510.15414; thu-nics/MARS roll/utils/functionals.py",
-            doc="estimators/mars.md",
+            doc="methods/mars.md",
             requires=("agent", "episode", "turn", "reward", "n_tokens", "trained"),
             needs_groups=False,
             confidence="A",

@@ -1,4 +1,4 @@
-"""MC-GRPO, median-centred groups, docs/estimators/mc_grpo.md.
+"""MC-GRPO, median-centred groups, docs/methods/mc_grpo.md.
 
 Released form: MC-GRPO `grpo_trainer_gsm.py::_generate_and_score_completions`. Confidence A, reproduced by a fixture.
 """
@@ -63,7 +63,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             MCGRPOOptions,
             summary="return against the group's median, scaled by its absolute deviation",
             source="MC-GRPO grpo_trainer_gsm.py::_generate_and_score_completions",
-            doc="estimators/mc_grpo.md",
+            doc="methods/mc_grpo.md",
             requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
             confidence="A",
         )

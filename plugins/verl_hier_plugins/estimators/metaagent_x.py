@@ -1,4 +1,4 @@
-"""MetaAgent-X, designers and executors (arXiv 2605.14212), docs/estimators/metaagent_x.md.
+"""MetaAgent-X, designers and executors (arXiv 2605.14212), docs/methods/metaagent_x.md.
 
 Released form: PettingLLMs `multi_agents_ppo_trainer.py` (grouping). Confidence A, reproduced by a fixture.
 """
@@ -67,7 +67,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             MetaAgentXOptions,
             summary="designs by their executions' mean return, executions over the task or their design",
             source="arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
-            doc="estimators/metaagent_x.md",
+            doc="methods/metaagent_x.md",
             requires=("group", "level", "return", "trained"),
             levels=(0, 1),
             confidence="A",

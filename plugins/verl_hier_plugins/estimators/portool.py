@@ -1,4 +1,4 @@
-"""PORTool, fork-relative and trajectory-relative steps (arXiv 2510.26020), docs/estimators/portool.md.
+"""PORTool, fork-relative and trajectory-relative steps (arXiv 2510.26020), docs/methods/portool.md.
 
 Paper §3. Confidence B for the two terms, C for the aggregation over descendants and the weights.
 """
@@ -65,7 +65,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             PORToolOptions,
             summary="step against its siblings of the fork plus the z-score of the leaves through it",
             source="arXiv 2510.26020 §3",
-            doc="estimators/portool.md",
+            doc="methods/portool.md",
             requires=("group", "parent", "trained", "episodes.return", "episodes.group", "episodes.trained"),
             needs_tree=True,
             confidence="B",

@@ -1,4 +1,4 @@
-"""RAGEN's bi-level GAE, docs/estimators/ragen_bilevel.md.
+"""RAGEN's bi-level GAE, docs/methods/ragen_bilevel.md.
 
 Released form: mll-lab-nu/RAGEN `compute_bi_level_gae_advantage_return`. Confidence A, reproduced by a fixture.
 """
@@ -57,7 +57,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             BilevelOptions,
             summary="GAE over turn ends, its return spread by GAE inside the turn",
             source="mll-lab-nu/RAGEN compute_bi_level_gae_advantage_return",
-            doc="estimators/ragen_bilevel.md",
+            doc="methods/ragen_bilevel.md",
             requires=("reward", "trained", "tokens.turn", "tokens.value"),
             granularity="token",
             needs_groups=False,

@@ -1,4 +1,4 @@
-"""RLOO (arXiv 2402.14740), docs/estimators/rloo.md.
+"""RLOO (arXiv 2402.14740), docs/methods/rloo.md.
 
 Paper §2; released form: verl `compute_rloo_outcome_advantage`. Confidence A. GRPO with another centre and no scale.
 """
@@ -32,7 +32,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             RLOOOptions,
             summary="return minus the mean of the other episodes of the task",
             source="arXiv 2402.14740 §2; verl compute_rloo_outcome_advantage",
-            doc="estimators/rloo.md",
+            doc="methods/rloo.md",
             requires=REQUIRES,
             confidence="A",
         )

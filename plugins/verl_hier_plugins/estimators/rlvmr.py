@@ -1,4 +1,4 @@
-"""RLVMR, verifiable meta-reasoning rewards (arXiv 2507.22844), docs/estimators/rlvmr.md.
+"""RLVMR, verifiable meta-reasoning rewards (arXiv 2507.22844), docs/methods/rlvmr.md.
 
 Paper, from notes: confidence B-. The weight of the two terms and the exact rule rewards are to be confirmed.
 """
@@ -45,7 +45,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             RLVMROptions,
             summary="episode z-score mixed with the z-score among steps of the same tag",
             source="arXiv 2507.22844 (reading notes)",
-            doc="estimators/rlvmr.md",
+            doc="methods/rlvmr.md",
             requires=("group", "tag", "tag_reward", "trained", "episodes.return", "episodes.group", "episodes.trained"),
             confidence="B",
         )

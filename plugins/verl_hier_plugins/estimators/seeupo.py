@@ -1,4 +1,4 @@
-"""SeeUPO, sequential turn updates in reverse order (arXiv 2602.06554), docs/estimators/seeupo.md.
+"""SeeUPO, sequential turn updates in reverse order (arXiv 2602.06554), docs/methods/seeupo.md.
 
 Paper, from notes: confidence C for constants, B for the shape. The reverse update order is the schedule's job.
 """
@@ -50,7 +50,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             SeeUPOOptions,
             summary="episode z-score times the ratios of the later turns, updated in reverse order",
             source="arXiv 2602.06554 (reading notes)",
-            doc="estimators/seeupo.md",
+            doc="methods/seeupo.md",
             requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
             confidence="C",
         )

@@ -1,4 +1,4 @@
-"""SPA-RL, stepwise progress attribution (arXiv 2505.20732), docs/estimators/spa_rl.md.
+"""SPA-RL, stepwise progress attribution (arXiv 2505.20732), docs/methods/spa_rl.md.
 
 Paper §3 (the repository's factor K - 1 - idx is a quirk and not reproduced). Confidence A for the formula.
 """
@@ -64,7 +64,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             SPAOptions,
             summary="token GAE with predicted progress as step rewards",
             source="arXiv 2505.20732 §3",
-            doc="estimators/spa_rl.md",
+            doc="methods/spa_rl.md",
             requires=("turn", "episode", "progress", "valid", "trained", "tokens.turn", "tokens.value"),
             granularity="token",
             needs_groups=False,

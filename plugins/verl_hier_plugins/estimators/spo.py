@@ -1,4 +1,4 @@
-"""SPO, segment advantages on trees (arXiv 2505.23564), docs/estimators/spo.md.
+"""SPO, segment advantages on trees (arXiv 2505.23564), docs/methods/spo.md.
 
 Paper §4.3; released form: SPO `tree_episode_generator.py` and TreePO's `compute_spo_advantage`. Confidence A for the
 node values and TreePO's form (fixture), B for dropping edges by the prover advantage.
@@ -88,7 +88,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             SPOOptions,
             summary="value of a segment minus the value of the one before it",
             source="arXiv 2505.23564 §4.3; SPO tree_episode_generator.py; TreePO compute_spo_advantage",
-            doc="estimators/spo.md",
+            doc="methods/spo.md",
             requires=("group", "parent", "return", "trained"),
             needs_tree=True,
             confidence="A",

@@ -1,4 +1,4 @@
-"""Tree-GRPO (arXiv 2509.21240), docs/estimators/tree_grpo.md.
+"""Tree-GRPO (arXiv 2509.21240), docs/methods/tree_grpo.md.
 
 Paper §3; released form: AMAP-ML/Tree-GRPO `ray_trainer_ts.py`, `tree_node.py`. Confidence A, reproduced by fixtures.
 """
@@ -86,7 +86,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             TreeGRPOOptions,
             summary="leaf z-score over the task plus z-score inside its tree",
             source="arXiv 2509.21240 §3; AMAP-ML/Tree-GRPO ray_trainer_ts.py",
-            doc="estimators/tree_grpo.md",
+            doc="methods/tree_grpo.md",
             requires=("trained", "episodes.return", "episodes.group", "episodes.tree", "episodes.trained"),
             granularity="step",
             needs_tree=True,
@@ -98,7 +98,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             TreeDiffOptions,
             summary="mean leaf return below a turn plus its gain over the parent, damped by the leaves",
             source="AMAP-ML/Tree-GRPO tree_node.py (reward_mode tree_diff)",
-            doc="estimators/tree_grpo.md",
+            doc="methods/tree_grpo.md",
             requires=("group", "episode", "parent", "leaves", "trained", "episodes.return", "episodes.tree"),
             needs_tree=True,
             confidence="B",

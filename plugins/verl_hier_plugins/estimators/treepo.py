@@ -1,4 +1,4 @@
-"""TreePO, advantages over all ancestor subgroups (arXiv 2508.17445), docs/estimators/treepo.md.
+"""TreePO, advantages over all ancestor subgroups (arXiv 2508.17445), docs/methods/treepo.md.
 
 Released form: multimodal-art-projection/TreePO `core_algos.py`. Confidence A, reproduced by a fixture.
 """
@@ -81,7 +81,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             TreePOOptions,
             summary="leaf against the leaves under each of its ancestors, averaged over the ancestors",
             source="arXiv 2508.17445; multimodal-art-projection/TreePO core_algos.py",
-            doc="estimators/treepo.md",
+            doc="methods/treepo.md",
             requires=("n_tokens", "trained", "episodes.return", "episodes.group", "episodes.leaf", "episodes.trained"),
             granularity="step",
             needs_tree=True,

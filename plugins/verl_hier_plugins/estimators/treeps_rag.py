@@ -1,4 +1,4 @@
-"""TreePS-RAG, tree-based process supervision (arXiv 2601.06922), docs/estimators/treeps_rag.md.
+"""TreePS-RAG, tree-based process supervision (arXiv 2601.06922), docs/methods/treeps_rag.md.
 
 Paper, from the abstract and notes: confidence B-. The combination follows TreeRL's form and is to be confirmed.
 """
@@ -51,7 +51,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             TreePSRAGOptions,
             summary="mean leaf return below a turn, against the task and the turn before",
             source="arXiv 2601.06922 (reading notes)",
-            doc="estimators/treeps_rag.md",
+            doc="methods/treeps_rag.md",
             requires=("episode", "parent", "leaves", "trained", "episodes.return", "episodes.group"),
             needs_tree=True,
             confidence="B",

@@ -1,4 +1,4 @@
-"""TreeRL, process rewards from tree search (arXiv 2506.11902), docs/estimators/treerl.md.
+"""TreeRL, process rewards from tree search (arXiv 2506.11902), docs/methods/treerl.md.
 
 Paper §3.3; released form: THUDM/TreeRL `parallel_mcts.py`. Confidence A, reproduced by a fixture.
 """
@@ -80,7 +80,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             TreeRLOptions,
             summary="difference of leave-one-out node values along the tree, plus the value",
             source="arXiv 2506.11902 §3.3; THUDM/TreeRL parallel_mcts.py",
-            doc="estimators/treerl.md",
+            doc="methods/treerl.md",
             requires=("episode", "parent", "trained", "episodes.return", "episodes.group", "episodes.trained"),
             needs_tree=True,
             confidence="A",

@@ -1,4 +1,4 @@
-"""Leaves the advantages to verl: `algorithm.adv_estimator` decides, on our rows; docs/estimators/verl.md."""
+"""Leaves the advantages to verl: `algorithm.adv_estimator` decides, on our rows; docs/methods/verl.md."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             factory=_verl_computes_it,
             summary="verl's own estimator, named by algorithm.adv_estimator",
             source="verl/trainer/ppo/v1/utils.py, compute_advantage_for_multi_trajectories",
-            doc="estimators/verl.md",
+            doc="methods/verl.md",
             needs_groups=False,
             native=True,
         )

@@ -1,4 +1,4 @@
-"""HisPO, a two-level importance mask (LongCat-Flash-Prover), docs/estimators/hispo.md.
+"""HisPO, a two-level importance mask (LongCat-Flash-Prover), docs/methods/hispo.md.
 
 Report, from notes: confidence C. The bands are ours; `hispo_loss` takes them, and a plugin may register others.
 """

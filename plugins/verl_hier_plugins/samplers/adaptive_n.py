@@ -1,4 +1,4 @@
-"""Episodes in rounds, as long as one more is worth it; docs/samplers/adaptive_n.md."""
+"""Episodes in rounds, as long as one more is worth it; docs/methods/adaptive_n.md."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def hier_samplers() -> list[SamplerSpec]:
             AdaptiveNOptions,
             summary="episodes in rounds, as long as a task is uncertain or hard, up to n",
             source="XRPO, arXiv 2510.06672 (priority: B, threshold: ours); DARS, arXiv 2508.13755 (C)",
-            doc="samplers/adaptive_n.md",
+            doc="methods/adaptive_n.md",
             episodes=leaves_of,
         )
     ]

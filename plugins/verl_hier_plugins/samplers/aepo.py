@@ -1,4 +1,4 @@
-"""AEPO, dynamic entropy-balanced rollout (arXiv 2510.14545 §3.1), docs/samplers/aepo.md."""
+"""AEPO, dynamic entropy-balanced rollout (arXiv 2510.14545 §3.1), docs/methods/aepo.md."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def hier_samplers() -> list[SamplerSpec]:
             BalancedOptions,
             summary="as arpo, penalising branches in a row; a probe may choose the number of starting chains",
             source="arXiv 2510.14545 §3.1; RUC-NLPIR/ARPO AEPO/ vllm_rollout_with_tools.py::generate_sequences",
-            doc="samplers/aepo.md",
+            doc="methods/aepo.md",
             episodes=_episodes,
             needs_fork=True,
         )

@@ -1,4 +1,4 @@
-"""Some episodes from the start, the others from states that those passed through; docs/samplers/anchored.md."""
+"""Some episodes from the start, the others from states that those passed through; docs/methods/anchored.md."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def hier_samplers() -> list[SamplerSpec]:
             AnchoredOptions,
             summary="some episodes from the start, the others from states that those passed through",
             source="returning to states: Go-Explore, arXiv 2004.12919; anchors: GiGPO, arXiv 2505.10978 (confidence C)",
-            doc="samplers/anchored.md",
+            doc="methods/anchored.md",
             episodes=leaves_of,
             needs_fork=True,
         )

@@ -1,4 +1,4 @@
-"""ARPO, entropy-based adaptive rollout (arXiv 2507.19849 §3.1), docs/samplers/arpo.md."""
+"""ARPO, entropy-based adaptive rollout (arXiv 2507.19849 §3.1), docs/methods/arpo.md."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def hier_samplers() -> list[SamplerSpec]:
             ChainOptions,
             summary="chains that branch after turns in which the policy became less sure",
             source="arXiv 2507.19849 §3.1; RUC-NLPIR/ARPO vllm_rollout_with_tools.py::generate_sequences",
-            doc="samplers/arpo.md",
+            doc="methods/arpo.md",
             episodes=_episodes,
             needs_fork=True,
         )

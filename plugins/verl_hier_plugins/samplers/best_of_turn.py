@@ -1,4 +1,4 @@
-"""One state line, the best of n candidates at every turn (arXiv 2510.11062), docs/samplers/best_of_turn.md."""
+"""One state line, the best of n candidates at every turn (arXiv 2510.11062), docs/methods/at_grpo.md."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def hier_samplers() -> list[SamplerSpec]:
             BestOfTurnOptions,
             summary="n candidates at every turn of every agent; the best one's state goes on, all are trained",
             source="AT-GRPO, arXiv 2510.11062; PettingLLMs (confidence A)",
-            doc="samplers/best_of_turn.md",
+            doc="methods/at_grpo.md",
             episodes=leaves_of,
             needs_fork=True,
             provides=(REWARD,),

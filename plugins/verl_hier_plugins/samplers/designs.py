@@ -81,7 +81,7 @@ def hier_samplers() -> list[SamplerSpec]:
             DesignsOptions,
             summary="several designs a task, each executed several times; failed designs are dropped",
             source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
-            doc="samplers/designs.md",
+            doc="methods/metaagent_x.md",
             episodes=_episodes,
             needs_fork=True,
         )

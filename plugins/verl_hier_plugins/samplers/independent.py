@@ -1,4 +1,4 @@
-"""n independent episodes a task, as flat GRPO has them; docs/samplers/independent.md."""
+"""n independent episodes a task, as flat GRPO has them; docs/methods/grpo.md."""
 
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
@@ -34,7 +34,7 @@ def hier_samplers() -> list[SamplerSpec]:
             factory=Independent,
             summary="n episodes that share nothing but the task",
             source="GRPO, arXiv 2402.03300 §4.1",
-            doc="samplers/independent.md",
+            doc="methods/grpo.md",
             episodes=_episodes,
         )
     ]

@@ -207,7 +207,7 @@ def hier_samplers() -> list[SamplerSpec]:
             LATROptions,
             summary="greedy paths that fork where the second token is nearly as likely, if they then diverge",
             source="arXiv 2510.24302; starreeze/latr (mechanism: confidence A)",
-            doc="samplers/latr.md",
+            doc="methods/latr.md",
             episodes=leaves_of,
             needs_fork=True,
             needs_top_logprobs=True,

@@ -85,7 +85,7 @@ def hier_samplers() -> list[SamplerSpec]:
             NestedOptions,
             summary="several plans, each tried once; n executions of the best one",
             source="HiMAC, arXiv 2603.00977 (confidence B)",
-            doc="samplers/nested.md",
+            doc="methods/himac.md",
             episodes=_episodes,
             needs_fork=True,
         )

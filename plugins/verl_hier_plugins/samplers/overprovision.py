@@ -1,4 +1,4 @@
-"""Stops when enough episodes are complete and leaves the others to a later step; docs/samplers/overprovision.md."""
+"""Stops when enough episodes are complete and leaves the others to a later step; docs/methods/overprovision.md."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def hier_samplers() -> list[SamplerSpec]:
             OverprovisionOptions,
             summary="launches more episodes than needed, stops when enough are complete, resumes the rest later",
             source="APRIL, arXiv 2509.18521; RLsys-Foundation/APRIL (mechanism: A; within a task: ours)",
-            doc="samplers/overprovision.md",
+            doc="methods/overprovision.md",
             episodes=leaves_of,
         )
     ]

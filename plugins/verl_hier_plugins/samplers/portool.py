@@ -1,4 +1,4 @@
-"""Trajectories that fork at every turn and keep their number (arXiv 2510.26020), docs/samplers/portool.md."""
+"""Trajectories that fork at every turn and keep their number (arXiv 2510.26020), docs/methods/portool.md."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def hier_samplers() -> list[SamplerSpec]:
             PORToolSamplerOptions,
             summary="n trajectories that fork at every turn; a random n of the candidates go on",
             source="arXiv 2510.26020 §3 (confidence B)",
-            doc="samplers/portool.md",
+            doc="methods/portool.md",
             episodes=leaves_of,
             needs_fork=True,
         )

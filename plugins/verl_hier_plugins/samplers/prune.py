@@ -1,4 +1,4 @@
-"""More episodes than are needed, cut down at checkpoints while they run; docs/samplers/prune.md."""
+"""More episodes than are needed, cut down at checkpoints while they run; docs/methods/prune.md."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def hier_samplers() -> list[SamplerSpec]:
             PruneOptions,
             summary="more episodes than needed, cut down while they run so that likely good and bad ones balance",
             source="arXiv 2603.24840 (ARRoL), whose score is a trained head (confidence C)",
-            doc="samplers/prune.md",
+            doc="methods/prune.md",
             episodes=leaves_of,
         )
     ]

@@ -1,4 +1,4 @@
-"""Independent episodes, each then made again without the failures that it corrected; docs/samplers/rollback.md."""
+"""Independent episodes, each then made again without the failures that it corrected; docs/methods/rollback.md."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def hier_samplers() -> list[SamplerSpec]:
             RollbackOptions,
             summary="episodes without the failed attempts that they corrected themselves",
             source="CLEANER, arXiv 2601.15141 (mechanism: B; whole turns only)",
-            doc="samplers/rollback.md",
+            doc="methods/rollback.md",
             episodes=leaves_of,
             needs_fork=True,
             needs_scores=True,

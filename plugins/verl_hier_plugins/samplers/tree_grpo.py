@@ -1,4 +1,4 @@
-"""Trees of episodes that branch after randomly drawn turns (arXiv 2509.21240), docs/samplers/tree_grpo.md."""
+"""Trees of episodes that branch after randomly drawn turns (arXiv 2509.21240), docs/methods/tree_grpo.md."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def hier_samplers() -> list[SamplerSpec]:
             TreeGRPOSamplerOptions,
             summary="trees of whole episodes that branch after randomly drawn turns",
             source="arXiv 2509.21240 §3; AMAP-ML/Tree-GRPO (confidence A)",
-            doc="samplers/tree_grpo.md",
+            doc="methods/tree_grpo.md",
             episodes=leaves_of,
             needs_fork=True,
         )

@@ -1,4 +1,4 @@
-"""Trees of segments of a fixed length, with fallback (arXiv 2508.17445 §3), docs/samplers/treepo.md."""
+"""Trees of segments of a fixed length, with fallback (arXiv 2508.17445 §3), docs/methods/treepo.md."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def hier_samplers() -> list[SamplerSpec]:
             TreePOSamplerOptions,
             summary="one tree of segments of a fixed length that falls back to earlier segments",
             source="arXiv 2508.17445 §3 (confidence B)",
-            doc="samplers/treepo.md",
+            doc="methods/treepo.md",
             episodes=leaves_of,
             needs_fork=True,
         )

@@ -1,4 +1,4 @@
-"""One tree a task, layer by layer: searches branch, answers end, unlike ones stay; docs/samplers/treeps_rag.md."""
+"""One tree a task, layer by layer: searches branch, answers end, unlike ones stay; docs/methods/treeps_rag.md."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def hier_samplers() -> list[SamplerSpec]:
             TreePSRAGSamplerOptions,
             summary="one tree, layer by layer: searches branch, answers end, searches that found the same are pruned",
             source="arXiv 2601.06922 (reading notes, confidence B-)",
-            doc="samplers/treeps_rag.md",
+            doc="methods/treeps_rag.md",
             episodes=leaves_of,
             needs_fork=True,
         )

@@ -1,4 +1,4 @@
-"""Entropy-guided trees (EPTree, arXiv 2506.11902 §3.2), docs/samplers/treerl.md."""
+"""Entropy-guided trees (EPTree, arXiv 2506.11902 §3.2), docs/methods/treerl.md."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def hier_samplers() -> list[SamplerSpec]:
             TreeRLSamplerOptions,
             summary="whole episodes that branch at the tokens the policy was least sure of",
             source="arXiv 2506.11902 §3.2; THUDM/TreeRL (EPTree, confidence A)",
-            doc="samplers/treerl.md",
+            doc="methods/treerl.md",
             episodes=leaves_of,
             needs_fork=True,
         )

@@ -163,7 +163,7 @@ def hier_workers() -> list[WorkerSpec]:
             DualLoopOptions,
             summary="plan, try, check: failures go back to the executor under the same plan, or to a new plan",
             source=SOURCE,
-            doc="workers/dual_loop.md",
+            doc="methods/dual_loop.md",
             roles={"planner": 0, "executor": 1, "refiner": 1},
             provides=("attempt", "route"),
             active_roles=lambda options: ("planner", "executor", "refiner")[: 3 if options.router == "refiner" else 2],

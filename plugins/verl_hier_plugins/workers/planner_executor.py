@@ -118,7 +118,7 @@ def hier_workers() -> list[WorkerSpec]:
             PlannerExecutorOptions,
             summary="a planner writes a blueprint of subgoals, an executor works on them one by one",
             source="HiMAC, arXiv 2603.00977 (confidence B)",
-            doc="workers/planner_executor.md",
+            doc="methods/himac.md",
             roles={"planner": 0, "executor": 1},
         )
     ]

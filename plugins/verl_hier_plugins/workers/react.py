@@ -98,7 +98,7 @@ def hier_workers() -> list[WorkerSpec]:
             ReactOptions,
             summary="one agent acts turn by turn, on its whole history or on a window of it",
             source="ReAct, arXiv 2210.03629 §2; windowed prompts as verl-agent's memory",
-            doc="workers/react.md",
+            doc="methods/react.md",
             roles={"agent": 0},
         )
     ]

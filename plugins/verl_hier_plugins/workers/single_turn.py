@@ -1,4 +1,4 @@
-"""One answer to verl's raw prompt, as verl's single-turn agent loop gives it; docs/workers/single_turn.md."""
+"""One answer to verl's raw prompt, as verl's single-turn agent loop gives it; docs/methods/verl.md."""
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import NoOptions, WorkerSpec
@@ -31,7 +31,7 @@ def hier_workers() -> list[WorkerSpec]:
             factory=SingleTurn,
             summary="one answer to the prompt, as verl's single-turn agent loop",
             source="verl/experimental/agent_loop/single_turn_agent_loop.py",
-            doc="workers/single_turn.md",
+            doc="methods/verl.md",
             roles={"agent": 0},
         )
     ]

@@ -1,4 +1,4 @@
-"""Chain-of-Agents: agents as tags in one sequence (arXiv 2508.13167), docs/workers/chain_of_agents.md."""
+"""Chain-of-Agents: agents as tags in one sequence (arXiv 2508.13167), docs/methods/chain_of_agents.md."""
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
@@ -12,7 +12,7 @@ WORKER = WorkerSpec(
     options=ChainOptions,
     summary="agents take turns as tags in one sequence, under a grammar; the world answers in <observation>",
     source="arXiv 2508.13167; OPPO Agent_Foundation_Models (grammar: its prompts)",
-    doc="workers/chain_of_agents.md",
+    doc="methods/chain_of_agents.md",
     roles=LEVELS,
     provides=tuple(f"tokens.{role}" for role in LEVELS if role != UNREADABLE),
     transcribe=transcribe,

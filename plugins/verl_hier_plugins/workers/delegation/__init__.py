@@ -1,5 +1,5 @@
 """A planner and the agents it delegates to, each in a context of its own. CoDA, https://arxiv.org/abs/2512.12716, and
-HierSearch, https://arxiv.org/abs/2508.08088; docs/workers/delegation.md."""
+HierSearch, https://arxiv.org/abs/2508.08088; docs/methods/coda.md."""
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
@@ -20,7 +20,7 @@ def hier_workers() -> list[WorkerSpec]:
             options=DelegationOptions,
             summary="a planner delegates tasks to agents in contexts of their own, and may have their evidence refined",
             source="CoDA, arXiv 2512.12716; HierSearch, arXiv 2508.08088 (confidence A)",
-            doc="workers/delegation.md",
+            doc="methods/coda.md",
             roles={"planner": 0, "executor": 1, "refiner": 1},
             transcribe=transcribe,
         )

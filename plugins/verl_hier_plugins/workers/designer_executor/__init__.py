@@ -1,5 +1,5 @@
 """A designer writes an agent system, executors run it. MetaAgent-X, https://arxiv.org/abs/2605.14212;
-docs/workers/designer_executor.md."""
+docs/methods/metaagent_x.md."""
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
@@ -17,7 +17,7 @@ def hier_workers() -> list[WorkerSpec]:
             options=DesignerExecutorOptions,
             summary="a designer scripts roles, order, tools and end; executors act the script out",
             source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
-            doc="workers/designer_executor.md",
+            doc="methods/metaagent_x.md",
             roles={"designer": 0, "executor": 1},
             provides=("design_valid", "design_steps", "delivered", "final_valid"),
         )

@@ -1,7 +1,7 @@
 """The designers' language: a small part of Python, parsed by `ast`, checked, and never executed.
 
 `read(text, limits)` gives a `Design` or raises a `DesignError` with a name. The grammar stands in
-docs/workers/designer_executor.md. Nothing here depends on the size or depth of a hostile text: it is measured, then cut
+docs/methods/metaagent_x.md. Nothing here depends on the size or depth of a hostile text: it is measured, then cut
 into at most `MAX_TOKENS` words and signs, then parsed.
 """
 

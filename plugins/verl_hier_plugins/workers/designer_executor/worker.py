@@ -42,7 +42,7 @@ if "yes" not in TEXT:          # decide
 else:
     stop                       # end the execution
 Nothing else is allowed: no imports, no functions, no while."""
-"""The language in the words of {grammar}; docs/workers/designer_executor.md has it in full."""
+"""The language in the words of {grammar}; docs/methods/metaagent_x.md has it in full."""
 
 
 class DesignerExecutor(Worker):

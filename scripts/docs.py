@@ -1,0 +1,188 @@
+"""Write the generated parts of the documentation.
+
+    python scripts/docs.py            # rewrite every generated block below docs/ and in README.md
+    python scripts/docs.py --check    # change nothing; name the pages that are stale and exit with 1
+
+A page holds generated text between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end -->`; NAME is a function of
+`BLOCKS`. Everything outside of such a block is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+from verl_hier.host.describe import needs_of, options_of
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import EstimatorSpec, Kind, SamplerSpec, Spec, WorkerSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"(<!-- generated: ([\w ./-]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+KINDS: tuple[Kind, ...] = ("environment", "worker", "sampler", "estimator", "schedule")
+
+
+@cache
+def host() -> PluginHost:
+    """Every built-in part."""
+    return PluginHost.load({"builtin": True})
+
+
+# ---- one part ----
+
+
+def part(kind: Kind, name: str) -> Iterator[str]:
+    """The recipe line, the facts and the options of one part."""
+    spec = host().spec(kind, name)
+    yield from table(("in a recipe", f"`hier.{kind}.name: {name}`"), *facts_of(spec))
+    yield ""
+    yield from options(spec.options)
+
+
+def facts_of(spec: Spec) -> Iterator[tuple[str, str]]:
+    """What the spec declares, as label and text; empty declarations are left out."""
+    if isinstance(spec, EstimatorSpec):
+        yield from (("needs", needs_of(spec)), ("credit per", spec.granularity), ("confidence", spec.confidence))
+    if isinstance(spec, WorkerSpec):
+        yield "roles", ", ".join(f"`{role}` (level {level})" for role, level in spec.roles.items())
+        if spec.transcribe is not None:
+            yield "cold start", "`verl-hier distill` can rewrite episodes of other workers for it"
+    needs = [text for field, text in NEEDS.items() if getattr(spec, field, False)]
+    if isinstance(spec, SamplerSpec) or needs:
+        yield "needs", "; ".join(needs) or "nothing beyond `reset` and `step` of the environment"
+    if provided := getattr(spec, "provides", ()):
+        yield "fills the columns", ", ".join(f"`{column}`" for column in provided)
+    if spec.extra:
+        yield "pip extra", f"`{spec.extra}`"
+    if spec.source:
+        yield "source", spec.source
+
+
+NEEDS = {
+    "needs_fork": "an environment that can fork, by itself or by replay",
+    "needs_top_logprobs": "a rollout server that returns top-k log-probs",
+    "needs_scores": "a rollout server that returns log-probs of prompts",
+    "needs_stop_strings": "a rollout server that stops at strings",
+}
+
+
+def options(cls: type) -> Iterator[str]:
+    """The option table of a dataclass, followed by those of the dataclasses that its fields hold."""
+    rows = [
+        (f"`{o.name}`", f"`{cell(o.type)}`", f"`{cell(o.default)}`", cell(o.text)) for o in options_of(cls)
+    ]
+    if not rows:
+        yield "It has no options."
+        return
+    yield from table(("option", "type", "default", ""), *rows)
+    for field, hint in typing.get_type_hints(cls).items():
+        for inner in typing.get_args(hint):
+            if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+                yield from ("", f"Each entry of `{field}`:", "")
+                yield from options(inner)
+
+
+# ---- lists ----
+
+
+def parts(kind: Kind) -> Iterator[str]:
+    """All parts of one kind with their pages; relative to docs/methods/."""
+    specs = [spec for _, spec in sorted(host().specs(kind).items())]
+    if kind == "estimator":
+        head: tuple[str, ...] = (kind, "what it does", "needs", "credit per", "confidence")
+    else:
+        head = (kind, "what it does")
+    rows = []
+    for spec in specs:
+        row = [f"[`{spec.name}`]({link(spec.doc)})", cell(spec.summary)]
+        if isinstance(spec, EstimatorSpec):
+            row += [needs_of(spec), spec.granularity, spec.confidence]
+        rows.append(row)
+    yield from table(head, *rows)
+
+
+def link(page: str) -> str:
+    """A page below docs/, seen from docs/methods/."""
+    folder, _, name = page.rpartition("/")
+    return name if folder == "methods" else f"../{page}"
+
+
+def losses() -> Iterator[str]:
+    """The policy losses and the papers they come from."""
+    rows = [(f"[`{name}`]({name}.md)", cell(loss.summary)) for name, loss in sorted(host().policy_losses().items())]
+    yield from table(("policy loss", "what it does"), *rows)
+
+
+# ---- writing ----
+
+
+def cell(text: str) -> str:
+    """Text for a table cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def table(head: typing.Sequence[str], *rows: typing.Sequence[str]) -> Iterator[str]:
+    """The lines of a Markdown table."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
+    **{kind: lambda name, kind=kind: part(kind, name) for kind in KINDS},
+    "parts": parts,
+    "losses": losses,
+    "options": lambda reference: options(imported(reference)),
+}
+
+
+def imported(reference: str) -> type:
+    """The class `package.module.Class`."""
+    module, _, name = reference.rpartition(".")
+    found: type = getattr(__import__(module, fromlist=[name]), name)
+    return found
+
+
+def generated(text: str) -> str:
+    """The text of a page with every generated block as it should be."""
+
+    def fill(match: re.Match[str]) -> str:
+        name, *arguments = match[2].split()
+        return f"{match[1]}\n" + "\n".join(BLOCKS[name](*arguments)) + f"\n\n{match[4]}"
+
+    return BLOCK.sub(fill, text)
+
+
+def pages() -> list[Path]:
+    """Every page that may hold generated blocks."""
+    return [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
+
+
+def stale() -> dict[Path, str]:
+    """The pages that are not up to date, with the text they should have."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    return {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
+
+
+def main() -> int:
+    """Rewrite the stale pages, or only name them."""
+    parser = argparse.ArgumentParser(description="Write the generated parts of the documentation.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is stale")
+    only_check = parser.parse_args().check
+    found = stale()
+    for page, text in found.items():
+        if not only_check:
+            page.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{page.relative_to(ROOT)} {'is stale' if only_check else 'written'}\n")
+    return 1 if only_check and found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
