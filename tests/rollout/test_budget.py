@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -25,11 +26,11 @@ def wander(prompt: str, sampling) -> str:
     return " ".join(["right"] * rng.randint(1, 4)) if rng.random() < 0.3 else "right"
 
 
-def roll(budget: BudgetOptions, sampler=None, **options):
+def roll(budget: BudgetOptions, sampler=None, worker=React, **options):
     graph, _ = asyncio.run(
         roll_out_scripted(
             environment=lambda: Corridor(4),
-            worker=lambda: React(ReactOptions()),
+            worker=lambda: worker(ReactOptions()),
             sampler=sampler or Independent(NoOptions()),
             answer=wander,
             budget=budget,
@@ -113,8 +114,85 @@ def test_a_zero_budget_is_refused(name):
 
 
 def test_shares_are_equal_and_unused_ones_come_back():
-    budget = Budget(BudgetOptions(tokens=10, turns=5))
-    assert [g.tokens for g in budget.grants(4)] == [2, 2, 2, 2]
-    budget.charge("tokens", 1)
-    assert [g.tokens for g in budget.grants(3)] == [3, 3, 3]
-    assert len(budget.grants(9)) == 5 and [g.environment_calls for g in budget.grants(1)] == [None]
+    async def check():
+        budget = Budget(BudgetOptions(tokens=10, turns=5))
+        with ExitStack() as turns:
+            grants = [turns.enter_context(grant) for grant in await budget.grant(4, 100)]
+            assert [grant.tokens for grant in grants] == [2, 2, 2, 2] and budget.left("turns") == 1
+            grants[0].spend_turn(1)
+        with ExitStack() as turns:
+            assert [turns.enter_context(grant).tokens for grant in await budget.grant(3, 100)] == [3, 3, 3]
+        grants = await budget.grant(9, 2)
+        assert [grant.tokens for grant in grants] == [2] * 4 and all(grant.spend_call() for grant in grants)
+
+    asyncio.run(check())
+
+
+class SideBySide(Sampler):
+    """Steps its episodes as `verl-hier new sampler` shows it."""
+
+    async def sample(self, rollout):
+        roots = [rollout.start() for _ in range(rollout.n)]
+        while roots := [root for root in roots if not root.over]:
+            await rollout.gather(root.step() for root in roots)
+
+
+def test_episodes_that_step_side_by_side_share_the_budget():
+    graph = roll(BudgetOptions(tokens=40), SideBySide(), n=8, policy=Slow)
+    assert 0 < sum(len(node.action) for node in graph.nodes) <= 40
+    assert len({node.episode for node in graph.nodes}) == 8, "each episode gets a turn before any gets a second one"
+
+
+class Tangle(Sampler):
+    """Several coroutines at once, each of which starts, steps, runs and forks episodes as it likes."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+
+    async def sample(self, rollout):
+        await rollout.gather(self._one(rollout) for _ in range(self._chance.randint(2, 5)))
+
+    async def _one(self, rollout):
+        for _ in range(self._chance.randint(1, 5)):
+            act = self._chance.choice(["start", "step", "pieces", "run", "advance", "fork", "prune"])
+            if act == "start" or not rollout.episodes:
+                rollout.start(trained=self._chance.random() < 0.8)
+                continue
+            episode = self._chance.choice(rollout.episodes)
+            if act == "step":
+                await episode.step()
+            elif act == "pieces":
+                await episode.step(tokens=self._chance.randint(1, 3))
+            elif act == "run":
+                await episode.run(turns=2)
+            elif act == "advance":
+                await rollout.advance(rollout.episodes)
+            elif act == "fork":
+                await episode.fork()
+            elif self._chance.random() < 0.3:
+                episode.prune()
+
+
+class Twice(React):
+    """Acts before its first turn and twice after each."""
+
+    async def run(self, episode):
+        step = await episode.reset()
+        step = await episode.act("right")
+        context = episode.context("agent")
+        while not step.done:
+            turn = await episode.generate(context.observe(step.text))
+            await episode.act(turn.text)
+            step = await episode.act("left")
+
+
+@settings(max_examples=150, deadline=None)
+@given(LIMITS, st.integers(0, 10**6), st.booleans())
+def test_no_order_of_concurrent_steps_exceeds_a_limit(limits, seed, twice):
+    graph = roll(limits, Tangle(seed), n=4, seed=seed, policy=Slow, worker=Twice if twice else React)
+    for used, limit in graph.budget.values():
+        assert used <= limit
+    assert limits.tokens is None or graph.budget["tokens"][0] == sum(len(node.action) for node in graph.nodes)
+    assert limits.turns is None or graph.budget["turns"][0] == len(graph.nodes)
+    calls = graph.counts.get("environment_calls", 0)
+    assert limits.environment_calls is None or graph.budget["environment_calls"][0] == calls

@@ -35,7 +35,7 @@ def start_episodes(rollout: Rollout, number: int, **decision: Any) -> list[Episo
     """Fresh episodes: `number` of them, or as many as the budget can serve."""
     made: list[Episode] = []
     try:
-        while len(made) < min(number, _turns_left(rollout)):
+        while len(made) < min(number, rollout.budget.turns_left):
             made.append(rollout.start(**decision))
     except BudgetSpent:
         pass
@@ -54,7 +54,7 @@ async def fork_episodes(rollout: Rollout, places: Sequence[ForkPoint], beside: i
     made: list[Episode] = []
     try:
         for place in places:
-            if len(made) + beside >= _turns_left(rollout):
+            if len(made) + beside >= rollout.budget.turns_left:
                 break
             made.append(await place.episode.fork(place.after, **place.decision))
     except BudgetSpent:
@@ -117,14 +117,6 @@ def inner_fork_points(episodes: Iterable[Episode]) -> list[ForkPoint]:
             if 0 < after < len(path):
                 found.setdefault(path[after - 1], ForkPoint(episode, after))
     return list(found.values())
-
-
-def _turns_left(rollout: Rollout) -> float:
-    """Turns that the budget can serve side by side now; infinite without limits."""
-    budget = rollout.budget
-    if budget.spent:
-        return 0
-    return min(budget.left(name) for name in ("turns", "tokens", "environment_calls"))
 
 
 def _count_skipped(rollout: Rollout, number: int) -> None:

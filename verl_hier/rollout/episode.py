@@ -60,11 +60,12 @@ class Episode:
         self.turn_request: TurnRequest | None = None
         self._forced = Forced()
         self._piece: int | None = None
-        self._grant = Grant()
+        self._grant: Grant | None = None
         self._handle: Handle | None = None
         self.latest: StepResult | None = None
         self._at_gate = asyncio.Event()
         self._permits = asyncio.Semaphore(0)
+        self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
 
@@ -134,11 +135,17 @@ class Episode:
     async def speak(self, tokens: int | None, grant: Grant) -> None:
         """One turn, or a piece of one, within `grant`. Called by the rollout for an episode that is `ready`."""
         limits = [limit for limit in (tokens, grant.tokens) if limit is not None]
-        self._piece = min(limits) if limits else None
-        self._grant = grant
-        self._at_gate.clear()
-        self._permits.release()
-        await self._reach_gate()
+        async with self._one_at_a_time:
+            if self.over:
+                return
+            self._piece = min(limits) if limits else None
+            self._grant = grant
+            self._at_gate.clear()
+            self._permits.release()
+            try:
+                await self._reach_gate()
+            finally:
+                self._grant = None
 
     async def fork(
         self,
@@ -250,7 +257,7 @@ class Episode:
         if self.replay_log.goes_on:
             return self._note(action, self.replay_log.step(action))
         again = self.tip is not None and sampled_earlier(self.tip)
-        if not (again or self.rollout.budget.call(self._grant)):
+        if not (again or (self._grant or self.rollout.budget).spend_call()):
             self.out_of_budget()
             raise EpisodeOver("budget")
         try:
@@ -306,8 +313,8 @@ class Episode:
         if not node.action:
             raise EpisodeOver("empty_action")
         self.rollout.graph.nodes.append(node)
-        self.rollout.budget.charge("tokens", len(generation.token_ids))
-        self.rollout.budget.charge("turns", 1)
+        if self._grant is not None:
+            self._grant.spend_turn(len(generation.token_ids))
         await self.rollout.note_entropy(node, prompt + forced.tokens, generation)
         return node
 

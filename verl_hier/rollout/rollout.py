@@ -6,6 +6,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -177,10 +178,12 @@ class Rollout:
         running = [episode for episode in episodes if not episode.over]
         await self.gather(episode.ready() for episode in running)
         running = [episode for episode in running if not episode.over]
-        grants = self.budget.grants(len(running))
-        for episode in running[len(grants) :]:
-            episode.out_of_budget()
-        await self.gather(episode.speak(tokens, grant) for episode, grant in zip(running, grants, strict=False))
+        most = min(self.limits.max_tokens_per_turn, tokens or self.limits.max_tokens_per_turn)
+        with ExitStack() as turns:
+            grants = [turns.enter_context(grant) for grant in await self.budget.grant(len(running), most)]
+            for episode in running[len(grants) :]:
+                episode.out_of_budget()
+            await self.gather(episode.speak(tokens, grant) for episode, grant in zip(running, grants, strict=False))
         return [episode for episode in running if not episode.over]
 
     async def run(self, episodes: Iterable[Episode]) -> None:
