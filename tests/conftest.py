@@ -1,13 +1,24 @@
-"""How the suite is divided when it runs on several workers (`-n 2 --dist loadgroup`, as scripts/test does)."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from verl_hier.testing.models import write_byte_model
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs of the real trainer go to one worker, one after the other: two at once want more memory than is there."""
-    for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    """Runs a coroutine to its end."""
+    return asyncio.run
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small random model with a byte-level tokenizer and a chat template."""
+    return write_byte_model(tmp_path_factory.mktemp("byte_model"))

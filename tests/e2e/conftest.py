@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.host.temporary_distributions import write_distribution
+from tests.fixtures.distributions import write_distribution
+from tests.fixtures.probe import ENTRY, PLUGIN, RECIPES, TRAINERS
+from tests.fixtures.toy_task import toy as toy
 from verl_hier.testing.models import write_byte_model, write_toy_task
-
-from .probe import ENTRY, PLUGIN, RECIPES, TRAINERS
 
 LIMIT_S = 420
 """A run that takes longer hangs; on two cores each takes about a minute."""

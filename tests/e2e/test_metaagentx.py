@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fixtures.probe import RECIPE
 from verl_hier.graph import RolloutGraph, Row, graph_rows, read_graphs
 from verl_hier.training.schedule import Phase
-
-from .probe import RECIPE
 
 pytestmark = pytest.mark.e2e
 

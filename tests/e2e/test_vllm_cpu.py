@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.host.temporary_distributions import write_distribution
+from tests.fixtures.distributions import write_distribution
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.rollout.entropy import top_entropy
 from verl_hier.testing.models import write_byte_model

@@ -2,7 +2,7 @@
 
 TextWorld parses a rule each time it derives a text and copies the context of every symbol; nearly all of the stock
 step time goes there. The rules are still read by TextWorld's own parser (once a process and grammar), so the language
-is the same; `tests/environments/test_alfworld_stock.py` compares the texts word for word.
+is the same; `tests/unit/environments/test_alfworld_stock.py` compares the texts word for word.
 """
 
 from __future__ import annotations

@@ -1,0 +1,321 @@
+"""The command line: what it prints, how fast it answers, how it passes a run's end on, and what `new` makes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from omegaconf import OmegaConf
+
+from tests.fixtures.distributions import Install, estimator_source, model_folder
+from verl_hier.cli import train
+from verl_hier.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def verl_hier(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Call the command line in this process; returns exit code, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["verl-hier", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out = capfd.readouterr()
+        return int(end.value.code or 0), out.out, out.err
+
+    return run
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import verl_hier.cli.main; "
+        "heavy = {'torch', 'verl', 'ray', 'hydra', 'numpy', 'pluggy', 'transformers'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_command_has_a_help_line(verl_hier: Run) -> None:
+    code, out, _ = verl_hier("--help")
+    assert code == 0
+    for command in (
+        "check",
+        "train",
+        "recipes",
+        "tiny",
+        "demos",
+        "sft",
+        "doctor",
+        "plugins",
+        "new",
+        "conformance",
+        "credit",
+    ):
+        assert f"  {command} " in out
+    assert "..." not in out.partition("Commands:")[2], "a help line is cut"
+
+
+def test_version(verl_hier: Run) -> None:
+    from verl_hier import __version__
+
+    assert verl_hier("--version")[1].strip() == f"verl-hier {__version__}"
+
+
+def test_recipes(verl_hier: Run) -> None:
+    _, out, _ = verl_hier("recipes", "--names")
+    assert "quickstart" in out.splitlines() and "himac_alfworld_7b_vllm" in out.splitlines()
+    assert "HiMAC on two-goal households" in verl_hier("recipes")[1]
+
+
+def test_check_prints_what_would_run(verl_hier: Run, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    code, out, _ = verl_hier("check", "quickstart", f"actor_rollout_ref.model.path={model}")
+    assert code == 0
+    for words in ("quickstart can run", "planner_executor", "8 tasks x 8 episodes, 2 optimiser step(s)", "GiB"):
+        assert words in out
+
+
+def test_plugins_shows_state_origin_and_reason(verl_hier: Run, install: Install) -> None:
+    install("good-dist", {"good": "good_plugin"}, {"good_plugin.py": estimator_source("good")}, version="3.1")
+    install("boom-dist", {"boom": "boom_plugin"}, {"boom_plugin.py": "1 / 0"})
+    rows = {line.split()[0]: line for line in verl_hier("plugins")[1].splitlines()}
+    assert "enabled" in rows["himac"] and "estimator himac" in rows["himac"]
+    assert "off" in rows["good"] and "good-dist 3.1" in rows["good"]
+    rows = {
+        line.split()[0]: line for line in verl_hier("plugins", "--enable", "good", "--enable", "boom")[1].splitlines()
+    }
+    assert "estimator good" in rows["good"] and "blocked" in rows["boom"] and "ZeroDivisionError" in rows["boom"]
+
+
+@pytest.mark.parametrize("kind", ["environments", "workers", "samplers", "estimators", "schedules"])
+def test_parts_are_listed_and_explained(verl_hier: Run, kind: str) -> None:
+    code, out, _ = verl_hier(kind)
+    assert code == 0
+    names = [line.split()[0] for line in out.splitlines()[1:]]
+    for name in names:
+        code, out, _ = verl_hier(kind, name)
+        assert code == 0 and f"options (hier.{kind[:-1]})" in out, name
+
+
+def test_an_option_is_explained_with_type_default_and_text(verl_hier: Run) -> None:
+    _, out, _ = verl_hier("samplers", "nested")
+    (row,) = [line for line in out.splitlines() if line.startswith("plans ")]
+    assert row.split()[1:3] == ["int", "8"] and "Plans a task" in row
+    _, out, _ = verl_hier("environments", "alfworld")
+    (row,) = [line for line in out.splitlines() if line.startswith("invalid_penalty")]
+    assert "subtracted from the reward" in row
+    _, out, _ = verl_hier("samplers", "aepo")
+    (row,) = [line for line in out.splitlines() if line.startswith("beam_size ")]
+    assert "A chain may get" in row, "inherited options keep their text"
+
+
+def test_an_unknown_part(verl_hier: Run) -> None:
+    code, _, err = verl_hier("estimators", "himca")
+    assert code == 2 and "did you mean 'himac'?" in err
+
+
+def test_doctor_is_content_here(verl_hier: Run) -> None:
+    code, out, err = verl_hier("doctor")
+    assert code == 0, err
+    assert "trainer._update_actor" in out and "tested: >=0.9.1,<0.10" in out and "everything in order" in out
+    assert "broken" not in out
+
+
+def test_doctor_fails_for_a_broken_seam_and_a_blocked_plugin(
+    verl_hier: Run, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_hier.compat.seams import inspection, seam
+    from verl_hier.compat.seams import table as seams
+
+    gone = seam.Seam("gone", "verl:gone", "why", "link", "removal", inspection.exists("verl:gone"))
+    monkeypatch.setattr(seams, "SEAMS", (gone,))
+    install("boom-dist", {"boom": "boom_plugin"}, {"boom_plugin.py": "1 / 0"})
+    code, _, err = verl_hier("doctor", "--enable", "boom")
+    assert code == 1
+    assert "2 problem(s)" in err and "seam gone: verl:gone does not exist any more" in err and "boom-dist" in err
+
+
+def test_a_failed_registration_with_verl_is_not_swallowed(
+    verl_hier: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from verl_hier.compat import entry
+    from verl_hier.compat.seams import table as seams
+
+    monkeypatch.setattr(entry, "FAILURE", RuntimeError("verl has already settled on a platform"))
+    monkeypatch.setattr(seams, "SEAMS", ())
+    code, _, err = verl_hier("doctor")
+    assert code == 1 and "could not register itself with verl: verl has already settled" in err
+    model = model_folder(tmp_path / "model")
+    code, _, err = verl_hier("check", "quickstart", f"actor_rollout_ref.model.path={model}")
+    assert code == 2 and "could not register itself with verl" in err
+
+
+def test_conformance_says_what_differs(verl_hier: Run, tmp_path: Path) -> None:
+    code, _, err = verl_hier("conformance", tmp_path)
+    assert code == 2 and "no fixture files" in err
+    (tmp_path / "odd.json").write_text('{"method": "nonsense", "cases": []}')
+    code, out, _ = verl_hier("conformance", tmp_path)
+    assert code == 1 and "odd.json" in out
+
+
+def test_credit_of_stored_graphs(verl_hier: Run, tmp_path: Path) -> None:
+    stored, out = tmp_path / "graphs.jsonl", tmp_path / "credit.jsonl"
+    asyncio.run(store_graphs(stored))
+    code, printed, err = verl_hier("credit", stored, "--estimator", "grpo", "--set", "scale=none", "--out", out)
+    assert code == 0 and "turns: " in printed, err
+    credits = [json.loads(text)["credit"] for text in out.read_text().splitlines()]
+    assert credits and abs(sum(credits)) < 1e-9
+    code, printed, err = verl_hier("credit", stored, "--compare", "grpo,rloo,gigpo", "--set", "gigpo.omega=0")
+    assert code == 0 and [line.split()[0] for line in printed.splitlines()[2:]] == ["grpo", "rloo", "gigpo"], err
+
+
+def test_credit_says_what_is_missing(verl_hier: Run, tmp_path: Path) -> None:
+    assert "either --estimator NAME" in verl_hier("credit", tmp_path)[2]
+    assert "--out FILE.jsonl" in verl_hier("credit", tmp_path, "--estimator", "grpo")[2]
+    assert "NAME.omega" in verl_hier("credit", tmp_path, "--compare", "grpo,gigpo", "--set", "omega=0")[2]
+    assert "did you mean 'gigpo'?" in verl_hier("credit", tmp_path, "--compare", "grpo,gigpoo")[2]
+
+
+async def store_graphs(path: Path) -> None:
+    """One task with four episodes of three turns, half of them won."""
+    from verl_hier.environments.base import Environment, StepResult
+    from verl_hier.graph import write_graphs
+    from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+    from verl_hier.testing.rollout import roll_out_scripted
+
+    class Three(Environment):
+        def reset(self, task: object, seed: int) -> StepResult:
+            self._left = 3
+            return StepResult(text="start", anchor="s3")
+
+        def step(self, action: str) -> StepResult:
+            self._left -= 1
+            done = self._left == 0
+            return StepResult(text="on", done=done, reward=float(done and action == "go"), anchor=f"s{self._left}")
+
+    host = PluginHost.load(DEFAULT_ENABLED)
+    worker, sampler = host.spec("worker", "react"), host.spec("sampler", "independent")
+    graph, _ = await roll_out_scripted(
+        environment=Three,
+        worker=lambda: worker.factory(worker.options()),
+        sampler=sampler.factory(sampler.options()),
+        answer=lambda prompt, sampling: "go" if (sampling.seed or 0) % 2 else "stay",
+    )
+    write_graphs(path, [graph])
+
+
+# ---- how a run ends ----------------------------------------------------------------------------------------------
+
+
+def test_the_exit_code_and_our_error_come_back(capfd: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys; sys.stderr.write('(TaskRunner pid=1) verl_hier.errors.RolloutError: the server is gone\\n'); "
+        "sys.exit(7)"
+    )
+    assert train.run([sys.executable, "-c", code], dict(os.environ)) == (7, "the server is gone")
+    assert "the server is gone" in capfd.readouterr().err
+
+
+def test_a_killed_run_has_the_shells_code() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert train.run([sys.executable, "-c", code], dict(os.environ))[0] == 137
+
+
+@pytest.mark.parametrize(
+    ("saved", "resume", "every", "words"),
+    [
+        (True, "auto", 5, "the same command goes on from step 12"),
+        (True, "disable", 5, "add trainer.resume_mode=auto to go on from step 12"),
+        (False, "auto", 5, "no checkpoint was written yet"),
+        (False, "auto", -1, "add trainer.save_freq=5"),
+    ],
+)
+def test_a_crash_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool, resume: str, every: int, words: str
+) -> None:
+    if saved:
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text("12")
+    trainer = {"default_local_dir": str(tmp_path), "resume_mode": resume, "save_freq": every}
+    with pytest.raises(typer.Exit) as end:
+        train.raise_for(3, "the server is gone", OmegaConf.create({"trainer": trainer}))
+    assert end.value.exit_code == 3
+    sentence = capsys.readouterr().err.strip()
+    assert words in sentence and "exit code 3: the server is gone" in sentence and "\n" not in sentence
+
+
+def test_train_runs_verls_main_with_the_platform_of_the_recipe(
+    verl_hier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(train, "run", lambda *call: seen.append(call) or (0, ""))
+    place = f"actor_rollout_ref.model.path={model_folder(tmp_path / 'model')}"
+    assert verl_hier("train", "quickstart", place, "hier.sampler.plans=2")[0] == 0
+    ((arguments, variables),) = seen
+    assert arguments[1:] == [
+        *("-m", "verl.trainer.main_ppo", "--config-name", "quickstart"),
+        *(place, "++hier.sampler.plans=2"),
+    ]
+    assert variables["VERL_PLATFORM"] == "cpu"
+
+
+# ---- cold start ---------------------------------------------------------------------------------------------------
+
+
+def test_cold_start_commands_say_what_comes_first(verl_hier: Run, tmp_path: Path) -> None:
+    code, _, err = verl_hier("demos", "quickstart", "--model", tmp_path)
+    assert code == 2 and "verl-hier tiny quickstart" in err
+    code, _, err = verl_hier("sft", tmp_path / "none.parquet", "--model", tmp_path)
+    assert code == 2 and "verl-hier demos RECIPE" in err
+
+
+def test_tiny_and_demos_make_what_the_recipe_needs(verl_hier: Run, tmp_path: Path) -> None:
+    pytest.importorskip("alfworld")
+    pool = ("hier.environment.pool=8", "hier.environment.validation=2")
+    assert verl_hier("tiny", "quickstart", *pool, "--out", tmp_path / "tiny", "--head-dim", 32)[0] == 0
+    assert json.loads((tmp_path / "tiny/config.json").read_text())["head_dim"] == 32
+    out = tmp_path / "demos.parquet"
+    code, _, err = verl_hier("demos", "quickstart", *pool, "--model", tmp_path / "tiny", "--out", out, "-n", "4")
+    assert code == 0, err
+    assert out.is_file()
+    code, _, err = verl_hier("check", "quickstart", f"actor_rollout_ref.model.path={tmp_path / 'tiny'}")
+    assert code == 0, err
+
+
+# ---- new ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["estimator", "worker", "sampler", "environment"])
+def test_new_makes_a_package_whose_test_passes(verl_hier: Run, tmp_path: Path, kind: str) -> None:
+    name = f"my_{kind}"
+    code, out, _ = verl_hier("new", kind, name, "--into", tmp_path)
+    assert code == 0 and f"my-{kind}/pyproject.toml" in out
+    root = tmp_path / f"my-{kind}"
+    # What `pip install -e` would leave: the entry point, and the module on the path.
+    info = root / f"{name}-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: my-{kind}\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(f"[verl_hier.plugins]\n{name} = {name}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / "tests")]
+    done = subprocess.run(
+        command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lint = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", str(root)]
+    done = subprocess.run(lint, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_new_refuses_bad_names_and_existing_folders(verl_hier: Run, tmp_path: Path) -> None:
+    assert "cannot name a Python module" in verl_hier("new", "worker", "My-Worker", "--into", tmp_path)[2]
+    assert "already is a built-in estimator" in verl_hier("new", "estimator", "grpo", "--into", tmp_path)[2]
+    verl_hier("new", "worker", "twice", "--into", tmp_path)
+    assert "exists" in verl_hier("new", "worker", "twice", "--into", tmp_path)[2]

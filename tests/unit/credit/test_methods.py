@@ -1,0 +1,178 @@
+"""Whole methods against slow reference_kernels on random batches."""
+
+import difflib
+
+import numpy as np
+import pytest
+
+from tests.fixtures import reference_kernels
+from verl_hier.credit import rewards_to_go
+from verl_hier.testing.conformance import credit_of, make_table
+from verl_hier.testing.conformance.registry import estimator, plugin_module
+from verl_hier.testing.estimator import permuted, random_table
+
+SEEDS = pytest.mark.parametrize("seed", range(4))
+
+
+def shuffled(seed, **shape):
+    return permuted(random_table(seed, **shape), seed)[0]
+
+
+def paths(table):
+    return [table.step_turn[table.step_episode == e].tolist() for e in range(len(table.episodes["return"]))]
+
+
+@SEEDS
+def test_reward_to_go_sums_what_follows(seed):
+    table = shuffled(seed, tree=seed % 2 == 1)
+    found = rewards_to_go(table, 0.9)
+    for turn in range(len(table)):
+        through = [path for path in paths(table) if turn in path]
+        tails = [sum(0.9**k * table["reward"][t] for k, t in enumerate(path[path.index(turn) :])) for path in through]
+        assert found[turn] == pytest.approx(np.mean(tails))
+
+
+@SEEDS
+def test_histories_are_the_last_states(seed):
+    table = shuffled(seed, groups=3)
+    table.turns["trained"] = np.ones(len(table), bool)
+    group, anchor, parent = (table[name].tolist() for name in ("group", "anchor", "parent"))
+    for size, (keys, member) in enumerate(plugin_module("estimators.hgpo").histories(table, 2), start=1):
+        expected = reference_kernels.history_keys(group, anchor, parent, size)
+        assert member.tolist() == [key is not None for key in expected]
+        for a in np.flatnonzero(member):
+            for b in np.flatnonzero(member):
+                assert (keys[a] == keys[b]) == (expected[a] == expected[b])
+
+
+@SEEDS
+def test_tree_values_by_hand(seed):
+    """TreeRL and TreePS-RAG from their formulas, node by node."""
+    table = shuffled(seed, groups=2, tree=True)
+    table.turns["trained"] = np.ones(len(table), bool)
+    table.episodes["trained"] = np.ones(len(table.episodes["return"]), bool)
+    returns, group = table["episodes.return"], table["episodes.group"]
+    loo = [
+        r - np.mean([x for j, x in enumerate(returns) if group[j] == group[i] and j != i])
+        for i, r in enumerate(returns)
+    ]
+    below = [[e for e, path in enumerate(paths(table)) if turn in path] for turn in range(len(table))]
+
+    def value(episodes):
+        return sum(loo[e] for e in episodes) / len(episodes) ** 1.5
+
+    whole = {g: [e for e in range(len(returns)) if group[e] == g] for g in set(group.tolist())}
+    values = credit_of("treerl", table, inherit=False)
+    simple = credit_of("treeps_rag", table)
+    for turn, parent in enumerate(table["parent"]):
+        above = below[parent] if parent >= 0 else whole[table["group"][turn]]
+        own = value(below[turn])
+        assert values[turn] == pytest.approx(2 * own - value(above))
+        mean, task = returns[below[turn]].mean(), returns[whole[table["group"][turn]]].mean()
+        expected = ((mean - task) + (mean - returns[above].mean())) / len(below[turn]) ** 0.5
+        assert simple[turn] == pytest.approx(expected)
+
+
+@SEEDS
+def test_treepo_by_hand(seed):
+    table = shuffled(seed, groups=2, tree=True)
+    table.turns["trained"] = np.ones(len(table), bool)
+    table.episodes["trained"] = np.ones(len(table.episodes["return"]), bool)
+    returns, group = table["episodes.return"], table["episodes.group"]
+    found = credit_of("treepo", table, whiten=False)
+    for episode, path in enumerate(paths(table)):
+        whole = [e for e in range(len(returns)) if group[e] == group[episode]]
+        subgroups = [whole] + [[e for e, other in enumerate(paths(table)) if turn in other] for turn in path[:-1]]
+        subgroups = [s for s in subgroups if len(s) > 1]
+        total = sum(len(s) * (returns[episode] - returns[s].mean()) for s in subgroups)
+        expected = total / sum(len(s) for s in subgroups)
+        np.testing.assert_allclose(found[table.step_episode == episode], expected, atol=1e-12)
+
+
+@SEEDS
+def test_hae_by_loops(seed):
+    """All three levels, segment by segment."""
+    table = shuffled(seed)
+    spec = estimator("hiper")
+    options = spec.options(gamma=0.9, lam_turn=0.8, lam_seg=0.7, bootstrap_truncated=seed % 2 == 0)
+    last = [path[-1] for path in paths(table)]
+    table.turns["done"] = np.isin(np.arange(len(table)), last) & (np.arange(len(table)) % 2 == 0)
+    reward = table["reward"].astype(float)
+    levels = plugin_module("estimators.hiper").hae(table, reward, options)
+    low, high, done = table["value"], table["value_high"], table["done"]
+    for path in paths(table):
+        cuts = [0] + [i for i in range(1, len(path)) if table["segment"][path[i]] != table["segment"][path[i - 1]]]
+        segments = [path[a:b] for a, b in zip(cuts, [*cuts[1:], len(path)], strict=True)]
+        carry = 0.0
+        for number in reversed(range(len(segments))):
+            turns = segments[number]
+            after = segments[number + 1][0] if number + 1 < len(segments) else -1
+            alive = 0.0 if done[turns[-1]] else 1.0
+            cut = float(options.bootstrap_truncated)
+            boot = alive * (high[after] if after >= 0 else cut * high[turns[0]])
+            tail = alive * (high[after] if after >= 0 else cut * low[turns[-1]])
+            rest, advantage = boot, 0.0
+            for place in reversed(range(len(turns))):
+                turn = turns[place]
+                following = low[turns[place + 1]] if place + 1 < len(turns) else tail
+                inner = place + 1 < len(turns)
+                advantage = reward[turn] + 0.9 * following - low[turn] + (0.9 * 0.8 * advantage if inner else 0.0)
+                rest = reward[turn] + 0.9 * rest
+                assert levels.low[turn] == pytest.approx(advantage)
+                assert levels.term[turn] == pytest.approx(rest - table["value_term"][turn])
+            total = sum(0.9**k * reward[t] for k, t in enumerate(turns))
+            power = 0.9 ** len(turns)
+            carry = total + power * boot - high[turns[0]] + (power * 0.7 * alive * carry if after >= 0 else 0.0)
+            assert levels.high[turns[0]] == pytest.approx(carry)
+            assert levels.starts[turns[0]] and not levels.high[turns[1:]].any()
+
+
+def test_similar_states_join_the_first_that_fits():
+    rng = np.random.default_rng(0)
+    words = [
+        "you are in the hall",
+        "you are in the hall.",
+        "you are in the kitchen",
+        "the fridge is open",
+        "fridge open",
+    ]
+    texts = rng.choice(words, 30)
+    group = rng.integers(0, 2, 30)
+    table = make_table({"group": group, "reward": np.zeros(30), "anchor": texts})
+    found = plugin_module("estimators.gigpo").similar_anchors(table["group"], table["anchor"], table.anchors, 0.8)
+    clusters: dict[int, list[str]] = {0: [], 1: []}
+    expected = []
+    for g, text in zip(group, texts, strict=True):
+        match = next((r for r in clusters[g] if difflib.SequenceMatcher(None, text, r).ratio() >= 0.8), None)
+        if match is None:
+            clusters[g].append(str(text))
+            match = str(text)
+        expected.append((g, match))
+    for a in range(30):
+        for b in range(30):
+            assert (found[a] == found[b]) == (expected[a] == expected[b])
+
+
+def test_mars_players_do_not_see_each_other():
+    """Changing one player's rewards leaves the other's credit alone, before the batch is whitened."""
+    plain = {"whiten_rewards": False, "whiten_advantages": False}
+    turns = {"episode": [0, 0, 0, 0], "agent": [0, 1, 0, 1]}
+    one = credit_of("mars", make_table({**turns, "reward": [1.0, 0.0, 0.5, 0.0]}), **plain)
+    two = credit_of("mars", make_table({**turns, "reward": [1.0, 9.0, 0.5, 3.0]}), **plain)
+    np.testing.assert_allclose(one[[0, 2]], two[[0, 2]])
+    assert not np.allclose(one[[1, 3]], two[[1, 3]])
+
+
+def test_votes_by_turn_shift_the_baseline_by_a_covariance():
+    """The policy decides when to stop: if long episodes fail more, counting turns makes every episode look good.
+
+    In closed form the mean advantage over episodes is -Cov(turns, return) / E[turns], and 0 with one vote each.
+    """
+    length, returns = np.array([1, 2, 6, 7]), np.array([1.0, 1.0, 0.0, 0.0])
+    episode = np.repeat(np.arange(4), length)
+    last = np.append(episode[1:] != episode[:-1], True)
+    table = make_table({"episode": episode, "reward": np.where(last, returns[episode], 0.0)})
+    by_turn = credit_of("grpo", table, weight_by="turn", scale="none")[last]
+    covariance = (length * returns).mean() - length.mean() * returns.mean()
+    assert by_turn.mean() == pytest.approx(-covariance / length.mean())
+    assert credit_of("grpo", table, scale="none")[last].mean() == pytest.approx(0)

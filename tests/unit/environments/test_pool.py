@@ -1,0 +1,265 @@
+"""The pool under faults: each costs exactly one episode, and the others go on where they were."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.fixtures.faulty_environment import Options
+from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
+from verl_hier.errors import RecipeError, RolloutError
+
+
+def run(scenario, options=None, processes=1, time_limit_s=10.0):
+    """Run `scenario(pool)` on a pool of counters and close it."""
+
+    async def main():
+        pool = EnvironmentPool("tests.fixtures.faulty_environment:build", options or Options(), processes, time_limit_s)
+        try:
+            return await scenario(pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(main())
+
+
+async def grown(pool, steps=3, start=0):
+    handle, _ = await pool.open({"start": start}, seed=0)
+    for _ in range(steps):
+        await handle.step("add")
+    return handle
+
+
+def pid(handle):
+    return handle.steps[-1].info["pid"]
+
+
+def test_open_step_and_history():
+    async def scenario(pool):
+        handle, first = await pool.open({"start": 5}, seed=2)
+        assert first.text == "ready 7"
+        assert (await handle.step("add")).text == "now 8"
+        assert not (await handle.step("fly")).valid
+        assert handle.actions == ("add", "fly")
+        assert [s.anchor for s in handle.steps] == ["7", "8", "8"]
+        assert pid(handle) != os.getpid()
+        assert pool.counts["resets"] == 1 and pool.counts["steps"] == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("action", ["raise", "exit", "lie"])
+def test_an_exception_costs_its_own_episode_and_leaves_the_process_alive(action):
+    async def scenario(pool):
+        good, bad = await grown(pool), await grown(pool)
+        with pytest.raises(EnvironmentFailure) as failure:
+            await bad.step(action)
+        assert failure.value.kind == "raised"
+        with pytest.raises(EnvironmentFailure):
+            await bad.step("add")
+        before = pid(good)
+        assert (await good.step("add")).text == "now 4"
+        assert pid(good) == before
+        assert pool.counts["raised"] == 1 and pool.counts["replays"] == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("action", ["hang", "spin"])
+def test_a_hang_costs_its_own_episode_and_the_others_are_rebuilt(action):
+    async def scenario(pool):
+        good, bad = await grown(pool, 3), await grown(pool, 1)
+        started = time.monotonic()
+        with pytest.raises(EnvironmentFailure) as failure:
+            await bad.step(action)
+        assert failure.value.kind == "timeout"
+        assert time.monotonic() - started < 5
+        before = pid(good)
+        assert (await good.step("add")).text == "now 4"
+        assert pid(good) != before
+        counts = pool.counts
+        assert (counts["timeouts"], counts["replays"], counts["restarts"]) == (1, 1, 1)
+        fresh, first = await pool.open({"start": 0}, 0)
+        assert first.text == "ready 0"
+        await fresh.close()
+
+    run(scenario, time_limit_s=0.5)
+
+
+def test_a_crash_blames_the_episode_whose_call_ran():
+    async def scenario(pool):
+        good, bad = await grown(pool, 2), await grown(pool, 2)
+        waiting = asyncio.create_task(good.step("slow"))
+        await asyncio.sleep(0)
+        with pytest.raises(EnvironmentFailure) as failure:
+            await bad.step("die")
+        assert failure.value.kind == "killed"
+        assert (await waiting).text == "now 3"
+        assert (await good.step("add")).text == "now 4"
+        assert pool.counts["killed"] == 1
+
+    run(scenario)
+
+
+def test_a_kill_between_calls_blames_nobody():
+    async def scenario(pool):
+        handles = [await grown(pool, n) for n in range(4)]
+        os.kill(pid(handles[0]), signal.SIGKILL)
+        answers = await asyncio.gather(*(handle.step("add") for handle in handles))
+        assert [answer.text for answer in answers] == ["now 1", "now 2", "now 3", "now 4"]
+        assert pool.counts["killed"] == 0 and pool.counts["replays"] == 4 and pool.counts["restarts"] == 1
+
+    run(scenario)
+
+
+def test_a_world_that_is_not_deterministic_is_found_out_by_the_replay():
+    async def scenario(pool):
+        handle = await grown(pool)
+        os.kill(pid(handle), signal.SIGKILL)
+        with pytest.raises(EnvironmentFailure, match="not deterministic") as failure:
+            await handle.step("add")
+        assert failure.value.kind == "replay_mismatch"
+        assert pool.counts["replay_mismatch"] == 1
+
+    run(scenario, Options(deterministic=False))
+
+
+@pytest.mark.parametrize("can_fork", [True, False])
+def test_a_fork_is_independent_and_survives_a_restart(can_fork):
+    async def scenario(pool):
+        handle = await grown(pool)
+        copy = await handle.fork()
+        assert (await copy.step("add")).text == "now 4"
+        assert (await copy.step("add")).text == "now 5"
+        assert (await handle.step("add")).text == "now 4"
+        assert copy.actions == ("add",) * 5 and len(handle.steps) == 5
+        assert pool.counts["forks"] == 1 and pool.counts["replays"] == (0 if can_fork else 1)
+        await handle.close()
+        os.kill(pid(copy), signal.SIGKILL)
+        assert (await copy.step("add")).text == "now 6"
+
+    run(scenario, Options(can_fork=can_fork), processes=2)
+
+
+def test_a_cancelled_call_is_forgotten():
+    async def scenario(pool):
+        handle = await grown(pool)
+        call = asyncio.create_task(handle.step("slow"))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await handle.step("add")).text == "now 4"
+        assert handle.actions == ("add",) * 4
+
+    run(scenario)
+
+
+def test_closing_does_not_wait_for_a_hanging_call():
+    async def scenario(pool):
+        handle = await grown(pool, 0)
+        call = asyncio.create_task(handle.step("hang"))
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        await pool.close()
+        assert time.monotonic() - started < 5
+        with pytest.raises(EnvironmentFailure):
+            await call
+
+    run(scenario, time_limit_s=1000.0)
+
+
+def test_episodes_go_to_the_process_with_fewest():
+    async def scenario(pool):
+        handles = [await grown(pool, 0) for _ in range(6)]
+        pids = [pid(handle) for handle in handles]
+        assert sorted(pids.count(p) for p in set(pids)) == [3, 3]
+        for handle in handles:
+            if pid(handle) == pids[0]:
+                await handle.close()
+        fresh = await grown(pool, 0)
+        assert pid(fresh) == pids[0]
+
+    run(scenario, processes=2)
+
+
+def test_what_the_recipe_got_wrong_is_said_in_the_worlds_own_words():
+    async def refused(pool):
+        with pytest.raises(RecipeError, match="pip install it"):
+            await pool.open({"start": 0}, 0)
+
+    run(refused, Options(refuse=True))
+
+    async def missing():
+        pool = EnvironmentPool("no_such_world:build")
+        with pytest.raises(RolloutError, match="no_such_world"):
+            await pool.open({}, 0)
+        await pool.close()
+
+    asyncio.run(missing())
+    with pytest.raises(RecipeError, match="at least one process"):
+        EnvironmentPool("tests.fixtures.faulty_environment:build", processes=0)
+
+
+def test_the_event_loop_stays_free_while_a_world_is_slow():
+    async def scenario(pool):
+        handle = await grown(pool, 0)
+        late = []
+
+        async def beat():
+            while True:
+                before = time.perf_counter()
+                await asyncio.sleep(0.005)
+                late.append(time.perf_counter() - before - 0.005)
+
+        task = asyncio.create_task(beat())
+        await handle.step("slow")
+        task.cancel()
+        # The median, since the test machine may be busy with other things.
+        assert sorted(late)[len(late) // 2] < 0.005
+
+    run(scenario)
+
+
+PARENT = """
+import asyncio, os
+from tests.fixtures.faulty_environment import Options
+from verl_hier.environments.pool import EnvironmentPool
+
+async def main():
+    pool = EnvironmentPool("tests.fixtures.faulty_environment:build", Options(), 1, 1000.0)
+    handle, first = await pool.open({"start": 0}, 0)
+    print(first.info["pid"], flush=True)
+    call = asyncio.create_task(handle.step(%r))
+    await asyncio.sleep(0.3)
+    os._exit(1)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("action", ["add", "hang"])
+def test_processes_end_with_their_parent(action):
+    folder = os.path.dirname(__file__)
+    parent = subprocess.run(
+        [sys.executable, "-c", PARENT % action],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    child = int(parent.stdout)
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{child}")
+
+
+def test_a_process_starts_without_heavy_packages():
+    code = "import verl_hier.environments.child, sys; print([m for m in ('torch', 'verl', 'ray') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,212 @@
+"""Graph, rows and turn table over random trees: what has to hold however episodes fork and contexts continue."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures import rollout_graphs
+from verl_hier.errors import GraphError
+from verl_hier.graph import TURN_COLUMNS, Message, TableBuilder, build_table, graph_rows
+from verl_hier.graph.rows import chains
+from verl_hier.graph.turn_table import EPISODE_COLUMNS
+
+quick = settings(max_examples=60, deadline=None)
+RULES = st.sampled_from(["once", "first_owner", "repeat", "average"])
+
+
+def everything(node):
+    return True
+
+
+def executors(node):
+    return node.role == "executor"
+
+
+def through(graph, node, trained=None):
+    """Complete episodes whose path runs through a node."""
+    return [
+        episode for episode in graph.complete() if node in graph.path(episode.id) and trained in (None, episode.trained)
+    ]
+
+
+@quick
+@given(rollout_graphs.trees())
+def test_chains_cover_every_turn_and_follow_contexts(graph):
+    for episode in graph.episodes:
+        path = graph.path(episode.id)
+        found = chains(graph, episode.id)
+        assert sorted({node for chain in found for node in chain}) == path
+        links = set()
+        for chain in found:
+            assert [graph.nodes[node].context for node in chain] == [-1, *chain[:-1]]
+            links |= set(itertools.pairwise(chain))
+        contexts = {(graph.nodes[node].context, node) for node in path if graph.nodes[node].context >= 0}
+        assert links == contexts
+        assert len({tuple(chain) for chain in found}) == len(found)
+
+
+@quick
+@given(rollout_graphs.trees(), RULES)
+def test_rows_are_what_the_server_saw(graph, rule):
+    for row in graph_rows(graph, everything, rule):
+        last = graph.nodes[row.nodes[-1]]
+        assert row.prompt + row.response == graph.prompt(last.id) + last.action
+        assert len(row.mask) == len(row.logprobs) == len(row.turn_index) == len(row.response)
+        for node in row.nodes:
+            own = [place for place, turn in enumerate(row.turn_index) if turn == node]
+            assert [row.response[place] for place in own] == graph.nodes[node].action
+            assert [row.logprobs[place] for place in own] == (graph.nodes[node].logprobs or [0.0] * len(own))
+            assert len({row.mask[place] for place in own}) == 1
+        assert not any(mask for mask, turn in zip(row.mask, row.turn_index, strict=True) if turn < 0)
+        assert any(row.mask)
+        assert row.episode in {episode.id for episode in graph.complete()}
+
+
+@quick
+@given(rollout_graphs.trees(), RULES, st.sampled_from([everything, executors]))
+def test_how_often_a_turn_is_trained(graph, rule, trained):
+    """Once; with `repeat` and `average` once in each trained episode through it."""
+    said = {node.id: 0 for node in graph.nodes}
+    rows = graph_rows(graph, trained, rule)
+    for row in rows:
+        for node in {t for t, mask in zip(row.turn_index, row.mask, strict=True) if mask}:
+            said[node] += 1
+    for node in graph.nodes:
+        owners = through(graph, node.id)
+        expected = int(bool(owners) and node.trained and trained(node))
+        if expected and rule in ("repeat", "average"):
+            expected = max(1, len(through(graph, node.id, trained=True)))
+        assert said[node.id] == expected
+    assert [row.episode for row in rows] == sorted(row.episode for row in rows)
+
+
+@quick
+@given(rollout_graphs.trees(), RULES)
+def test_a_shared_turn_is_trained_by_a_trained_episode_first(graph, rule):
+    for row in graph_rows(graph, everything, rule):
+        if not graph.episodes[row.episode].trained:
+            mine = {t for t, mask in zip(row.turn_index, row.mask, strict=True) if mask}
+            assert not any(through(graph, node, trained=True) for node in mine)
+
+
+@quick
+@given(st.lists(rollout_graphs.trees(), min_size=1, max_size=3))
+def test_table_columns_agree_with_the_graphs(graphs):
+    builder = TableBuilder()
+    for graph in graphs:
+        builder.add(graph, executors)
+    table = builder.build()
+    assert len(builder.turn_of) == len(graphs)
+    if not len(table):
+        assert not any(list(graph.complete()) for graph in graphs)
+        return
+    assert set(TURN_COLUMNS) <= set(table.turns) and set(EPISODE_COLUMNS) <= set(table.episodes)
+    first = 0
+    for number, graph in enumerate(graphs):
+        turn_of = builder.turn_of[number]
+        complete = list(graph.complete())
+        assert set(turn_of) == {node for episode in complete for node in graph.path(episode.id)}
+        for node_id, turn in turn_of.items():
+            node, owners = graph.nodes[node_id], through(graph, node_id)
+            assert table["group"][turn] == number
+            assert table["episode"][turn] == first + complete.index(owners[0])
+            assert table["parent"][turn] == turn_of.get(node.parent, -1)
+            assert table["plan"][turn] == turn_of.get(node.plan, -1)
+            assert table["turn"][turn] == table["depth"][turn] == node.turn
+            assert table["leaves"][turn] == len(owners)
+            assert table["return"][turn] == pytest.approx(np.mean([episode.ret for episode in owners]))
+            assert table["reward"][turn] == node.reward
+            assert table["n_tokens"][turn] == len(node.action)
+            assert table["trained"][turn] == (node.trained and node.role == "executor")
+            assert table.names["role"][table["role"][turn]] == node.role
+            if node.logprobs:
+                assert table["entropy"][turn] == pytest.approx(-np.mean(node.logprobs))
+            else:
+                assert np.isnan(table["entropy"][turn])
+        for place, episode in enumerate(complete):
+            row = first + place
+            assert table["episodes.return"][row] == episode.ret
+            assert table["episodes.leaf"][row] == turn_of[episode.leaf]
+            assert table["episodes.turns"][row] == len(graph.path(episode.id))
+            assert table["episodes.trained"][row] == episode.trained
+            steps = table.step_turn[table.step_episode == row]
+            assert steps.tolist() == [turn_of[node] for node in graph.path(episode.id)]
+        first += len(complete)
+    assert (np.diff(table.step_episode) >= 0).all()
+    assert np.bincount(table.step_turn, minlength=len(table)).tolist() == table["leaves"].tolist()
+    assert np.bincount(table["tokens.turn"], minlength=len(table)).tolist() == table["n_tokens"].tolist()
+    assert (np.diff(table["tokens.turn"]) >= 0).all()
+
+
+def test_trees_are_numbered_over_all_groups():
+    table = build_table([rollout_graphs.flat(), rollout_graphs.forked(), rollout_graphs.flat()])
+    assert table["episodes.tree"].tolist() == [0, 1, *[2] * (len(table["episodes.tree"]) - 4), 3, 4]
+
+
+def test_masks_that_appear_late_are_false_before_and_after():
+    graph = rollout_graphs.flat()
+    masked = graph.nodes[4]
+    masked.masks = {"switch": [[0, 1]], "action": [[1, 2]]}
+    graph.nodes[6].masks = {"action": [[0, 2]]}
+    table = build_table([rollout_graphs.flat(), graph, rollout_graphs.flat()])
+    assert {column.dtype for name, column in table.tokens.items() if name in ("switch", "action")} == {np.dtype(bool)}
+    assert {len(column) for column in table.tokens.values()} == {int(table["n_tokens"].sum())}
+    offset = len(rollout_graphs.flat().nodes)
+    where = {name: np.flatnonzero(table[f"tokens.{name}"]) for name in ("switch", "action")}
+    starts = np.concatenate([[0], np.cumsum(table["n_tokens"])])
+    assert where["switch"].tolist() == [starts[offset + 4]]
+    assert where["action"].tolist() == [starts[offset + 4] + 1, starts[offset + 6], starts[offset + 6] + 1]
+
+
+def test_missing_logprobs_are_nan_not_zero():
+    graph = rollout_graphs.flat()
+    graph.nodes[1].logprobs = []
+    table = build_table([graph])
+    assert np.isnan(table["tokens.logprob"]).tolist() == (table["tokens.turn"] == 1).tolist()
+    assert np.isnan(table["entropy"]).tolist() == [i == 1 for i in range(len(table))]
+
+
+def test_numbers_in_extra_become_columns_and_are_nan_elsewhere():
+    graph = rollout_graphs.flat()
+    graph.nodes[2].extra = {"judge": 0.5, "note": "text"}
+    table = build_table([graph])
+    assert table["judge"][2] == 0.5 and np.isnan(np.delete(table["judge"], 2)).all()
+    assert "note" not in table
+
+
+def test_anchors_are_numbered_across_groups():
+    graph = rollout_graphs.flat()
+    graph.nodes[0].anchor = None
+    table = build_table([graph, rollout_graphs.flat()])
+    assert table["anchor"][0] == -1
+    names = ["" if code < 0 else table.anchors[code] for code in table["anchor"]]
+    assert names[1:] == [node.anchor for node in (graph.nodes + rollout_graphs.flat().nodes)[1:]]
+
+
+@pytest.mark.parametrize(
+    "path, value, words",
+    [
+        (("nodes", 2, "parent"), 2, "link that does not point back"),
+        (("nodes", 2, "context"), 5, "link that does not point back"),
+        (("nodes", 2, "plan"), 5, "link that does not point back"),
+        (("nodes", 2, "id"), 1, "link that does not point back"),
+        (("nodes", 2, "messages"), [Message("user", "go", [2])], "names a source that is not before it"),
+        (("nodes", 2, "messages"), [Message("user", "go", [-1])], "names a source that is not before it"),
+        (("nodes", 2, "logprobs"), [-1.0], "log-probs"),
+        (("nodes", 2, "turn"), 0, "its parents say"),
+        (("nodes", 2, "prompt_tokens"), 1, "the server saw"),
+        (("episodes", 1, "leaf"), 0, "does not share"),
+    ],
+)
+def test_broken_links_are_named(path, value, words):
+    graph = copy.deepcopy(rollout_graphs.forked())
+    kind, number, name = path
+    setattr(getattr(graph, kind)[number], name, value)
+    if words == "does not share":
+        graph.episodes[1].shared = 2
+    with pytest.raises(GraphError, match=words):
+        graph.check()

@@ -1,0 +1,171 @@
+"""Graphs on disk: what is written is read back, and what is wrong is one sentence that names the file."""
+
+import gzip
+import json
+import os
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.fixtures import rollout_graphs
+from verl_hier.errors import GraphError
+from verl_hier.graph import SCHEMA_VERSION, RolloutGraph, read_graphs, write_graphs
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+
+
+def refuses(call, *words):
+    with pytest.raises(GraphError) as caught:
+        call()
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith(".")
+    assert all(str(word) in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_round_trip(tmp_path, suffix):
+    graphs = rollout_graphs.golden()
+    path = tmp_path / "deep" / f"step{suffix}"
+    assert write_graphs(path, iter(graphs)) == len(graphs)
+    assert list(read_graphs(path)) == graphs
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_parquet_has_columns_to_select_by(tmp_path):
+    graphs = rollout_graphs.golden()
+    write_graphs(tmp_path / "step.parquet", graphs)
+    table = pq.read_table(tmp_path / "step.parquet")
+    assert table.column_names == ["version", "step", "uid", "graph"]
+    assert table["step"].to_pylist() == [graph.step for graph in graphs]
+    assert table["uid"].to_pylist() == ["u"] * 3
+
+
+def test_a_directory_is_read_in_name_order(tmp_path):
+    graphs = rollout_graphs.golden()
+    for graph, name in zip(graphs, ("b.jsonl", "a.parquet", "c.jsonl.gz"), strict=True):
+        write_graphs(tmp_path / name, [graph])
+    (tmp_path / "notes.txt").write_text("not a graph")
+    assert list(read_graphs(tmp_path)) == [graphs[1], graphs[0], graphs[2]]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_newer_version_is_refused(tmp_path, suffix):
+    graph = rollout_graphs.flat()
+    graph.version = 4
+    write_graphs(tmp_path / f"new{suffix}", [graph])
+    refuses(lambda: list(read_graphs(tmp_path / f"new{suffix}")), "schema version 4", "reads up to 3", "new")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_empty_file_is_refused(tmp_path, suffix):
+    write_graphs(tmp_path / f"empty{suffix}", [])
+    refuses(lambda: list(read_graphs(tmp_path / f"empty{suffix}")), f"empty{suffix} is empty")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", ["record 1", "not JSON"]),
+        ("[1]", ["record 1", "not a rollout graph"]),
+        ('{"version": "1"}', ["no integer `version`"]),
+        ('{"version": 1, "nodes": []}', ["does not fit schema version 1", "episodes"]),
+        ('{"version": 1, "nodes": [{"id": 0}], "episodes": []}', ["does not fit schema version 1", "parent"]),
+        ('{"version": 1, "nodes": [], "episodes": [], "task": {}, "colour": 1}', ["colour"]),
+        ('{"version": 2, "nodes": [{"messages": [{"role": "user"}]}], "episodes": []}', ["does not fit"]),
+        ('{"version": 1, "nodes": 3, "episodes": []}', ["does not fit"]),
+    ],
+)
+def test_what_is_no_graph_is_refused(tmp_path, text, words):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text + "\n")
+    refuses(lambda: list(read_graphs(path)), path, *words)
+
+
+def test_the_bad_record_is_named(tmp_path):
+    path = tmp_path / "graphs.jsonl"
+    write_graphs(path, [rollout_graphs.flat()])
+    path.write_text(path.read_text() + "\n" + '{"version": 1}\n')
+    refuses(lambda: list(read_graphs(path)), "record 2")
+
+
+def test_damaged_files_are_refused(tmp_path):
+    for name, content in (
+        ("plain.jsonl.gz", b"not gzip"),
+        ("cut.jsonl.gz", gzip.compress(b"x" * 1000)[:-12]),
+        ("bytes.jsonl", b"\xff\xfe\x00"),
+        ("text.parquet", b"not parquet"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        refuses(lambda name=name: list(read_graphs(tmp_path / name)), name)
+
+
+def test_nothing_to_read_is_refused(tmp_path):
+    refuses(lambda: list(read_graphs(tmp_path / "none.jsonl")), "there is no file")
+    refuses(lambda: list(read_graphs(tmp_path)), "holds no rollout graphs")
+
+
+def test_an_unknown_suffix_is_refused(tmp_path):
+    refuses(
+        lambda: write_graphs(tmp_path / "new" / "graphs.csv", [rollout_graphs.flat()]), "no known suffix", ".parquet"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_unwritable_path_is_refused_and_leaves_nothing(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    refuses(
+        lambda: write_graphs(tmp_path / "file" / "graphs.jsonl", [rollout_graphs.flat()]),
+        "cannot write",
+        "graphs.jsonl",
+    )
+    if os.geteuid():
+        (tmp_path / "locked").mkdir(mode=0o500)
+        refuses(
+            lambda: write_graphs(tmp_path / "locked" / "graphs.jsonl", [rollout_graphs.flat()]), "Permission denied"
+        )
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "graphs.jsonl"
+    write_graphs(path, [rollout_graphs.flat()])
+    before = path.read_text()
+    graph = rollout_graphs.flat()
+    graph.nodes[0].extra["thing"] = object()
+    refuses(lambda: write_graphs(path, [graph]), "cannot write", "object", path)
+    assert path.read_text() == before
+
+
+def test_the_golden_file_is_read_and_written_back_byte_by_byte(tmp_path):
+    graphs = list(read_graphs(rollout_graphs.GOLDEN))
+    text = rollout_graphs.GOLDEN.read_text(encoding="utf-8")
+    assert [graph.to_dict() for graph in graphs] == [json.loads(line) for line in text.splitlines()]
+    write_graphs(tmp_path / "again.jsonl", graphs)
+    assert (tmp_path / "again.jsonl").read_text(encoding="utf-8") == text
+    for graph in graphs:
+        graph.check()
+
+
+def test_the_golden_file_is_what_the_same_seeds_give_today():
+    """A difference here is a change of seeds, of tokens or of the schema; the last needs another version."""
+    assert list(read_graphs(rollout_graphs.GOLDEN)) == rollout_graphs.golden()
+
+
+def test_files_of_older_versions_are_read_as_graphs_without_what_was_added_since(tmp_path):
+    graphs = rollout_graphs.golden_v2()
+    assert list(read_graphs(rollout_graphs.OLDER[2])) == graphs
+    for node in (node for graph in graphs for node in graph.nodes):
+        assert node.messages
+        node.messages = []
+    assert list(read_graphs(rollout_graphs.OLDER[1])) == graphs
+    for path in rollout_graphs.OLDER.values():
+        write_graphs(tmp_path / "again.jsonl", read_graphs(path))
+        assert {graph.version for graph in read_graphs(tmp_path / "again.jsonl")} == {SCHEMA_VERSION}
+
+
+def test_wall_time_and_reward_information_of_older_versions_move_to_their_fields():
+    data = json.loads(rollout_graphs.OLDER[2].read_text(encoding="utf-8").splitlines()[0])
+    data["counts"]["rollout_ms"] = 1500
+    data["episodes"][0]["decision"]["reward_extra_info"] = {"acc": 0.5}
+    graph = RolloutGraph.from_dict(data)
+    assert graph.seconds == {"rollout": 1.5} and "rollout_ms" not in graph.counts
+    assert graph.episodes[0].reward_info == {"acc": 0.5} and graph.episodes[0].decision == {}

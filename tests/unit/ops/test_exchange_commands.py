@@ -1,0 +1,94 @@
+"""`verl-hier export` and `import`: what they print and write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.fixtures import rollout_graphs
+from verl_hier.cli.main import main
+from verl_hier.graph import read_graphs
+
+
+@pytest.fixture
+def verl_hier(monkeypatch, capsys):
+    """Call the command line in this process; returns exit code, stdout, stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["verl-hier", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out = capsys.readouterr()
+        return int(end.value.code or 0), out.out, out.err
+
+    return run
+
+
+@pytest.mark.parametrize("template", ["chat", "plain"])
+def test_chat_there_and_back(verl_hier, tmp_path, byte_model, template):
+    chat, graphs = tmp_path / "chat.jsonl", tmp_path / "graphs.parquet"
+    code, out, _ = verl_hier("export", rollout_graphs.GOLDEN, "--to", "chat", "--out", chat)
+    count = len(chat.read_text().splitlines())
+    assert code == 0 and out == f"{count} lines: {chat}\n"
+    code, out, _ = verl_hier(
+        "import", chat, "--from", "chat", "--model", byte_model, "--out", graphs, "--template", template
+    )
+    assert code == 0 and f"{count} episodes: {graphs}" in out
+    assert verl_hier("export", graphs, "--to", "chat", "--out", tmp_path / "again.jsonl")[0] == 0
+    told = [
+        [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+        for file in (chat, tmp_path / "again.jsonl")
+    ]
+    assert sorted(map(json.dumps, told[0])) == sorted(map(json.dumps, told[1]))
+
+
+def test_a_dump_there_and_back_and_credited(verl_hier, tmp_path, byte_model):
+    chat, graphs, dump = (tmp_path / name for name in ("chat.jsonl", "graphs.jsonl", "dump.jsonl"))
+    verl_hier("export", rollout_graphs.GOLDEN, "--to", "chat", "--out", chat)
+    verl_hier("import", chat, "--from", "chat", "--model", byte_model, "--out", graphs)
+    assert verl_hier("export", graphs, "--to", "verl", "--model", byte_model, "--out", dump)[0] == 0
+    line = json.loads(dump.read_text().splitlines()[0])
+    assert list(line) == ["input", "output", "gts", "score", "step", "uid"]
+    assert line["input"] == "user\ntask: do it | at 0\nassistant\n" and line["output"].startswith("right\nuser\nat 1")
+    assert verl_hier("import", dump, "--from", "verl", "--model", byte_model, "--out", tmp_path / "again.jsonl")[0] == 0
+    assert sum(len(graph.episodes) for graph in read_graphs(tmp_path / "again.jsonl")) == len(
+        dump.read_text().splitlines()
+    )
+    code, out, _ = verl_hier(
+        "credit", tmp_path / "again.jsonl", "--estimator", "grpo", "--out", tmp_path / "credit.jsonl"
+    )
+    assert code == 0 and "turns" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("export", "NONE", "--to", "chat", "--out", "OUT.jsonl"), "there is no file"),
+        (("export", "GOLDEN", "--to", "verl", "--out", "OUT.jsonl"), "--model FOLDER"),
+        (("export", "GOLDEN", "--to", "chat", "--out", "OUT.csv"), "use .jsonl or .parquet"),
+        (("export", "GOLDEN", "--to", "verl", "--model", "NONE", "--out", "OUT.jsonl"), "there is no tokenizer"),
+        (("import", "NONE", "--from", "chat", "--model", "NONE", "--out", "OUT.jsonl"), "there is no file"),
+        (("import", "GOLDEN", "--from", "verl", "--model", "NONE", "--out", "OUT.jsonl"), "there is no tokenizer"),
+        (("import", "GOLDEN", "--from", "verl", "--model", "MODEL", "--out", "OUT.jsonl"), "line 1 lacks `input`"),
+        (("import", "GOLDEN", "--from", "chat", "--model", "MODEL", "--out", "OUT.jsonl"), "line 1 lacks `messages`"),
+        (("import", "GOLDEN", "--from", "chat", "--model", "BARE", "--out", "OUT.jsonl"), "--template plain"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(verl_hier, tmp_path, byte_model, arguments, words):
+    from transformers import AutoTokenizer
+
+    bare = AutoTokenizer.from_pretrained(byte_model)
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path / "bare")
+    places = {
+        "NONE": tmp_path / "none",
+        "GOLDEN": rollout_graphs.GOLDEN,
+        "MODEL": byte_model,
+        "BARE": tmp_path / "bare",
+    }
+    given = [tmp_path / word.lower() if word.startswith("OUT") else places.get(word, word) for word in arguments]
+    code, out, err = verl_hier(*given)
+    assert code == 2 and not out and words in err and err.count("\n") == 1 and err.startswith("verl-hier: ")
+    assert not list(tmp_path.glob("out*"))

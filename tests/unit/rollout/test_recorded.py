@@ -1,0 +1,82 @@
+"""A stored rollout is made again from its graph alone, decision by decision."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.fixtures.corridor import Corridor
+from verl_hier.errors import RolloutError
+from verl_hier.graph import RolloutGraph
+from verl_hier.rollout import Sampler
+from verl_hier.rollout.recorded_policy import RecordedPolicy, differences
+from verl_hier.testing.rollout import replay_scripted, roll_out_scripted
+from verl_hier_plugins.samplers.nested import Nested, NestedOptions
+from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
+from verl_hier_plugins.workers.react import React, ReactOptions
+
+from .test_rollout import plans
+
+
+def wander(prompt: str, sampling) -> str:
+    rng = random.Random(sampling.seed)
+    return " ".join(rng.choice(["right", "left"]) for _ in range(rng.randint(1, 5)))
+
+
+class Everything(Sampler):
+    """Pieces, cuts, forced tokens, forks at the tip and before it, random draws."""
+
+    async def sample(self, rollout):
+        rng = rollout.rng("everything")
+        trunk = rollout.start()
+        await rollout.advance([trunk], tokens=2)
+        twin = await trunk.fork(draw=rng.random())
+        await rollout.run([trunk, twin])
+        node = rollout.graph.nodes[trunk.path[0]]
+        if len(node.action) > 1:
+            rollout.split(node, 1)
+        late = [await trunk.fork(after=rng.randrange(len(trunk.path)), draw=rng.random()) for _ in range(3)]
+        forced = (await rollout.score(rollout.graph.prompt(trunk.path[0]), [10, 11])).logprobs
+        late.append(await trunk.fork(after=0, forced=[10, 11], forced_logprobs=forced))
+        await rollout.run(late)
+
+
+def flat():
+    return {"environment": Corridor, "worker": lambda: React(ReactOptions()), "sampler": Everything()}
+
+
+def nested():
+    worker = PlannerExecutorOptions(subgoal_turns=2)
+    return {
+        "environment": Corridor,
+        "worker": lambda: PlannerExecutor(worker),
+        "sampler": Nested(NestedOptions(plans=3, select="random")),
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("parts, answer", [(flat, wander), (nested, plans)])
+def test_a_replay_makes_the_same_tree(parts, answer, seed):
+    stored, policy = asyncio.run(roll_out_scripted(**parts(), answer=answer, seed=seed))
+    stored = RolloutGraph.from_dict(stored.to_dict())
+    again = asyncio.run(replay_scripted(stored, policy.tokenizer, **parts()))
+    assert differences(stored, again) == []
+
+
+def test_a_replay_by_another_sampler_says_where_it_leaves_the_tree():
+    stored, policy = asyncio.run(roll_out_scripted(**flat(), answer=wander, seed=1))
+    with pytest.raises(RolloutError, match="asks for a turn that the stored rollout does not have"):
+        asyncio.run(replay_scripted(stored, policy.tokenizer, **{**flat(), "sampler": Nested(NestedOptions())}))
+    other = RolloutGraph.from_dict(stored.to_dict())
+    other.nodes[-1].reward += 1
+    other.episodes[0].decision["draw"] = 0.5
+    assert differences(stored, other) == [f"nodes[{len(stored.nodes) - 1}].reward", "episodes[0].decision.draw"]
+
+
+def test_a_rollout_without_seed_is_refused():
+    stored, _ = asyncio.run(roll_out_scripted(**flat(), answer=wander, seed=1))
+    stored.seed = None
+    with pytest.raises(RolloutError, match="has no seed"):
+        RecordedPolicy(stored)

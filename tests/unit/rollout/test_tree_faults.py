@@ -1,0 +1,66 @@
+"""Worlds in processes of their own that raise, hang or die in the middle of a tree: each costs its own branch."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.fixtures.faulty_environment import Options
+from verl_hier.environments.pool import EnvironmentPool
+from verl_hier.graph import graph_rows
+from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer
+from verl_hier_plugins.samplers.tree_grpo import TreeGRPOSampler, TreeGRPOSamplerOptions
+from verl_hier_plugins.samplers.treepo import TreePOSampler, TreePOSamplerOptions
+from verl_hier_plugins.workers.react import React, ReactOptions
+
+SAMPLERS = {
+    "tree_grpo": lambda: TreeGRPOSampler(TreeGRPOSamplerOptions(trees=2, nodes=3, leaves=3)),
+    "treepo": lambda: TreePOSampler(TreePOSamplerOptions(segment_tokens=4)),
+}
+KINDS = {"raise": "raised", "hang": "timeout", "die": "killed"}
+
+
+async def roll(fault: str, sampler, can_fork: bool):
+    """Every eighth turn or so is the fault; the others count up to the limit of turns."""
+
+    def answer(prompt, sampling):
+        return fault if random.Random(sampling.seed).random() < 0.12 else "add"
+
+    policy = ScriptedPolicy(WordTokenizer(), answer)
+    pool = EnvironmentPool(
+        "tests.fixtures.faulty_environment:build", Options(can_fork=can_fork), processes=2, time_limit_s=1.5
+    )
+    rollout = Rollout(
+        Request(task={"start": 0, "instruction": "count"}, identity={"uid": "u", "index": 0}, n=6),
+        policy=policy,
+        renderer=PlainRenderer(policy.tokenizer),
+        pool=pool,
+        make_worker=lambda: React(ReactOptions()),
+        limits=Limits(max_turns=4),
+        seed=7,
+    )
+    try:
+        return await asyncio.wait_for(roll_out(rollout, sampler), 120)
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize("can_fork", [True, False])
+@pytest.mark.parametrize("fault", KINDS)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_fault_costs_its_own_branch(name, fault, can_fork):
+    graph = asyncio.run(roll(fault, SAMPLERS[name](), can_fork))
+    failed = [e for e in graph.episodes if e.status == "failed"]
+    assert failed and graph.counts[f"failed_{KINDS[fault]}"] == len(failed)
+    assert all((e.error or "").startswith(KINDS[fault]) for e in failed)
+    for episode in failed:
+        assert graph.nodes[episode.leaf].text == fault
+    complete = list(graph.complete())
+    assert len(complete) >= 3
+    assert all(graph.nodes[i].text == "add" for e in complete for i in graph.path(e.id))
+    assert graph.short == (len(complete) < 6)
+    assert {row.episode for row in graph_rows(graph, lambda node: True)} <= {e.id for e in complete}

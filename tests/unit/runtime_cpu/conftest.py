@@ -1,0 +1,5 @@
+"""The engine on small models."""
+
+from tests.fixtures.small_models import harness
+
+__all__ = ["harness"]

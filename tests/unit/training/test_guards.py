@@ -1,0 +1,96 @@
+"""Guards count what they say, alarm beyond the recipe's limits, and name the line to change."""
+
+import numpy as np
+import pytest
+
+from tests.fixtures import rollout_graphs
+from verl_hier.errors import CreditError
+from verl_hier.graph import build_table
+from verl_hier.recipe.schema import GuardOptions
+from verl_hier.testing.conformance import make_table
+from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
+
+
+def groups(*returns):
+    """A table of one-turn episodes: a list of returns a group."""
+    group = [number for number, members in enumerate(returns) for _ in members]
+    return make_table({"group": group, "reward": [value for members in returns for value in members]})
+
+
+def test_singleton_and_flat_groups_are_counted():
+    metrics = group_metrics(groups([1.0], [1.0, 1.0], [0.0, 1.0], [0.5]))
+    assert metrics == {
+        "hier/groups/count": 4.0,
+        "hier/groups/size_mean": 1.5,
+        "hier/groups/singleton_share": 0.5,
+        "hier/groups/zero_variance_share": 0.25,
+    }
+
+
+def test_nothing_to_count():
+    assert group_metrics(build_table([])) == {}
+
+
+def test_groups_are_tasks():
+    """A wrong key of an estimator is its own affair; a lost episode shrinks the group."""
+    graph = rollout_graphs.flat(n=2)
+    graph.episodes[1].status = "failed"
+    metrics = group_metrics(build_table([graph, rollout_graphs.flat(n=2)]))
+    assert metrics["hier/groups/singleton_share"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "metrics, option, words",
+    [
+        ({"hier/groups/singleton_share": 0.6}, "max_singleton_share", "60% of the groups have a single episode"),
+        ({"hier/groups/zero_variance_share": 0.4}, "max_zero_variance_share", "40% of the groups have equal returns"),
+        ({"hier/logprob_difference/planner": 0.7}, "max_logprob_difference", "0.700 nats a token for role 'planner'"),
+    ],
+)
+def test_alarms(metrics, option, words, caplog):
+    limit = {"max_zero_variance_share": 0.3} if option == "max_zero_variance_share" else {}
+    assert alarm(metrics, GuardOptions(**limit), needs_groups=True) == 1
+    assert words in caplog.text and f"hier.guards.{option}" in caplog.text
+    with pytest.raises(CreditError) as caught:
+        alarm(metrics, GuardOptions(on_alarm="raise", **limit), needs_groups=True)
+    assert f"hier.guards.{option}" in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_at_the_limit_nothing_happens(caplog):
+    metrics = {
+        "hier/groups/singleton_share": 0.5,
+        "hier/groups/zero_variance_share": 1.0,
+        "hier/logprob_difference/agent": 0.5,
+    }
+    assert alarm(metrics, GuardOptions(on_alarm="raise"), needs_groups=True) == 0
+    assert not caplog.text
+
+
+def test_estimators_that_compare_nothing_have_no_group_alarms():
+    metrics = {"hier/groups/singleton_share": 1.0, "hier/groups/zero_variance_share": 1.0}
+    assert alarm(metrics, GuardOptions(max_zero_variance_share=0.0, on_alarm="raise"), needs_groups=False) == 0
+
+
+def test_alarms_add_up():
+    metrics = {"hier/groups/singleton_share": 1.0, "hier/logprob_difference/a": 9.0, "hier/logprob_difference/b": 9.0}
+    assert alarm(metrics, GuardOptions(), needs_groups=True) == 3
+
+
+def test_logprob_difference_is_the_mean_over_the_trained_tokens_of_a_role():
+    table = make_table({"role": ["executor", "planner", "executor"]})
+    metrics = logprob_metrics(
+        table,
+        turn=np.array([0, 0, -1, 1, 2]),
+        mask=np.array([1, 0, 0, 1, 1]),
+        rollout=np.array([-1.0, -9.0, 0.0, -2.0, -1.0]),
+        training=np.array([-1.5, 0.0, 5.0, -2.0, -0.9]),
+    )
+    assert metrics == pytest.approx({"hier/logprob_difference/executor": 0.3, "hier/logprob_difference/planner": 0.0})
+
+
+def test_a_role_without_trained_tokens_is_left_out():
+    table = make_table({"role": ["executor", "planner"]})
+    flat = np.zeros(2)
+    assert list(logprob_metrics(table, np.array([0, 1]), np.array([1, 0]), flat, flat)) == [
+        "hier/logprob_difference/executor"
+    ]

@@ -1,0 +1,232 @@
+"""The ledger: every unit has an equal say, and credit reaches the tokens of its turns and nothing else."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures import rollout_graphs
+from verl_hier.credit import Credit
+from verl_hier.errors import CreditError
+from verl_hier.graph import graph_rows
+from verl_hier.training.ledger import Ledger, RowIdentity
+from verl_hier.training.schedule import Phase
+
+quick = settings(max_examples=60, deadline=None)
+UNITS = ("row", "turn", "episode", "role")
+RULES = ("once", "first_owner", "repeat", "average")
+
+
+def make(graphs, rule="once"):
+    """The ledger of graphs, its rows, and the mask of trained tokens."""
+    identities, rows = [], []
+    for graph in graphs:
+        for number, row in enumerate(graph_rows(graph, Phase.from_dict(graph.phase).trains, rule)):
+            pickled = None if number else pickle.dumps(graph)
+            identities.append(RowIdentity(graph.task["uid"], row.episode, row.turn_index, pickled))
+            rows.append((graph.task["uid"], row))
+    mask = np.concatenate([row.mask for _, row in rows]) if rows else np.zeros(0)
+    return Ledger(identities), rows, mask
+
+
+@st.composite
+def batches(draw):
+    graphs = [draw(rollout_graphs.trees(uid)) for uid in ("b", "a")[: draw(st.integers(1, 2))]]
+    return graphs, draw(st.sampled_from(RULES))
+
+
+def one_credit(ledger, value=1.0):
+    return Credit(np.full(len(ledger.table), value))
+
+
+def units_of(by, ledger, rows):
+    """(N,) the unit of each token, slowly: a label that says who it is."""
+    labels = []
+    for number, (uid, row) in enumerate(rows):
+        for node in row.turn_index:
+            role = ledger.graphs[uid].nodes[node].role if node >= 0 else ""
+            labels.append({"row": number, "turn": (uid, node), "episode": (uid, row.episode), "role": role}[by])
+    return labels
+
+
+@quick
+@given(batches(), st.sampled_from(UNITS))
+def test_every_unit_has_an_equal_say(batch, by):
+    ledger, rows, mask = make(*batch)
+    if not rows:
+        return
+    weights = ledger.weights(one_credit(ledger), mask, by, batch[1])
+    assert weights.sum() == pytest.approx(mask.sum())
+    assert ((weights > 0) == (mask > 0)).all()
+    labels = units_of(by, ledger, rows)
+    totals = {}
+    for label, weight, trained in zip(labels, weights, mask, strict=True):
+        if trained:
+            totals[label] = totals.get(label, 0.0) + weight
+    share = mask.sum() / len(totals)
+    assert list(totals.values()) == pytest.approx([share] * len(totals))
+
+
+@quick
+@given(batches())
+def test_tokens_are_left_to_verl_or_count_their_episodes(batch):
+    graphs, rule = batch
+    ledger, rows, mask = make(graphs, rule)
+    if not rows:
+        return
+    weights = ledger.weights(one_credit(ledger), mask, "token", rule)
+    if rule != "first_owner":
+        assert weights is None
+        return
+    expected = [
+        mask * sum(node in graph.path(episode.id) for episode in graph.complete())
+        for uid, row in rows
+        for graph in [ledger.graphs[uid]]
+        for node, mask in zip(row.turn_index, row.mask, strict=True)
+    ]
+    assert weights.tolist() == expected
+
+
+@pytest.mark.parametrize("by", [*UNITS, "token"])
+def test_the_weight_of_the_credit_is_multiplied_in(by):
+    ledger, _, mask = make([rollout_graphs.hierarchical()])
+    weight = np.arange(len(ledger.table), dtype=float)
+    plain = ledger.weights(one_credit(ledger), mask, by, "once")
+    plain = mask if plain is None else plain
+    weighted = ledger.weights(Credit(np.ones(len(ledger.table)), weight=weight), mask, by, "once")
+    np.testing.assert_allclose(weighted, plain * weight[np.maximum(ledger.turn, 0)])
+
+
+def test_an_episode_of_many_rows_weighs_as_much_as_one_of_few():
+    """Windowed contexts make a row a turn: the longer episode has more rows and the same say."""
+    ledger, rows, mask = make([rollout_graphs.windowed()])
+    counts = [sum(row.episode == episode for _, row in rows) for episode in (0, 1)]
+    assert counts[0] != counts[1]
+    for by, equal in (("episode", True), ("row", False)):
+        weights = ledger.weights(one_credit(ledger), mask, by, "once")
+        say = np.bincount(ledger.episode[ledger.row], weights)
+        assert bool(say[0] == pytest.approx(say[1])) is equal
+
+
+@quick
+@given(batches(), st.randoms(use_true_random=False))
+def test_credit_per_turn_reaches_its_tokens(batch, random):
+    ledger, rows, _ = make(*batch)
+    values = np.array([random.random() for _ in range(len(ledger.table))])
+    spread = ledger.spread(values, "turn", batch[1])
+    turns = [-1 if node < 0 else turn_number(ledger, uid, node) for uid, row in rows for node in row.turn_index]
+    assert ledger.turn.tolist() == turns
+    assert spread.tolist() == [0.0 if turn < 0 else values[turn] for turn in turns]
+
+
+def turn_number(ledger, uid, node):
+    return ledger._turn_of[list(ledger.graphs).index(uid)][node]
+
+
+@quick
+@given(batches(), st.randoms(use_true_random=False))
+def test_credit_per_step_is_the_episodes_own_with_repeat_and_the_mean_otherwise(batch, random):
+    graphs, rule = batch
+    ledger, rows, _ = make(graphs, rule)
+    if not rows:
+        return
+    steps = list(zip(ledger.table.step_episode.tolist(), ledger.table.step_turn.tolist(), strict=True))
+    values = np.array([random.random() for _ in steps])
+    spread = ledger.spread(values, "step", rule)
+    for place, turn in enumerate(ledger.turn.tolist()):
+        if turn < 0:
+            assert spread[place] == 0
+            continue
+        own = steps.index((ledger.episode[ledger.row[place]], turn))
+        mean = np.mean([value for (_, t), value in zip(steps, values, strict=True) if t == turn])
+        assert spread[place] == pytest.approx(values[own] if rule == "repeat" else mean)
+
+
+@quick
+@given(batches())
+def test_credit_per_token_reaches_its_token(batch):
+    """The value of a token is its id, so it must arrive where the id stands."""
+    graphs, rule = batch
+    ledger, rows, _ = make(graphs, rule)
+    if not rows:
+        return
+    ids = np.zeros(len(ledger.table["tokens.turn"]))
+    for uid, turn_of in zip(ledger.graphs, ledger._turn_of, strict=True):
+        for node, turn in turn_of.items():
+            ids[ledger.table["tokens.turn"] == turn] = ledger.graphs[uid].nodes[node].action
+    response = np.concatenate([row.response for _, row in rows])
+    spread = ledger.spread(ids, "token", rule)
+    assert spread.tolist() == np.where(ledger.turn >= 0, response, 0).tolist()
+
+
+@quick
+@given(batches())
+def test_split_undoes_the_concatenation(batch):
+    ledger, rows, mask = make(*batch)
+    assert [part.tolist() for part in ledger.split(mask)] == [row.mask for _, row in rows]
+
+
+@pytest.mark.parametrize("per", ["turn", "step", "token"])
+def test_node_credit_is_the_mean_over_steps_and_tokens(per):
+    graph = rollout_graphs.forked()
+    ledger, _, _ = make([graph])
+    table = ledger.table
+    where = {"turn": np.arange(len(table)), "step": table.step_turn, "token": table["tokens.turn"]}[per]
+    values = np.arange(len(where), dtype=float)
+    ledger.node_credit(Credit(values, per))
+    credit = ledger.graphs["u"].credit
+    assert credit == pytest.approx([values[where == turn].mean() for turn in range(len(table))])
+
+
+def test_nodes_of_lost_episodes_have_no_credit():
+    graph = rollout_graphs.flat()
+    graph.episodes[1].status = "failed"
+    ledger, _, _ = make([graph])
+    ledger.node_credit(one_credit(ledger, 2.0))
+    lost = set(graph.path(1))
+    assert ledger.graphs["u"].credit == [0.0 if node.id in lost else 2.0 for node in graph.nodes]
+
+
+def test_graphs_are_taken_in_the_order_of_their_uids():
+    graphs = [rollout_graphs.flat(), rollout_graphs.hierarchical()]
+    for graph, uid in zip(graphs, "ba", strict=True):
+        graph.task["uid"] = uid
+    ledger, _, _ = make(graphs)
+    assert list(ledger.graphs) == ["a", "b"]
+    assert ledger.table["group"].tolist() == sorted(ledger.table["group"].tolist())
+
+
+def test_a_row_without_its_graph_is_refused():
+    with pytest.raises(CreditError, match="task lost arrived without their rollout graph"):
+        Ledger([RowIdentity("lost", 0, [0])])
+
+
+def test_only_the_phase_is_trained():
+    graph = rollout_graphs.hierarchical()
+    graph.phase = Phase("B", levels=frozenset({1})).to_dict()
+    ledger, rows, mask = make([graph])
+    assert (ledger.table["level"][ledger.turn[mask > 0]] == 1).all()
+    assert not ledger.table["trained"][ledger.table["level"] == 0].any()
+    assert {row.episode for _, row in rows} == {episode.id for episode in graph.episodes if episode.trained}
+
+
+@pytest.mark.parametrize("by", [*UNITS, "token"])
+def test_a_soft_phase_weighs_its_levels(by):
+    """The weights of the phase come after the equal say, and only for the task whose phase has them."""
+    soft, hard = rollout_graphs.hierarchical(), rollout_graphs.hierarchical()
+    soft.task["uid"], hard.task["uid"] = "a", "b"
+    plain_ledger, _, mask = make([soft, hard])
+    plain = plain_ledger.weights(one_credit(plain_ledger), mask, by, "once")
+    plain = mask if plain is None else plain
+    soft.phase = Phase("A", weights=((0, 0.25),)).to_dict()
+    ledger, rows, _ = make([soft, hard])
+    expected = [
+        weight * (0.25 if uid == "a" and node >= 0 and soft.nodes[node].level == 0 else 1.0)
+        for (uid, node), weight in zip(
+            [(uid, node) for uid, row in rows for node in row.turn_index], plain, strict=True
+        )
+    ]
+    np.testing.assert_allclose(ledger.weights(one_credit(ledger), mask, by, "once"), expected)
+    assert np.asarray(expected).sum() < plain.sum()

@@ -1,0 +1,55 @@
+"""Metrics of trees, against a tree small enough to count by hand."""
+
+import pytest
+
+from tests.fixtures import rollout_graphs
+from verl_hier.graph import EpisodeRecord, Node, RolloutGraph
+from verl_hier.training.metrics import tree_metrics
+
+
+def node(number, parent, observation, action, **more):
+    prompt = more.pop("prompt", 0)
+    turn = 0 if parent < 0 else 1
+    said = {"agent": "a", "role": "a", "level": 0, "segment": 0, "plan": -1, "logprobs": []}
+    return Node(
+        id=number, parent=parent, context=parent, episode=number, turn=turn, **said,
+        observation=[0] * observation, action=[0] * action, prompt_tokens=prompt, **more,
+    )  # fmt: skip
+
+
+def fork(number, **more):
+    return EpisodeRecord(number, source=0, shared=1, leaf=number, status="finished", **more)
+
+
+@pytest.fixture
+def tree():
+    """Ten tokens, then three leaves of five tokens; the last is not trained."""
+    trunk = node(0, -1, 6, 4, prompt=6)
+    trunk.episode = 0
+    leaves = [node(i, 0, 2, 3, prompt=12, cached_tokens=9 if i > 1 else 6) for i in (1, 2, 3)]
+    leaves[0].episode = 0
+    episodes = [EpisodeRecord(0, leaf=1, status="finished"), fork(1), fork(2, trained=False)]
+    episodes[1].leaf, episodes[2].leaf = 2, 3
+    graph = RolloutGraph({"uid": "u"}, [trunk, *leaves], episodes)
+    graph.counts = {"environment_calls": 5}
+    graph.budget = {"turns": [4.0, 8.0]}
+    return graph
+
+
+def test_by_hand(tree):
+    assert tree_metrics([tree]) == {
+        "hier/tree/leaves_mean": 2.0,
+        "hier/tree/token_ratio": 30 / 20,
+        "hier/tree/fork_rate": 2 / 4,
+        "hier/tree/calls_per_leaf": 2.5,
+        "hier/tree/branch_position": 0.5,
+        "hier/tree/branch_prefix_hit": 18 / 24,
+        "hier/budget/turns": 0.5,
+    }
+
+
+def test_chains_share_nothing():
+    found = tree_metrics([rollout_graphs.flat(), rollout_graphs.flat()])
+    assert found["hier/tree/token_ratio"] == 1.0 and found["hier/tree/fork_rate"] == 0.0
+    assert "hier/tree/branch_position" not in found
+    assert tree_metrics([RolloutGraph({"uid": "u"})]) == {}

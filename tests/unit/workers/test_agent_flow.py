@@ -1,0 +1,82 @@
+"""AgentFlow's modules: who sees what, when it ends, and that only chosen roles need be trained."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.fixtures.corridor import Corridor
+from verl_hier.graph import graph_rows
+from verl_hier.host.specs import NoOptions
+from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.schedules.joint import Joint, JointOptions
+from verl_hier_plugins.workers.agent_flow import AgentFlow, AgentFlowOptions
+
+
+def roll(said, n=1, **options):
+    turns = iter(()) if callable(said) else iter(said)
+    return asyncio.run(
+        roll_out_scripted(
+            environment=lambda: Corridor(3),
+            worker=lambda: AgentFlow(AgentFlowOptions(**options)),
+            sampler=Independent(NoOptions()),
+            answer=said if callable(said) else lambda prompt, sampling: next(turns),
+            n=n,
+        )
+    )
+
+
+def test_modules_speak_in_turn_and_share_the_memory():
+    graph, policy = roll(
+        ["go", "right", "go on", "again", "left", "stop now", "gold"],
+        answer_action="{content}",
+    )
+    roles = ["planner", "executor", "verifier", "planner", "executor", "verifier", "generator"]
+    assert [n.role for n in graph.nodes] == roles
+    assert [n.segment for n in graph.nodes] == [0, 0, 0, 1, 1, 1, 1]
+    assert [n.plan for n in graph.nodes] == [-1, 0, 0, -1, 3, 3, 3]
+    texts = [policy.tokenizer.decode(prompt) for prompt in policy.prompts]
+    assert "right > at 1" in texts[3] and "left" not in texts[3]
+    assert "right > at 1 ; left > at 1" in texts[6]
+    assert graph.counts["environment_calls"] == 3
+    assert all(len(row.nodes) == 1 for row in graph_rows(graph, lambda node: True))
+
+
+def test_the_world_may_end_it():
+    graph, _ = roll(["go", "right"] * 3, verifier=False)
+    assert graph.episodes[0].success and len(graph.nodes) == 6
+    graph, _ = roll(["go", "left"] * 2, verifier=False, steps=2)
+    assert graph.episodes[0].status == "truncated"
+
+
+def test_only_chosen_roles_are_trained():
+    graph, _ = roll(["go", "right"] * 3, verifier=False)
+    phase = Joint(JointOptions(roles=("planner",))).phase(1)
+    trained = {graph.nodes[i].role for row in graph_rows(graph, phase.trains) for i in row.nodes if sum(row.mask)}
+    assert trained == {"planner"}
+    assert Joint(JointOptions()).phase(1).roles is None
+
+
+def test_hostile_text_is_counted_and_never_ends_a_run():
+    chance = random.Random(5)
+
+    def babble(prompt, sampling):
+        return "".join(
+            chance.choice(["<a>", "</a>", "stop", "right", "é", "<", " "]) for _ in range(chance.randint(0, 5))
+        )
+
+    failures = set()
+    for _ in range(100):
+        graph, _ = roll(babble, n=3, action_tag="a", answer_action="{content}", steps=3)
+        assert all(e.status in ("finished", "truncated") for e in graph.episodes)
+        failures |= {n.extra["failure"] for n in graph.nodes if "failure" in n.extra}
+    assert failures == {"no_action_tag", "empty_answer"}
+
+
+@pytest.mark.parametrize("options", [{"steps": 0}, {"memory_characters": 0}, {"answer_action": "{x}"}])
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError):
+        AgentFlowOptions(**options)

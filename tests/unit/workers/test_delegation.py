@@ -1,0 +1,250 @@
+"""Planner and agents in contexts of their own: rows, refusals, refiner, and CoDA's fixture along the whole way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+
+from tests.fixtures.corridor import Corridor
+from tests.fixtures.planner_transcript import planner_transcript
+from verl_hier.environments.base import Environment, StepResult
+from verl_hier.graph import build_table, graph_rows
+from verl_hier.host.specs import NoOptions
+from verl_hier.rollout.rollout import Limits
+from verl_hier.testing.conformance.runner import CASES
+from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier_plugins.estimators.coda_peco import CoDAOptions, advantage
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.delegation import AgentOptions, Delegation, DelegationOptions
+from verl_hier_plugins.workers.delegation.transcribe import transcribe
+
+
+def roll(said, environment=lambda: Corridor(3), n=1, sampler=None, **options):
+    turns = iter(said) if not callable(said) else None
+    return asyncio.run(
+        roll_out_scripted(
+            environment=environment,
+            worker=lambda: Delegation(DelegationOptions(**options)),
+            sampler=sampler or Independent(NoOptions()),
+            answer=said if callable(said) else lambda prompt, sampling: next(turns),
+            n=n,
+            limits=Limits(max_turns=30, max_tokens_per_turn=64, context_tokens=4096),
+        )
+    )
+
+
+def test_each_task_has_a_context_of_its_own_and_the_planner_hears_the_result():
+    graph, policy = roll(
+        [
+            "<executor>go on</executor>",
+            "right",
+            "<result>one step</result>",
+            "<executor>end it</executor>",
+            "right",
+            "right",
+        ]
+    )
+    assert [n.role for n in graph.nodes] == ["planner", "executor", "executor", "planner", "executor", "executor"]
+    assert [n.level for n in graph.nodes] == [0, 1, 1, 0, 1, 1] and [n.segment for n in graph.nodes] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
+    assert [n.plan for n in graph.nodes] == [-1, 0, 0, -1, 3, 3]
+    rows = graph_rows(graph, lambda node: True)
+    assert [[graph.nodes[i].role for i in row.nodes] for row in rows] == [
+        ["planner"] * 2,
+        ["executor"] * 2,
+        ["executor"] * 2,
+    ]
+    assert "executor : one step" in policy.tokenizer.decode(policy.prompts[3])
+    assert "goal : end it" in policy.tokenizer.decode(policy.prompts[4]) and "one step" not in policy.tokenizer.decode(
+        policy.prompts[4]
+    )
+    assert graph.episodes[0].success
+
+
+def test_an_agent_may_only_take_its_own_actions():
+    agents = {"walker": AgentOptions(actions=("right",), turns=3), "thinker": AgentOptions(actions=("think",), turns=2)}
+    graph, _ = roll(
+        ["<thinker>walk</thinker>", "right", "right", "<walker>walk</walker>", "right", "right", "right"], agents=agents
+    )
+    assert [n.extra.get("failure") for n in graph.nodes[1:3]] == ["tool_in_wrong_role"] * 2
+    assert graph.counts["environment_calls"] == 3 and graph.episodes[0].success
+    assert {n.agent for n in graph.nodes} == {"planner", "thinker", "walker"}
+
+
+@pytest.mark.parametrize(
+    "said, failure",
+    [(["no tag at all"], "no_tag"), (["<stranger>do</stranger>"], "no_tag"), (["<executor>never closed"], "no_tag")],
+)
+def test_a_planner_without_a_tag_ends_the_episode_by_name(said, failure):
+    graph, _ = roll(said)
+    assert graph.nodes[0].extra["failure"] == failure and not graph.nodes[0].valid
+    assert graph.episodes[0].status == "truncated" and graph.episodes[0].error == f"planner: {failure}"
+
+
+def test_too_many_tasks_end_the_episode():
+    graph, _ = roll(["<executor>a</executor>", "<result>x</result>"] * 3, max_tasks=2)
+    assert graph.nodes[-1].extra["failure"] == "too_many_tasks" and len(graph.nodes) == 5
+
+
+def test_the_refiner_stands_between_agent_and_planner():
+    graph, policy = roll(
+        ["<executor>go</executor>", "right", "<result>mud</result>", "gold", "<answer>gold</answer>"], refine=True
+    )
+    assert [n.role for n in graph.nodes] == ["planner", "executor", "executor", "refiner", "planner"]
+    refiner, planner = (policy.tokenizer.decode(policy.prompts[i]) for i in (3, 4))
+    assert "at 1 | mud" in refiner and "executor : gold" in planner and "mud" not in planner
+
+
+def test_formats_are_rewarded_by_their_shares():
+    said = ["<executor>go</executor>", "fly", "right", "<result>x</result>", "<answer>y</answer>"]
+    agents = {"executor": AgentOptions(actions=("right",))}
+    graph, _ = roll(said, agents=agents, planner_format=1.0, executor_format=0.6)
+    assert graph.episodes[0].ret == pytest.approx(1.0 + 0.6 * 2 / 3)
+    strict = {"executor": AgentOptions(actions=("right",), turns=1)}
+    graph, _ = roll(["<executor>go</executor>", "fly", "nonsense"], agents=strict, planner_format=1.0)
+    assert graph.episodes[0].ret == pytest.approx(0.5)
+
+
+class Judge(Environment):
+    """Pays what the answer says."""
+
+    def reset(self, task, seed):
+        return StepResult("begin")
+
+    def step(self, action):
+        amount = re.search(r"(minus)?\D*(\d+) half", action)
+        if amount is None:
+            return StepResult("noted")
+        return StepResult("over", (-1 if amount[1] else 1) * int(amount[2]) / 2, done=True, info={"won": True})
+
+
+@pytest.mark.parametrize("case", json.loads((CASES / "coda_peco.json").read_text())["cases"])
+def test_codas_fixture_through_worker_table_and_estimator(case):
+    """Every rollout of the fixture is played: one planner turn for each of its executors, then the answer."""
+    given, expected = case["input"], case["output"]["adv"]
+    graphs, wanted = [], []
+    for question in dict.fromkeys(given["question"]):
+        names = list(
+            dict.fromkeys(r for r, q in zip(given["rollout"], given["question"], strict=True) if q == question)
+        )
+        said: list[str] = []
+        for name in names:
+            rows = [i for i, r in enumerate(given["rollout"]) if r == name]
+            executors = [i for i in rows if given["role"][i] == "executor"]
+            half = round(2 * given["score"][rows[0]])
+            for _ in executors:
+                said += ["<executor>work</executor>", "note", "<result>done</result>"]
+            said.append(f"<answer>{'minus ' if half < 0 else ''}{abs(half)} half</answer>")
+            wanted.append((given["score"][rows[0]], expected[rows[0]], 1 + len(executors), given["epsilon"]))
+        scripts = iter(_by_episode(said))
+        graph, _ = asyncio.run(_in_order(scripts, len(names)))
+        graphs.append(graph)
+    table = build_table(graphs)
+    credit = advantage(table, CoDAOptions(eps=wanted[0][3]))
+    assert table["episodes.return"].tolist() == pytest.approx([score for score, *_ in wanted])
+    for episode, (_, value, rows, _) in enumerate(wanted):
+        mine = np.asarray(credit)[np.asarray(table["episode"]) == episode]
+        assert mine == pytest.approx(np.full(len(mine), value), rel=2e-4, abs=1e-6)
+        assert (np.asarray(table["level"])[np.asarray(table["episode"]) == episode] == 0).sum() == rows
+
+
+def _by_episode(said):
+    episode: list[str] = []
+    for text in said:
+        episode.append(text)
+        if text.startswith("<answer>"):
+            yield episode
+            episode = []
+
+
+async def _in_order(scripts, n):
+    """Episodes one after the other, each with its own script."""
+
+    class OneByOne(Independent):
+        async def sample(self, rollout):
+            for _ in range(rollout.n):
+                turns.extend(next(scripts))
+                await rollout.start().run()
+
+    turns: list[str] = []
+    return await roll_out_scripted(
+        environment=Judge,
+        worker=lambda: Delegation(DelegationOptions(answer_action="{content}")),
+        sampler=OneByOne(NoOptions()),
+        answer=lambda prompt, sampling: turns.pop(0),
+        n=n,
+    )
+
+
+def test_a_planners_episode_can_be_told_and_plays():
+    transcript = planner_transcript()
+    told = transcribe(DelegationOptions(), transcript)
+    assert told == [
+        "<executor>one</executor>",
+        "right",
+        "<result>done</result>",
+        "<executor>two</executor>",
+        "right",
+        "right",
+    ]
+    graph, _ = roll(told)
+    assert graph.episodes[0].success
+    with pytest.raises(ValueError, match="no_agent"):
+        transcribe(DelegationOptions(agents={"executor": AgentOptions(actions=("left",))}), transcript)
+
+
+PARTS = [
+    "<executor>",
+    "</executor>",
+    "<answer>",
+    "</answer>",
+    "<result>",
+    "</result>",
+    "right",
+    "é",
+    " ",
+    "<",
+    "x" * 500,
+]
+
+
+def test_hostile_text_is_counted_and_never_ends_a_run():
+    chance = random.Random(7)
+
+    def babble(prompt, sampling):
+        return "".join(chance.choice(PARTS) for _ in range(chance.randint(0, 8)))
+
+    seen = set()
+    for _ in range(100):
+        graph, _ = roll(babble, n=3, agents={"executor": AgentOptions(actions=("right",), turns=3)}, refine=True)
+        assert all(e.status in ("finished", "truncated") for e in graph.episodes)
+        seen |= {n.extra["failure"] for n in graph.nodes if "failure" in n.extra}
+    assert {"no_tag", "tool_in_wrong_role"} <= seen
+    for text in ("<executor>" * 1_000_000, "<executor>" + "x" * 10_000_000, "<" * 10_000_000):
+        graph, _ = roll([text])
+        assert graph.nodes[0].extra["failure"] == "no_tag"
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"agents": {}}, "at least one"),
+        ({"agents": {"answer": AgentOptions()}}, "no name for an agent"),
+        ({"answer_action": "{query}"}, "content"),
+        ({"max_tasks": 0}, "at least 1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        DelegationOptions(**options)
