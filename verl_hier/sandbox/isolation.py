@@ -1,7 +1,8 @@
-"""The walls around a sandboxed script: namespaces, a private root, a user of its own, Landlock, limits, an audit hook.
+"""The isolation layers of a script: namespaces, a private root, a user of its own, Landlock, limits, an audit hook.
 
-Runs in the processes of `environments.jail`. Each wall is tried; the names of those that stand are what
-`Outcome.layers` tells. Numbers are the kernel's; system calls without a function in the C library are made by number.
+This runs in the supervisor and in the script process of `verl_hier.sandbox.runner`. Each layer is tried, and the names
+of those that could be set up are `Outcome.layers`. Constants are the kernel's; system calls without a function in the C
+library are made by number.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 # The same on every architecture, as all system calls since 5.1 are.
 SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 442, 444, 445, 446
+# A process's clock of user and system time, see clock_getcpuclockid(3).
+CPUCLOCK_PROF, SIGEV_SIGNAL, TIMER_ABSTIME = 0, 0, 1
 FIRST_UID = 0x70000000
 NOBODY = 65534
 SHARED = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
@@ -29,20 +32,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(function: str, *arguments: Any) -> int:
-    """A function of the C library; OSError when it answers with a negative number."""
+    """Call a function of the C library; raises OSError when it returns a negative number."""
     if not hasattr(_libc, function):
         raise OSError(f"no {function} on this system")
     coded = [a.encode() if isinstance(a, str) else a for a in arguments]
     coded = [ctypes.c_long(a) if isinstance(a, int) else a for a in coded]
-    answer: int = getattr(_libc, function)(*coded)
-    if answer < 0:
+    result: int = getattr(_libc, function)(*coded)
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{function}: {os.strerror(number)}")
-    return answer
+    return result
 
 
 def unshare() -> bool:
-    """Enter new namespaces (processes, network, mounts, IPC), through a user namespace if need be."""
+    """Enter new namespaces (processes, network, mounts, IPC), through a user namespace where that is needed."""
     flags = CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWIPC
     uid, gid = os.geteuid(), os.getegid()
     for extra in (0, CLONE_NEWUSER):
@@ -63,20 +66,40 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def put_up(request: dict[str, Any], walled: bool) -> list[str]:
-    """Everything that stands between a script and the machine, in an order in which each step is still allowed.
+def start_cpu_timer(pid: int, seconds: int, number: int) -> bool:
+    """Have the kernel send this process a signal when another process has used its processor time.
 
-    Args:
-        request: the limits, and `uid`, a user that nobody else is.
-        walled: whether this process is the first one in namespaces of its own.
+    `RLIMIT_CPU` reads the same clock, so the signal is sent no later than that limit kills the process.
 
     Returns:
-        Names of the layers.
+        Whether the timer runs; False where the kernel has no such timers.
     """
-    layers = ["namespaces"] if walled else []
+    if sys.platform != "linux":
+        return False
+    timer = ctypes.c_void_p()
+    try:
+        event = struct.pack("Pii48x", 0, number, SIGEV_SIGNAL)
+        call("timer_create", (~pid << 3) | CPUCLOCK_PROF, event, ctypes.byref(timer))
+        call("timer_settime", timer, TIMER_ABSTIME, struct.pack("4l", 0, 0, seconds, 0), None)
+    except OSError:
+        return False
+    return True
+
+
+def set_up(request: dict[str, Any], isolated: bool) -> list[str]:
+    """Set up every layer that this machine permits, in an order in which each step is still allowed.
+
+    Args:
+        request: the limits, and `uid`, a user id that nobody else has.
+        isolated: whether this process is the first one in new namespaces.
+
+    Returns:
+        Names of the active layers.
+    """
+    layers = ["namespaces"] if isolated else []
     readable = _readable()
     work = os.getcwd()
-    rooted = walled and _attempt(private_root, work, readable, request["files_mb"])
+    rooted = isolated and _attempt(private_root, work, readable, request["files_mb"])
     if rooted:
         layers.append("private_root")
         work = "/tmp"
@@ -84,7 +107,7 @@ def put_up(request: dict[str, Any], walled: bool) -> list[str]:
         layers.append("user")
     if sys.platform == "linux":
         call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        # Should the keeper be killed, the script goes with it.
+        # If the supervisor is killed, the script is killed as well.
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         drop_capabilities()
         if not rooted and _attempt(landlock, work, readable):
@@ -104,14 +127,14 @@ def _attempt(step: Callable[..., None], *arguments: Any) -> bool:
 
 
 def _readable() -> list[str]:
-    """What an interpreter has to read: its own library, and the shared libraries that this is linked with."""
+    """The paths that an interpreter has to read: its own library and the shared libraries that it is linked with."""
     paths = [*sys.path, os.path.join(sys.base_prefix, "lib"), *SHARED]
     found = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
     return [p for p in found if not any(p.startswith(other + "/") for other in found)]
 
 
 def private_root(work: str, readable: list[str], files_mb: int) -> None:
-    """Make a file system of `readable` (read-only) and an empty, small /tmp the only one that there is."""
+    """Replace the file system by one that holds `readable` (read-only) and an empty, small /tmp."""
     call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
     call("mount", "tmpfs", work, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     try:
@@ -129,7 +152,7 @@ def private_root(work: str, readable: list[str], files_mb: int) -> None:
         options = f"size={files_mb}m,nr_inodes=1024,mode=777"
         call("mount", "tmpfs", work + "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)
         os.chdir(work)
-        # The new root over the old one, which is then taken away from below.
+        # Mount the new root over the old one, which is then detached.
         call("pivot_root", ".", ".")
     except OSError:
         call("umount2", work, MNT_DETACH)
@@ -140,13 +163,13 @@ def private_root(work: str, readable: list[str], files_mb: int) -> None:
 
 
 def change_user(own: int, work: str, readable: list[str], rooted: bool) -> bool:
-    """Become a user that nobody else is, so that the limit on processes counts and root's rights are gone.
+    """Become a user that nobody else is: the limit on processes then counts, and root's rights are gone.
 
     Returns:
-        Whether it could; False is possible only where a private root stands.
+        Whether that was possible; False only with a private root.
 
     Raises:
-        RuntimeError: without a private root, when it cannot be or when Python's library would then be out of reach.
+        RuntimeError: without a private root, when the user cannot be changed or could not read Python's library.
     """
     if not rooted:
         closed = next((path for path in _parents(readable[0]) if not os.stat(path).st_mode & 0o001), None)
@@ -176,20 +199,20 @@ def _parents(path: str) -> list[str]:
 
 
 def drop_capabilities() -> None:
-    """Give up what a user namespace had granted."""
+    """Give up the capabilities that a user namespace granted."""
     call("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6))
 
 
 def landlock(work: str, readable: list[str]) -> None:
-    """Read `readable`, write `work`, nothing else; no TCP and no signals to others where the kernel can say so."""
+    """Allow reading `readable` and writing `work` only; also no TCP and no signals to others on newer kernels."""
     version = call("syscall", SYS_LANDLOCK_CREATE, None, 0, 1)
     everything = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
-    # Rights on files, on TCP (bind, connect), and what must stay inside (abstract sockets, signals); an older kernel
-    # takes the shorter struct that it knows.
+    # Rights on files, on TCP (bind, connect), and the scope of abstract sockets and signals; an older kernel takes the
+    # shorter struct that it knows.
     known = 3 if version >= 6 else 2 if version >= 4 else 1
     rules = struct.pack(f"{known}Q", *(everything, 3, 3)[:known])
     handle = call("syscall", SYS_LANDLOCK_CREATE, rules, len(rules), 0)
-    # Bits 0, 2, 3: execute, read a file, read a directory. A file has no right to be listed.
+    # Bits 0, 2, 3: execute, read a file, list a directory. The last does not apply to files.
     grants = [(work, everything), *((path, 13 if os.path.isdir(path) else 4) for path in readable)]
     grants.append((os.devnull, 6))
     for path, rights in grants:
@@ -201,10 +224,10 @@ def landlock(work: str, readable: list[str]) -> None:
 
 
 def limit(request: dict[str, Any], layers: list[str]) -> None:
-    """Hard limits; none of them can be raised again."""
+    """Set hard limits, which cannot be raised again."""
     memory, file = request["memory_mb"] << 20, request["files_mb"] << 20
-    # The limit counts the processes of a user: in a user namespace the keeper too, and without either layer all that
-    # its user runs on the machine, so that a script which may start processes there would depend on the others.
+    # The limit counts the processes of a user: in a user namespace the supervisor too, and without either layer all
+    # that the user runs on the machine, so there a script that may start processes would depend on the others.
     counted = 1
     if "user" in layers:
         counted = request["processes"]
@@ -234,13 +257,14 @@ FILE_EVENTS = {
 
 
 def guard(processes: bool, paths: tuple[str, ...] | None) -> Callable[[str, tuple[Any, ...]], None]:
-    """An audit hook that refuses network, foreign code and, as told, processes and files; see PEP 578.
+    """An audit hook (PEP 578) that refuses network, ctypes and, depending on the arguments, processes and files.
 
-    Not a wall: a script that corrupts the interpreter gets past it. It gives honest mistakes a clear sentence.
+    This is no security boundary: a script that corrupts the interpreter gets past it. It answers honest mistakes with
+    a clear sentence.
 
     Args:
         processes: whether the script may start threads and processes.
-        paths: where files may be touched; None leaves that to the private root.
+        paths: where files may be accessed; None leaves that to the private root.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

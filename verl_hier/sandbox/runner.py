@@ -1,9 +1,10 @@
-"""The program that runs sandboxed scripts; started by `verl_hier.sandbox.provider`.
+"""The program that runs sandboxed scripts; started by `verl_hier.sandbox.local`.
 
-Three kinds of process. The porter is started once and waits, with the usual modules loaded, for calls; for each it
-forks a keeper. The keeper reads the request, enters namespaces of its own where the kernel lets it, starts the inmate,
-and kills it when its time is over or when the caller hangs up. The inmate puts up the walls of `environments.walls`
-and only then looks at the script. What a script finds of verl-hier are these two modules, and they keep no secret.
+There are three kinds of process. The zygote is started once, loads the usual modules and waits for calls; for each it
+forks a supervisor. The supervisor reads the request, enters new namespaces where the kernel permits, starts the script
+process, kills it when its time is over or when the caller hangs up, and reports the cause of its end. The script
+process sets up the layers of `verl_hier.sandbox.isolation` before it looks at the script. Of verl-hier a script can
+find these two modules only, and they hold no secrets.
 """
 
 from __future__ import annotations
@@ -24,111 +25,150 @@ from typing import Any
 from verl_hier.sandbox import isolation
 
 STATUS = 3
-# What scripts use most; loaded once here and not in every call.
+# The modules that scripts use most, loaded once here instead of in every call.
 PRELOADED = (
     *("_ast", "collections", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json"),
     *("linecache", "math", "operator", "re", "statistics", "string", "traceback"),
 )
 SETUP_LIMIT_S = 15.0
-"""How long walls may take to stand, on a machine that does other work."""
-LEAVE_S = 0.5
-"""How long keepers get to kill their inmates when the caller is gone."""
+"""How long the isolation layers may take to set up; generous, for busy machines."""
+EXIT_GRACE_S = 0.5
+"""How long supervisors get to kill their scripts when the caller is gone."""
+BEGUN, OUT_OF_MEMORY = b"b", b"m"
+"""What the script process writes to its supervisor."""
 
-# ---- the keeper ------------------------------------------------------------------------------------------------------
+# ---- the supervisor --------------------------------------------------------------------------------------------------
 
 
-def keep(request: dict[str, Any]) -> None:
-    """Start the inmate and watch over it; tells `end <wait status> <processor seconds> <reason>` at the end."""
-    alarm, bell = os.pipe()
-    os.set_blocking(bell, False)
-    signal.set_wakeup_fd(bell)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    ready, begins = os.pipe()
-    walled = request["namespaces"] and isolation.unshare()
+def supervise(request: dict[str, Any]) -> None:
+    """Start the script process and watch it; reports `end <wait status> <processor seconds> <cause>`."""
+    signals, wakeup = os.pipe()
+    events, event = os.pipe()
+    for end in (signals, wakeup, events):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakeup)
+    for number in (signal.SIGCHLD, signal.SIGXCPU):
+        signal.signal(number, lambda *_: None)
+    isolated = request["namespaces"] and isolation.unshare()
     request["uid"] = isolation.FIRST_UID + os.getpid()
     pid = os.fork()
     if pid == 0:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        serve_time(request, walled)
-    os.close(begins)
-    status, usage, reason = watch(pid, alarm, ready, request["wall_s"])
-    if not walled:
-        # What it started and left behind; in a process namespace that is gone already.
+        for number in (signal.SIGCHLD, signal.SIGXCPU):
+            signal.signal(number, signal.SIG_DFL)
+        be_script(request, isolated, event)
+    os.close(event)
+    has_timer = isolation.start_cpu_timer(pid, request["cpu_s"], signal.SIGXCPU)
+    status, usage, killed_for = watch(pid, signals, events, request["wall_s"])
+    cause = killed_for or cause_of_end(status, has_timer, read_all(signals), read_all(events))
+    if not isolated:
+        # Processes that the script left behind; with a process namespace they are gone already.
         _kill(pid)
-    tell(f"end {status} {usage.ru_utime + usage.ru_stime:.3f} {reason}")
+    report(f"end {status} {usage.ru_utime + usage.ru_stime:.3f} {cause}")
 
 
-def watch(pid: int, alarm: int, ready: int, wall_s: float) -> tuple[int, Any, str]:
-    """Wait for the inmate's end or bring it about.
+def watch(pid: int, signals: int, events: int, wall_s: float) -> tuple[int, Any, str]:
+    """Wait for the script process to end, or kill it.
 
     Args:
-        pid: the inmate.
-        alarm: can be read when a child has ended.
-        ready: is closed on the other side when the script begins, which is when its time begins.
-        wall_s: its time.
+        pid: the script process.
+        signals: pipe with the numbers of the signals that arrived: SIGCHLD when the script process has ended, SIGXCPU
+            when it has used up its processor time.
+        events: pipe from the script process; its first byte says that the script begins, and with it its wall time.
+        wall_s: seconds of wall time.
 
     Returns:
-        Its wait status, what it used, and who ended it.
+        Wait status, resource usage, and why it was killed here: `cpu`, `wall`, `caller`, or empty.
     """
-    reason = "itself"
+    killed_for = ""
     deadline = time.monotonic() + SETUP_LIMIT_S
-    signs = [0, alarm, ready]
+    watched = [0, signals, events]
     while True:
-        done, status, usage = os.wait4(pid, os.WNOHANG if reason == "itself" else 0)
+        done, status, usage = os.wait4(pid, 0 if killed_for else os.WNOHANG)
         if done:
-            return status, usage, reason
+            return status, usage, killed_for
         left = deadline - time.monotonic()
-        seen, _, _ = select.select(signs, [], [], max(left, 0))
-        if alarm in seen:
-            os.read(alarm, 64)
-        elif 0 in seen:
-            reason = "caller"
-        elif ready in seen:
-            signs.remove(ready)
+        readable, _, _ = select.select(watched, [], [], max(left, 0))
+        if signals in readable:
+            killed_for = "cpu" if signal.SIGXCPU in read_all(signals) else ""
+        elif 0 in readable:
+            killed_for = "caller"
+        elif events in readable:
+            watched.remove(events)
             deadline = time.monotonic() + wall_s
         elif left <= 0:
-            reason = "wall"
-        if reason != "itself":
+            killed_for = "wall"
+        if killed_for:
             _kill(pid)
 
 
+def cause_of_end(status: int, has_timer: bool, signals: bytes, events: bytes) -> str:
+    """Why a script ended that was not killed by its supervisor; no measured time enters.
+
+    Args:
+        status: wait status.
+        has_timer: whether the kernel sends SIGXCPU to the supervisor when the processor time is used up. Without that
+            a SIGKILL or SIGXCPU is taken for the kernel's own limit.
+        signals: numbers of the signals that arrived and were not handled yet.
+        events: what the script process reported.
+
+    Returns:
+        `cpu`, `signal`, `memory` or `exit`.
+    """
+    if os.WIFSIGNALED(status):
+        # The kernel's limit and the timer expire together, and the script may be dead before it can be killed here.
+        expired = signal.SIGXCPU in signals
+        limited = not has_timer and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXCPU)
+        return "cpu" if expired or limited else "signal"
+    return "memory" if OUT_OF_MEMORY in events else "exit"
+
+
+def read_all(pipe: int) -> bytes:
+    """What a non-blocking pipe holds."""
+    try:
+        return os.read(pipe, 65536)
+    except BlockingIOError:
+        return b""
+
+
 def _kill(pid: int) -> None:
-    """The inmate leads a session; in a process namespace its end is the end of all that it started."""
+    """Kill the script's session; in a process namespace that ends everything that it started."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
             return
         except OSError:
-            # It is over, or did not get as far as its own session.
+            # It has ended, or has not started its own session yet.
             continue
 
 
-def tell(line: str) -> None:
-    """A line for the caller."""
+def report(line: str) -> None:
+    """Write a status line for the caller."""
     os.write(STATUS, line.replace("\n", " ").encode("utf-8", "replace") + b"\n")
 
 
-# ---- the inmate ------------------------------------------------------------------------------------------------------
+# ---- the script process ----------------------------------------------------------------------------------------------
 
 
-def serve_time(request: dict[str, Any], walled: bool) -> None:
-    """Put up the walls, tell `layers …` (or `failed …`), run the script, exit."""
+def be_script(request: dict[str, Any], isolated: bool, event: int) -> None:
+    """Set up the isolation layers, report `layers …` (or `failed …`), run the script, exit."""
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        layers = isolation.put_up(request, walled)
+        layers = isolation.set_up(request, isolated)
     except BaseException as error:
-        tell(f"failed {type(error).__name__}: {error}")
+        report(f"failed {type(error).__name__}: {error}")
         os._exit(1)
-    tell("layers " + " ".join(layers))
-    # The status pipe and whatever else is open.
-    os.closerange(STATUS, 1024)
+    report("layers " + " ".join(layers))
+    # The pipe to the supervisor takes the place of the status pipe; everything else that is open is closed.
+    os.dup2(event, STATUS, inheritable=False)
+    os.closerange(STATUS + 1, 1024)
+    os.write(STATUS, BEGUN)
     leave(run(request["code"], request["echo"]))
 
 
 def run(code: str, echo: bool) -> int:
-    """Run the script as `__main__`; with `echo` the value of a last expression is printed, as a prompt would.
+    """Run the script as `__main__`; with `echo` the value of a last expression is printed, as Python's prompt does.
 
     Returns:
         The exit status.
@@ -140,7 +180,7 @@ def run(code: str, echo: bool) -> int:
         sys.modules.pop(name, None)
     main = sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = ["script.py"]
-    # Equal scripts shall have equal outcomes.
+    # Equal scripts must have equal outcomes.
     random.seed(0)
     try:
         tree: Any = compile(code, "script.py", "exec", _ast.PyCF_ONLY_AST)
@@ -156,15 +196,16 @@ def run(code: str, echo: bool) -> int:
             return error.code or 0
         sys.stderr.write(f"{error.code}\n")
     except MemoryError:
-        # Telling where takes memory that is not there.
+        # A traceback would take memory that is not there.
         os.write(2, b"MemoryError\n")
+        os.write(STATUS, OUT_OF_MEMORY)
     except BaseException as error:
         _show(error, code)
     return 1
 
 
 def leave(status: int) -> None:
-    """End as the interpreter would, without the ten milliseconds that it takes to tidy up before."""
+    """Exit as the interpreter would, without the ten milliseconds that its own clean-up takes."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -175,36 +216,36 @@ def leave(status: int) -> None:
         os._exit(status & 0xFF)
 
 
-OURS = (__file__, isolation.__file__)
+OWN_FILES = (__file__, isolation.__file__)
 
 
 def _show(error: BaseException, code: str) -> None:
-    """The traceback of the script's own frames, with its lines."""
+    """Print the traceback of the script's own frames, with their source lines."""
     import linecache
     import traceback
 
     linecache.cache["script.py"] = len(code), None, code.splitlines(keepends=True), "script.py"
-    told = traceback.TracebackException.from_exception(error)
-    told.stack = traceback.StackSummary.from_list([frame for frame in told.stack if frame.filename not in OURS])
-    sys.stderr.writelines(told.format())
+    shown = traceback.TracebackException.from_exception(error)
+    shown.stack = traceback.StackSummary.from_list([frame for frame in shown.stack if frame.filename not in OWN_FILES])
+    sys.stderr.writelines(shown.format())
 
 
-# ---- the porter ------------------------------------------------------------------------------------------------------
+# ---- the zygote ------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Fork a keeper for each message: a directory, with the ends of four pipes (request, stdout, stderr, status).
+    """Fork a supervisor for each message: a directory, with four pipe ends (request, stdout, stderr, status).
 
-    The command line names a socket, and the directory that holds those of all calls. Returns when the caller is gone.
+    The command line names the socket, and the directory that holds those of all calls. Returns when the caller is gone.
     """
     for name in PRELOADED:
         __import__(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    door = socket.socket(fileno=int(sys.argv[1]))
+    calls = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        folder, pipes, _, _ = socket.recv_fds(door, 4096, 4)
+        folder, pipes, _, _ = socket.recv_fds(calls, 4096, 4)
         if not folder:
-            time.sleep(LEAVE_S)
+            time.sleep(EXIT_GRACE_S)
             shutil.rmtree(sys.argv[2], ignore_errors=True)
             return
         try:
@@ -213,27 +254,27 @@ def main() -> None:
             # The caller sees that its pipes are closed.
             pid = -1
         if pid == 0:
-            door.close()
+            calls.close()
             try:
-                _take_over(os.fsdecode(folder), pipes)
+                be_supervisor(os.fsdecode(folder), pipes)
             except BaseException as error:
-                tell(f"failed {type(error).__name__}: {error}")
+                report(f"failed {type(error).__name__}: {error}")
             finally:
                 os._exit(0)
         for pipe in pipes:
             os.close(pipe)
 
 
-def _take_over(folder: str, pipes: list[int]) -> None:
-    """Be a keeper: the pipes become the standard streams and `STATUS`."""
+def be_supervisor(folder: str, pipes: list[int]) -> None:
+    """Turn the pipes into the standard streams and `STATUS`, read the request, supervise."""
     for number, pipe in enumerate(pipes):
         os.dup2(pipe, number)
     os.closerange(STATUS + 1, 1024)
     os.setsid()
     os.chdir(folder)
-    tell(f"keeper {os.getpid()}")
+    report(f"supervisor {os.getpid()}")
     (size,) = struct.unpack("!Q", _receive(8))
-    keep(marshal.loads(_receive(size)))
+    supervise(marshal.loads(_receive(size)))
 
 
 def _receive(size: int) -> bytes:

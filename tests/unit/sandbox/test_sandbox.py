@@ -1,6 +1,7 @@
 """The sandbox holds hostile scripts: what it limits, what it hides, and what stands behind the audit hook."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verl_hier.sandbox import isolation, provider
-from verl_hier.sandbox.provider import SandboxError, SandboxLimits, run_python
+from verl_hier.sandbox import isolation, local, runner
+from verl_hier.sandbox.local import LocalSandbox, run_python
+from verl_hier.sandbox.provider import SandboxError, SandboxLimits
 
 # Processor time tells on every machine; wall time is short only where nothing but it can end a script.
 QUICK = SandboxLimits(cpu_s=1, wall_s=30)
@@ -24,17 +26,17 @@ def layers():
 
 
 def running(base):
-    """Processes of a porter, by the directory that stands on its command line: itself, keepers, inmates."""
+    """Processes of a sandbox, by the directory on their command line: zygote, supervisors, script processes."""
     listed = subprocess.run(["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [line.split()[0] for line in listed.splitlines() if base in line]
 
 
 def check_nothing_is_left():
-    base = provider._PORTER.base
+    base = local._SANDBOX.base
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and len(running(base)) > 1:
         time.sleep(0.05)
-    assert running(base) == [str(provider._PORTER._process.pid)] and not list(Path(base).iterdir())
+    assert running(base) == [str(local._SANDBOX._zygote.pid)] and not list(Path(base).iterdir())
 
 
 def test_a_script_runs_and_says_what_it_has_to_say():
@@ -109,6 +111,38 @@ def test_limits(code, kind):
     assert outcome.kind == kind, outcome
     assert time.monotonic() - began < 50
     assert len(outcome.stdout) + len(outcome.stderr) <= QUICK.output_bytes
+
+
+SLOW_CLOCK = (
+    "import os; wait4 = os.wait4; "
+    "os.wait4 = lambda *a: (*(found := wait4(*a))[:2], type(found[2])((0.0, 0.0, *found[2][2:]))); main()"
+)
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_the_cause_of_a_timeout_does_not_depend_on_measured_time(monkeypatch, plain_interpreter, namespaces):
+    """The accounting of a busy machine may report less processor time than the limit that ended the script."""
+    monkeypatch.setattr(local, "START", local.START.replace("main()", SLOW_CLOCK))
+    outcome = run_python("while True: pass", SandboxLimits(cpu_s=1, wall_s=30, namespaces=namespaces))
+    assert (outcome.kind, outcome.cpu_s) == ("timeout", 0.0)
+
+
+def test_the_kernels_own_limit_is_a_timeout_even_if_it_comes_first():
+    killed, sigxcpu = signal.SIGKILL.value, bytes([signal.SIGXCPU])
+    assert runner.cause_of_end(killed, True, sigxcpu + bytes([signal.SIGCHLD]), b"b") == "cpu"
+    assert runner.cause_of_end(killed, False, b"", b"b") == "cpu"
+    assert runner.cause_of_end(killed, True, bytes([signal.SIGCHLD]), b"b") == "signal"
+
+
+def test_a_script_that_is_killed_before_its_limit_is_no_timeout(plain_interpreter, without_hook):
+    outcome = run_python("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", ALONE)
+    assert (outcome.kind, outcome.status) == ("killed", -signal.SIGKILL)
+
+
+def test_only_an_uncaught_memory_error_counts_as_memory():
+    printed = "import sys\nprint('MemoryError', file=sys.stderr)\nsys.exit(1)"
+    assert run_python(printed).kind == "error"
+    assert run_python("raise MemoryError").kind == "memory"
 
 
 def test_no_limit_can_be_raised_again():
@@ -199,22 +233,23 @@ def test_calls_from_several_threads_do_not_mix():
     assert found == {n: f"{n * 1000}\n" for n in range(12)}
 
 
-def test_a_killed_porter_is_started_again():
+def test_a_killed_zygote_is_started_again():
     run_python("")
-    provider._PORTER._process.kill()
-    provider._PORTER._process.wait()
+    local._SANDBOX._zygote.kill()
+    local._SANDBOX._zygote.wait()
     assert run_python("print(1)").stdout == "1\n"
 
 
 def test_the_script_ends_with_the_process_that_asked_for_it():
     code = (
         "import threading, time, os\n"
-        "from verl_hier.sandbox.provider import SandboxLimits, run_python\n"
+        "from verl_hier.sandbox import local\n"
+        "from verl_hier.sandbox.local import run_python\n"
+        "from verl_hier.sandbox.provider import SandboxLimits\n"
         "limits = SandboxLimits(cpu_s=60, wall_s=60)\n"
         "threading.Thread(target=run_python, args=('while True: pass', limits), daemon=True).start()\n"
         "time.sleep(1)\n"
-        "from verl_hier.sandbox import provider\n"
-        "print(provider._PORTER.base, flush=True)\n"
+        "print(local._SANDBOX.base, flush=True)\n"
         "os._exit(0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -231,7 +266,7 @@ def test_limits_that_make_no_sense_are_refused():
             SandboxLimits(**wrong)
 
 
-# ---- walls -----------------------------------------------------------------------------------------------------------
+# ---- isolation layers ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -276,14 +311,14 @@ def test_the_interpreters_own_files_cannot_be_changed():
 @pytest.fixture
 def without_hook(monkeypatch):
     """Sandboxes without an audit hook, so that what stands behind it is on its own."""
-    bare = provider.START.replace("main()", "from verl_hier.sandbox import isolation; isolation.guard = BARE; main()")
+    bare = local.START.replace("main()", "from verl_hier.sandbox import isolation; isolation.guard = BARE; main()")
     bare = bare.replace("BARE", "lambda *_: lambda event, arguments: None")
-    monkeypatch.setattr(provider, "START", bare)
-    monkeypatch.setattr(provider, "_PORTER", provider._Porter())
+    monkeypatch.setattr(local, "START", bare)
+    monkeypatch.setattr(local, "_SANDBOX", LocalSandbox())
 
 
 def test_namespaces_hold_without_the_hook(without_hook):
-    if not provider.FULL <= set(layers()):
+    if not local.FULL_ISOLATION <= set(layers()):
         pytest.skip("no namespaces here")
     tries = {
         "import socket\nsocket.create_connection(('1.1.1.1', 80), 1)": "Network is unreachable",
@@ -323,14 +358,15 @@ def plain_interpreter(monkeypatch):
     if os.geteuid() == 0 and not all(part.stat().st_mode & 1 for part in library.parents):
         if not Path("/usr/bin/python3").exists():
             pytest.skip("root's own Python, and no other one")
-        monkeypatch.setattr(provider.sys, "executable", "/usr/bin/python3")
-    monkeypatch.setattr(provider, "_PORTER", provider._Porter())
+        monkeypatch.setattr(local.sys, "executable", "/usr/bin/python3")
+    monkeypatch.setattr(local, "_SANDBOX", LocalSandbox())
 
 
 ALONE = SandboxLimits(cpu_s=1, wall_s=30, namespaces=False)
 
 
-def test_without_namespaces_the_other_layers_remain(plain_interpreter, caplog, tmp_path):
+def test_without_namespaces_the_other_layers_remain(plain_interpreter, monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(local, "_warned", set())
     outcome = run_python("print(1)", ALONE)
     assert outcome.stdout == "1\n" and "namespaces" not in outcome.layers and "audit" in outcome.layers
     assert "only these layers" in caplog.text
@@ -361,18 +397,18 @@ def test_landlock_holds_without_the_hook(plain_interpreter, without_hook, tmp_pa
         assert "PermissionError" in run_python(f"import os\nos.kill({os.getpid()}, 0)", ALONE).stderr
 
 
-def test_root_does_not_run_scripts_without_walls(monkeypatch):
+def test_root_does_not_run_scripts_without_isolation(monkeypatch):
     library = Path(os.__file__).parent
     if os.geteuid() != 0 or all(part.stat().st_mode & 1 for part in library.parents):
         pytest.skip("needs root with a Python that nobody else can read")
-    monkeypatch.setattr(provider, "_PORTER", provider._Porter())
+    monkeypatch.setattr(local, "_SANDBOX", LocalSandbox())
     with pytest.raises(SandboxError, match="must not run as root"):
         run_python("", ALONE)
 
 
 def test_an_interpreter_that_does_not_start_is_an_error(monkeypatch):
-    monkeypatch.setattr(provider, "START", "raise SystemExit(1)")
-    monkeypatch.setattr(provider, "_PORTER", provider._Porter())
+    monkeypatch.setattr(local, "START", "raise SystemExit(1)")
+    monkeypatch.setattr(local, "_SANDBOX", LocalSandbox())
     with pytest.raises(SandboxError):
         run_python("print(1)")
 

@@ -12,7 +12,8 @@ from verl_hier.environments.action_parsing import parse_verb
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
-from verl_hier.sandbox.provider import SandboxError, SandboxLimits, run_python
+from verl_hier.sandbox.local import run_python
+from verl_hier.sandbox.provider import SandboxError, SandboxLimits
 from verl_hier_plugins.environments.bug_reproduction.checks import DIGITS, SIGNS, BadTest, Check, read_test, spell
 from verl_hier_plugins.environments.bug_reproduction.library import TEMPLATES
 from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions

@@ -13,7 +13,8 @@ from verl_hier.environments.action_parsing import parse_verb
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
-from verl_hier.sandbox.provider import Outcome, SandboxError, SandboxLimits, run_python
+from verl_hier.sandbox.local import run_python
+from verl_hier.sandbox.provider import Outcome, SandboxError, SandboxLimits
 from verl_hier_plugins.environments.python_tool.arithmetic import WORDS, read, spell
 from verl_hier_plugins.environments.python_tool.options import PythonToolOptions
 from verl_hier_plugins.environments.python_tool.tasks import score
