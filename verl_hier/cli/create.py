@@ -12,12 +12,13 @@ from verl_hier.cli.output import line
 
 
 class NewKind(str, Enum):
-    """What can be started."""
+    """Kinds of which there is an example."""
 
-    estimator = "estimator"
+    environment = "environment"
     worker = "worker"
     sampler = "sampler"
-    environment = "environment"
+    estimator = "estimator"
+    schedule = "schedule"
 
 
 def new(
@@ -25,7 +26,7 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the part, and of the package.")],
     into: Annotated[Path, typer.Option(help="Folder in which the package's folder is made.")] = Path("."),
 ) -> None:
-    """Start a plugin package of your own, with a test."""
+    """Copy the example of a kind as a package of your own, with a test."""
     from verl_hier.ops.new import create
 
     files = create(kind.value, name, into)

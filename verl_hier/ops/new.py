@@ -1,26 +1,33 @@
-"""A new plugin as an installable package with a test: what `verl-hier new` writes."""
+"""A new plugin as an installable package with a test: a copy of the example of its kind, with its name replaced."""
 
 from __future__ import annotations
 
 import keyword
+from importlib import resources
 from pathlib import Path
-from string import Template
-from typing import Literal
+from typing import Any
 
 from verl_hier import __version__
 from verl_hier.errors import HierError
 from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
-from verl_hier.ops.new_templates import MODULES, PYPROJECT, README, TESTS
+from verl_hier.host.specs import Kind
 
-NewKind = Literal["estimator", "worker", "sampler", "environment"]
+EXAMPLES: dict[Kind, str] = {
+    "environment": "count_up",
+    "worker": "whole_history",
+    "sampler": "early_branch",
+    "estimator": "baseline_gap",
+    "schedule": "warm_up",
+}
+"""The example of each kind: a folder of `examples/plugins`, which is installed as `verl_hier_examples`."""
 
 
-def create(kind: NewKind, name: str, folder: Path) -> list[Path]:
-    """Write the package `name` below `folder`.
+def create(kind: Kind, name: str, folder: Path) -> list[Path]:
+    """Copy the example of a kind to a package called `name` below `folder`.
 
     Args:
         kind: what the plugin brings.
-        name: of the part, the plugin, the module; the distribution is called the same with dashes.
+        name: of the part, the plugin and the module; the distribution has dashes in place of the underscores.
         folder: where the package's own folder is made.
 
     Returns:
@@ -33,25 +40,42 @@ def create(kind: NewKind, name: str, folder: Path) -> list[Path]:
         raise HierError(f"{name!r} cannot name a Python module; use lower-case letters, digits and underscores.")
     if name in PluginHost.load(DEFAULT_ENABLED).specs(kind):
         raise HierError(f"there already is a built-in {kind} called {name!r}; choose another name.")
-    distribution = name.replace("_", "-")
+    distribution = _dashed(name)
     root = folder / distribution
     if root.exists():
         raise HierError(f"{root} exists; choose another name, or another folder with --into.")
-    words = {
-        "name": name,
-        "kind": kind,
-        "cls": "".join(part.capitalize() for part in name.split("_")),
-        "distribution": distribution,
-        "version": __version__,
+    old = EXAMPLES[kind]
+    replacements = {
+        f"verl-hier-{_dashed(old)}": distribution,
+        'dependencies = ["verl-hier"]': f'dependencies = ["verl-hier>={__version__}"]',
+        _camel(old): _camel(name),
+        old: name,
     }
-    files = {
-        "pyproject.toml": PYPROJECT,
-        "README.md": README,
-        f"{name}/__init__.py": MODULES[kind],
-        f"tests/test_{name}.py": TESTS[kind],
-    }
-    for place, text in files.items():
-        path = root / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(Template(text).substitute(words), encoding="utf-8")
-    return [root.relative_to(folder) / place for place in files]
+    created = []
+    for path, text in _files(resources.files("verl_hier_examples") / old):
+        for before, after in replacements.items():
+            path, text = path.replace(before, after), text.replace(before, after)
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+        created.append(target.relative_to(folder))
+    return created
+
+
+def _files(folder: Any, below: str = "") -> list[tuple[str, str]]:
+    """Path and text of each file of an example, `pyproject.toml` first."""
+    found: list[tuple[str, str]] = []
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            found += [] if entry.name.startswith(("__", ".")) else _files(entry, f"{below}{entry.name}/")
+        elif entry.name.endswith((".py", ".toml", ".md")):
+            found.append((below + entry.name, entry.read_text(encoding="utf-8")))
+    return sorted(found, key=lambda file: file[0] != "pyproject.toml")
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 import typer
+import verl_hier_examples
 from omegaconf import OmegaConf
 
 from tests.fixtures.distributions import Install, estimator_source, model_folder
 from verl_hier.cli import train
 from verl_hier.cli.main import main
+from verl_hier.ops.new import EXAMPLES
 
 Run = Callable[..., tuple[int, str, str]]
+EXAMPLES_FOLDER = Path(verl_hier_examples.__file__).parent
 
 
 @pytest.fixture
@@ -293,25 +296,65 @@ def test_tiny_and_demos_make_what_the_recipe_needs(verl_hier: Run, tmp_path: Pat
 # ---- new ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["estimator", "worker", "sampler", "environment"])
-def test_new_makes_a_package_whose_test_passes(verl_hier: Run, tmp_path: Path, kind: str) -> None:
-    name = f"my_{kind}"
-    code, out, _ = verl_hier("new", kind, name, "--into", tmp_path)
-    assert code == 0 and f"my-{kind}/pyproject.toml" in out
-    root = tmp_path / f"my-{kind}"
-    # What `pip install -e` would leave: the entry point, and the module on the path.
-    info = root / f"{name}-0.1.0.dist-info"
+KINDS = ("estimator", "worker", "sampler", "environment", "schedule")
+COMPOSED = """
+defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
+hier:
+  plugins: {my_estimator: true, my_worker: true, my_sampler: true, my_environment: true, my_schedule: true}
+  environment: {name: my_environment, tasks: 8}
+  worker: {name: my_worker}
+  sampler: {name: my_sampler, trees: 2}
+  estimator: {name: my_estimator}
+  schedule: {name: my_schedule, level: 0}
+  rollout: {template: plain, max_tokens_per_turn: 16}
+actor_rollout_ref:
+  rollout: {n: 4}
+data: {train_batch_size: 4, max_prompt_length: 64, max_response_length: 256}
+trainer: {experiment_name: mine, save_freq: -1, test_freq: -1}
+"""
+
+
+def installed(package: Path, name: str) -> Path:
+    """A package as `pip install -e` would leave it: the entry point, and the module on the path."""
+    info = package / f"{name}-0.1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: my-{kind}\nVersion: 0.1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text(f"[verl_hier.plugins]\n{name} = {name}\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(root / "tests")]
+    return package
+
+
+def test_new_makes_packages_of_every_kind_that_pass_their_tests_and_compose_a_recipe(
+    verl_hier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for kind in KINDS:
+        code, out, err = verl_hier("new", kind, f"my_{kind}", "--into", tmp_path)
+        assert code == 0 and f"my-{kind}/pyproject.toml" in out, err
+        folders.append(installed(tmp_path / f"my-{kind}", f"my_{kind}"))
+        monkeypatch.syspath_prepend(str(folders[-1]))
+        written = "".join(file.read_text() for file in folders[-1].rglob("*") if file.is_file()).lower()
+        assert not any(old in written for old in (EXAMPLES[kind], EXAMPLES[kind].replace("_", "-")))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, folders)]
+    path = os.pathsep.join(map(str, folders))
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lint = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", *map(str, folders)]
+    done = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(COMPOSED)
+    model = model_folder(tmp_path / "model")
+    code, out, err = verl_hier("check", recipe, f"actor_rollout_ref.model.path={model}")
+    assert code == 0 and all(f"my_{kind}" in out for kind in KINDS), err
+
+
+def test_the_example_that_new_does_not_copy_passes_its_tests() -> None:
+    folder = EXAMPLES_FOLDER / "role_median"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
     done = subprocess.run(
-        command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    lint = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", str(root)]
-    done = subprocess.run(lint, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
 
 
 def test_new_refuses_bad_names_and_existing_folders(verl_hier: Run, tmp_path: Path) -> None:

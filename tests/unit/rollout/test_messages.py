@@ -12,7 +12,7 @@ from verl_hier.graph import RolloutGraph, conversation, messages, who_saw
 from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Sampler, Worker
 from verl_hier.rollout.plain_renderer import PlainRenderer
-from verl_hier.rollout.prompts import unfinished
+from verl_hier.rollout.prompts import source_turns
 from verl_hier.rollout.recorded_policy import differences
 from verl_hier.rollout.unfinished import LEFT_UNFINISHED, UnfinishedEpisode
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
@@ -253,6 +253,6 @@ def test_windowed_contexts_keep_their_messages():
 def test_fields_that_a_template_uses():
     plan, report = object(), object()
     words = {"plan": [plan], "report": [report]}
-    assert unfinished("{plan} {x}", words) == [plan]
-    assert unfinished("{report[0]} {plan!r:>3}", words) == [plan, report]
-    assert unfinished("{{plan}}", words) == []
+    assert source_turns("{plan} {x}", words) == [plan]
+    assert source_turns("{report[0]} {plan!r:>3}", words) == [plan, report]
+    assert source_turns("{{plan}}", words) == []

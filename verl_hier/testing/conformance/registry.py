@@ -23,8 +23,9 @@ def plugin_module(path: str) -> Any:
 
 
 def builtin_estimators() -> dict[str, EstimatorSpec]:
-    """Every built-in estimator, sorted by name."""
-    return cast("dict[str, EstimatorSpec]", dict(sorted(_builtin("estimator").items())))
+    """Every built-in estimator that computes credit itself, sorted by name; `native` ones leave that to verl."""
+    specs = cast("dict[str, EstimatorSpec]", _builtin("estimator"))
+    return {name: spec for name, spec in sorted(specs.items()) if not spec.native}
 
 
 def estimator(name: str) -> EstimatorSpec:

@@ -1,6 +1,5 @@
 import numpy as np
 from role_median import ESTIMATOR, Options, hier_metrics
-
 from verl_hier.credit.estimate import estimate
 from verl_hier.testing.estimator import check_estimator, make_table
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-
 from verl_hier.credit import Credit, turn_advantage
 from verl_hier.graph import TurnTable
 from verl_hier.hookspecs import hookimpl
@@ -43,7 +42,7 @@ ESTIMATOR = EstimatorSpec(
 
 @hookimpl
 def hier_estimators() -> list[EstimatorSpec]:
-    """Brings `role_median`."""
+    """Registers `role_median`."""
     return [ESTIMATOR]
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
 from verl_hier.credit import group_ids, rewards_to_go, trained_only
 from verl_hier.graph import TurnTable
 from verl_hier.hookspecs import hookimpl
@@ -43,5 +42,5 @@ ESTIMATOR = EstimatorSpec(
 
 @hookimpl
 def hier_estimators() -> list[EstimatorSpec]:
-    """Brings `baseline_gap`."""
+    """Registers `baseline_gap`."""
     return [ESTIMATOR]

@@ -1,0 +1,1 @@
+"""Example plugins: installable packages that `verl-hier new` copies."""
