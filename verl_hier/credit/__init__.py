@@ -10,6 +10,7 @@ from verl_hier.credit.groups import (
     singletons,
 )
 from verl_hier.credit.paths import (
+    WeightBy,
     code_mask,
     episode_votes,
     episodes_to_turns,
@@ -40,6 +41,7 @@ from verl_hier.credit.segments import (
 
 __all__ = [
     "Credit",
+    "WeightBy",
     "chain_links",
     "code_mask",
     "discounted_sum",

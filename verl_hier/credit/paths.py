@@ -19,7 +19,8 @@ from verl_hier.errors import CreditError
 if TYPE_CHECKING:
     from verl_hier.graph.turn_table import TurnTable
 
-WeightBy = Literal["turn", "episode", "role", "row"]
+WeightBy = Literal["token", "row", "turn", "episode", "role"]
+"""The unit that counts once: in the statistics of a group (`hier.estimator.weight_by`), in the loss (`hier.guards`)."""
 Shared = Literal["repeat", "average", "owner"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,14 +32,16 @@ def turn_keys(table: TurnTable, columns: Sequence[str]) -> Ints:
 
 
 def turn_votes(table: TurnTable, keys: Ints, weight_by: WeightBy, where: ArrayLike | None = None) -> Floats | None:
-    """(T,) votes of the turns inside their group: who has an equal say.
+    """(T,) weights of the turns in the statistics of their group, such that each unit of `weight_by` counts once.
 
-    `turn`: every turn (None). `episode`: every episode, shared equally by its turns in the group. `role`: every role
-    of an episode. `row`: every merged row, by a turn column `row` that the trainer provides. Only turns of `where`
-    (T,), the trained ones when omitted, share a vote; the others have none.
+    `turn`: every turn (None). `token`: every action token. `episode`: every episode, its weight shared equally by its
+    turns in the group. `role`: every role of an episode. `row`: every token sequence that is trained. Only turns of
+    `where` (T,), the trained ones when omitted, have a weight.
     """
     if weight_by == "turn":
         return None
+    if weight_by == "token":
+        return np.where(table["trained"] if where is None else where, table["n_tokens"], 0).astype(np.float64)
     owners: dict[str, tuple[str, ...]] = {"episode": ("episode",), "role": ("episode", "role"), "row": ("row",)}
     blocks = group_ids(keys, *(table[name] for name in owners[weight_by]))
     chosen = np.asarray(table["trained"] if where is None else where, bool)
@@ -47,14 +50,15 @@ def turn_votes(table: TurnTable, keys: Ints, weight_by: WeightBy, where: ArrayLi
 
 
 def episode_votes(table: TurnTable, weight_by: WeightBy) -> Floats | None:
-    """(E,) votes of the episodes: None for one each, or the number of their trained turns, roles or rows."""
+    """(E,) weights of the episodes: None for 1 each, or the number of their trained tokens, turns, roles or rows."""
     if weight_by == "episode":
         return None
     step_episode, step_turn = table.step_episode, table.step_turn
     trained = np.asarray(table["trained"], bool)[step_turn]
     count = len(table.episodes["return"])
-    if weight_by == "turn":
-        return np.bincount(step_episode, trained, count).astype(np.float64)
+    if weight_by in ("turn", "token"):
+        size = trained if weight_by == "turn" else trained * np.asarray(table["n_tokens"])[step_turn]
+        return np.bincount(step_episode, size, count).astype(np.float64)
     column = np.asarray(table[weight_by])[step_turn]
     pairs = np.unique(np.stack([step_episode[trained], column[trained]], 1), axis=0)
     return np.bincount(pairs[:, 0], minlength=count).astype(np.float64)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
+from verl_hier.graph.rows import owning_chains
 from verl_hier.graph.turn_table import Array, TurnTable
 
 
@@ -25,6 +26,7 @@ class TableBuilder:
         self._names: dict[str, dict[str, int]] = {"agent": {}, "role": {}}
         self._groups = 0
         self._trees = 0
+        self._rows = 0
         self.turn_of: list[dict[int, int]] = []
 
     def add(self, graph: RolloutGraph, trained: Callable[[Node], bool] = lambda node: True) -> None:
@@ -51,13 +53,16 @@ class TableBuilder:
         for episode in complete:
             for node in paths[episode.id]:
                 through[node].append(episode)
+        row_of = owning_chains(graph)
         for node in used:
             turn = self._turn(graph.nodes[node], turn_of, owners[node], through[node])
             turn["trained"] = graph.nodes[node].trained and trained(graph.nodes[node])
+            turn["row"] = self._rows + row_of[node]
             self._turns.append(turn)
             self._add_tokens(graph.nodes[node], turn_of[node])
         self.turn_of.append(turn_of)
         self._groups += 1
+        self._rows += 1 + max(row_of.values(), default=0)
         self._trees += 1 + max((episode.tree for episode in graph.episodes), default=0)
 
     def _episode(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.graph.nodes import Node, RolloutGraph
+from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
 
 SharedPrefix = Literal["once", "repeat", "average", "first_owner"]
 
@@ -65,6 +65,22 @@ def _follow(chain: list[int], successor: dict[int, int]) -> list[int]:
     return chain
 
 
+def owning_chains(graph: RolloutGraph) -> dict[int, int]:
+    """Each turn of the complete episodes with the number of the chain that trains it, or the first one that does."""
+    owner: dict[int, int] = {}
+    number = 0
+    for episode in trained_first(graph):
+        for number, chain in enumerate(chains(graph, episode.id), start=number + 1):
+            for node in chain:
+                owner.setdefault(node, number)
+    return owner
+
+
+def trained_first(graph: RolloutGraph) -> list[EpisodeRecord]:
+    """Complete episodes in the order in which they own shared turns: those that are trained before the others."""
+    return sorted(graph.complete(), key=lambda episode: not episode.trained)
+
+
 def graph_rows(graph: RolloutGraph, trained: Callable[[Node], bool], rule: SharedPrefix = "once") -> list[Row]:
     """Rows of all complete episodes of a task, grouped by episode; rows that train nothing are left out.
 
@@ -74,10 +90,9 @@ def graph_rows(graph: RolloutGraph, trained: Callable[[Node], bool], rule: Share
         rule: with `once` and `first_owner` a turn that several episodes share is trained in the first of them only;
             with `repeat` and `average` in each of them.
     """
-    episodes = sorted(graph.complete(), key=lambda episode: not episode.trained)
     everywhere: set[int] = set()
     rows: list[Row] = []
-    for episode in episodes:
+    for episode in trained_first(graph):
         owned = set() if episode.trained and rule in ("repeat", "average") else everywhere
         for chain in chains(graph, episode.id):
             mine = {i for i in chain if i not in owned and graph.nodes[i].trained and trained(graph.nodes[i])}

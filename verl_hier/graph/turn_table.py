@@ -24,6 +24,7 @@ TURN_COLUMNS: dict[str, str] = {
     "role": "int; index into `names['role']`",
     "level": "int; 0 is the highest level",
     "turn": "int; 0-based number of the turn on its path",
+    "row": "int; number of the token sequence that trains it, of the first one where several do",
     "segment": "int; running number of the subgoal or plan on the path",
     "plan": "int; turn index of the plan or design above this turn, -1 without one",
     "parent": "int; turn before it on its path, -1 for a first turn",

@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
+from verl_hier.credit import WeightBy
 from verl_hier.errors import RecipeError
 from verl_hier.graph.rows import SharedPrefix
 from verl_hier.host.specs import KINDS, Kind, build_dataclass
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
-
-WeightBy = Literal["token", "row", "turn", "episode", "role"]
 
 
 @dataclass(frozen=True)

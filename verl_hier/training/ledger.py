@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.credit import Credit
+from verl_hier.credit import Credit, WeightBy
 from verl_hier.errors import CreditError
 from verl_hier.graph import RolloutGraph, SharedPrefix, TableBuilder, TurnTable
-from verl_hier.recipe.schema import WeightBy
 from verl_hier.training.schedule import Phase
 
 Ints = NDArray[np.int64]

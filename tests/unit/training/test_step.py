@@ -31,7 +31,7 @@ def make_step(graph):
     return Step(identities, keys), keys, rows
 
 
-def run(graph, spec, order=None, guards=None, **more):
+def run(graph, spec, order=None, guards=None, options=None, **more):
     """`train_step` on a batch in `order` (row numbers, None for verl's padding rows of one token)."""
     step, keys, rows = make_step(graph)
     order = list(range(len(rows))) if order is None else order
@@ -47,7 +47,7 @@ def run(graph, spec, order=None, guards=None, **more):
         keys=["padding" if i is None else keys[i] for i in order],
         columns=columns,
         host=HOST,
-        estimator=Part(spec, spec.options()),
+        estimator=Part(spec, options or spec.options()),
         guards=guards or GuardOptions(),
         number=1,
         metrics=metrics,

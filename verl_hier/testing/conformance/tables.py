@@ -131,6 +131,7 @@ def _fill(columns: dict[str, Array], step_episode: Array, step_turn: Array, coun
     columns.setdefault("segment", np.zeros(count, np.int64))
     columns.setdefault("plan", np.full(count, -1, np.int64))
     columns.setdefault("depth", columns["turn"])
+    columns.setdefault("row", columns["episode"])
     for name, default in _BOOLS.items():
         if name in columns:
             columns[name] = columns[name].astype(bool)
