@@ -68,11 +68,10 @@ def _follow(chain: list[int], successor: dict[int, int]) -> list[int]:
 def owning_chains(graph: RolloutGraph) -> dict[int, int]:
     """Each turn of the complete episodes with the number of the chain that trains it, or the first one that does."""
     owner: dict[int, int] = {}
-    number = 0
-    for episode in trained_first(graph):
-        for number, chain in enumerate(chains(graph, episode.id), start=number + 1):
-            for node in chain:
-                owner.setdefault(node, number)
+    every = (chain for episode in trained_first(graph) for chain in chains(graph, episode.id))
+    for number, chain in enumerate(every):
+        for node in chain:
+            owner.setdefault(node, number)
     return owner
 
 
