@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import yaml
+
 from verl_hier.host.describe import needs_of, options_of
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec, Kind, SamplerSpec, Spec, WorkerSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+RECIPES = ROOT / "recipes"
 BLOCK = re.compile(r"(<!-- generated: ([\w ./-]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 KINDS: tuple[Kind, ...] = ("environment", "worker", "sampler", "estimator", "schedule")
 
@@ -88,6 +91,33 @@ def options(cls: type) -> Iterator[str]:
                 yield from options(inner)
 
 
+# ---- methods and recipes ----
+
+
+def method(*groups: str) -> Iterator[str]:
+    """The parts that the method groups combine, and the recipes that use them; for pages in docs/methods/."""
+    head = ("", *(f"`hier/method: {group}`" for group in groups))
+    blocks = [yaml.safe_load((RECIPES / "hier" / "method" / f"{group}.yaml").read_text("utf-8")) for group in groups]
+    rows = []
+    for kind in KINDS[1:]:
+        names = [block["hier"].get(kind, {}).get("name", DEFAULTS.get(kind, "")) for block in blocks]
+        if any(names):
+            rows.append((kind, *(f"[`{name}`]({link(host().spec(kind, name).doc)})" for name in names)))
+    rows.append(("recipes", *(", ".join(f"`{name}`" for name in recipes_of(group)) for group in groups)))
+    yield from table(head, *rows)
+
+
+DEFAULTS = {"schedule": "joint"}
+
+
+def recipes_of(group: str) -> Iterator[str]:
+    """The recipes whose defaults list names a method group."""
+    for file in sorted(RECIPES.glob("*.yaml")):
+        defaults = yaml.safe_load(file.read_text("utf-8"))["defaults"]
+        if any(isinstance(line, dict) and line.get("hier/method") == group for line in defaults):
+            yield file.stem
+
+
 # ---- lists ----
 
 
@@ -139,6 +169,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     **{kind: lambda name, kind=kind: part(kind, name) for kind in KINDS},
     "parts": parts,
     "losses": losses,
+    "method": method,
     "options": lambda reference: options(imported(reference)),
 }
 
