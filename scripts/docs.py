@@ -10,7 +10,9 @@ A page holds generated text between `<!-- generated: NAME ARGUMENTS -->` and `<!
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
+import json
 import re
 import sys
 import typing
@@ -20,9 +22,13 @@ from pathlib import Path
 
 import yaml
 
+from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.describe import needs_of, options_of
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import EstimatorSpec, Kind, SamplerSpec, Spec, WorkerSpec
+from verl_hier.host.specs import EstimatorSpec, Kind, NoOptions, SamplerSpec, Spec, WorkerSpec
+from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier_plugins.samplers.independent import Independent
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -149,6 +155,48 @@ def losses() -> Iterator[str]:
     yield from table(("policy loss", "what it does"), *rows)
 
 
+def columns(kind: str) -> Iterator[str]:
+    """The columns of the turn table, of one kind: `turn` or `episode`."""
+    known = {"turn": TURN_COLUMNS, "episode": EPISODE_COLUMNS}[kind]
+    rows = ((f"`{name}`", *(cell(part) for part in text.split("; ", 1))) for name, text in known.items())
+    yield from table(("column", "type", "meaning"), *rows)
+
+
+# ---- examples ----
+
+
+def example_graph() -> Iterator[str]:
+    """A rollout graph as its file holds it: an agent that goes right twice."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fixtures.corridor import Corridor
+
+    rollout = roll_out_scripted(
+        environment=lambda: Corridor(2),
+        worker=lambda: React(ReactOptions()),
+        sampler=Independent(NoOptions()),
+        answer=lambda prompt, sampling: "right",
+        n=1,
+    )
+    graph = asyncio.run(rollout)[0].to_dict()
+    yield from ("```json", *json_lines(graph), "```")
+
+
+def json_lines(value: dict[str, typing.Any], indent: str = "") -> Iterator[str]:
+    """JSON with one entry of an object or of a list of objects on each line."""
+    yield indent + "{"
+    for name, entry in value.items():
+        comma = "," if name != list(value)[-1] else ""
+        if isinstance(entry, list) and entry and isinstance(entry[0], dict) and "id" in entry[0]:
+            yield f'{indent}  "{name}": ['
+            for item in entry:
+                *lines, last = json_lines(item, indent + "    ")
+                yield from (*lines, last + ("," if item is not entry[-1] else ""))
+            yield f"{indent}  ]{comma}"
+        else:
+            yield f'{indent}  "{name}": {json.dumps(entry, ensure_ascii=False)}{comma}'
+    yield indent + "}"
+
+
 # ---- writing ----
 
 
@@ -170,6 +218,8 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "parts": parts,
     "losses": losses,
     "method": method,
+    "columns": columns,
+    "example_graph": example_graph,
     "options": lambda reference: options(imported(reference)),
 }
 

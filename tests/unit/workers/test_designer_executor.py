@@ -185,7 +185,7 @@ def test_the_scripts_on_the_page_are_sound():
     page = (Path(__file__).parents[3] / "docs/methods/metaagent_x.md").read_text(encoding="utf-8")
     picture, language = (
         page.split(start)[1].split(end)[0]
-        for start, end in (("in this picture is", "where the"), ("a large one. It is a part of Python:", "| | |"))
+        for start, end in (("in this picture is", "where the"), ("It is a part of Python:", "| | |"))
     )
     scripts = [
         textwrap.dedent(part) for text in (picture, language) for part in text.strip("\n").split("\n\n") if part.strip()
