@@ -1,4 +1,4 @@
-"""Actions of the form `<verb>body</verb>` or `verb body`, as environments with a few verbs understand them."""
+"""Parser for actions of the form `<verb>body</verb>` or `verb body`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def parse_verb(text: str, verbs: Sequence[str]) -> tuple[str, str] | None:
-    """The verb and the body of an action; takes time in proportion to the text, whatever it is.
+    """The verb and the body of an action, None when there is no verb. Linear in the length of the text.
 
     Args:
-        text: what a policy said. The last complete pair of tags counts, so that one quoted while thinking does no
-            harm; without one, the text has to begin with a verb. A code fence around the body is taken off.
-        verbs: the words that count.
+        text: a policy's turn. The last complete pair of tags counts, because earlier ones may be quoted in the
+            reasoning; without tags the text has to begin with a verb. A code fence around the body is removed.
+        verbs: the known verbs.
     """
     ends = {verb: text.rfind(f"</{verb}>") for verb in verbs}
     verb = max(ends, key=lambda each: ends[each])

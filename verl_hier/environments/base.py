@@ -1,7 +1,7 @@
-"""The world as verl-hier sees it: `reset`, `step`, `fork`, `close`, and what one step answers.
+"""The interface of an environment: `reset`, `step`, `fork`, `close`, and the result of a step.
 
 An environment is plain synchronous code that knows nothing of tokens, roles or Ray. It runs in a process of its own
-behind `environments.pool`, which adds time limits, crash recovery by replay and an asyncio face.
+behind `environments.pool`, which adds time limits, crash recovery by replay and an asyncio interface.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the world answers to a reset or an action. Must be picklable and small.
+    """The answer to a reset or an action. Must be picklable and small.
 
     Attributes:
-        text: the observation, as the policy may read it.
+        text: the observation as the policy reads it.
         reward: reward of this step; 0 for a reset.
-        done: the task ended by its own rules (won or lost).
-        truncated: the world cut the episode (its own step limit), which is not an end of the task.
+        done: the task has ended by its own rules (won or lost).
+        truncated: the environment cut the episode off (its step limit), which does not end the task.
         valid: False when the action was not understood or not admissible; the state is then unchanged.
-        admissible: actions that are possible now, if the world can tell.
-        anchor: identity of the state *before the next action*; equal strings mean equal states.
-        info: anything else that is JSON-able; `won` (bool) and `score` (float) are read by the trainer's metrics.
+        admissible: the actions that are possible now, if the environment knows them.
+        anchor: identity of the state *before the next action*: equal strings mean equal states.
+        info: further JSON-able values; `won` (bool) and `score` (float) are read by the trainer's metrics.
     """
 
     text: str
@@ -38,7 +38,7 @@ class StepResult:
 
 
 class Environment(ABC):
-    """One instance of a world. Deterministic: same task, seed and actions give the same steps."""
+    """One instance of an environment. Deterministic: equal task, seed and actions give equal steps."""
 
     @abstractmethod
     def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
@@ -46,11 +46,11 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: str) -> StepResult:
-        """Apply one action. An action that makes no sense is answered with `valid=False`, not with an exception."""
+        """Apply one action. Nonsensical actions are answered with `valid=False`, not with an exception."""
 
     def fork(self) -> Environment | None:
         """An independent copy in the same state, or None when only replay can make one."""
         return None
 
     def close(self) -> None:  # noqa: B027 - optional
-        """Free what the instance holds. Called once."""
+        """Free the resources of the instance. Called once."""

@@ -1,12 +1,11 @@
 """The process in which environments live: `python -m verl_hier.environments.child <fd> <parent pid>`.
 
-It imports this package's light half and what the factory needs, nothing else: no torch, no verl, no Ray.
-It ends when the pool closes the socket, and, should an environment hang then, when it notices that its parent is gone.
+It imports the light part of this package and what the factory needs: no torch, no verl, no Ray. It ends when the pool
+closes the socket or, if an environment hangs then, when it notices that its parent has ended.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import sys
@@ -19,22 +18,13 @@ from typing import Any
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.wire import HEADER, pack, unpack
 from verl_hier.errors import HierError
+from verl_hier.host.specs import LazyFunction
 
 PARENT_CHECK_S = 1.0
 
 
-def load_factory(path: str) -> Callable[[Any], Environment]:
-    """`package.module:function` as the function."""
-    module, _, name = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    factory: Callable[[Any], Environment] = found
-    return factory
-
-
-class Household:
-    """The environments of this process by number, and what can be asked of them."""
+class Instances:
+    """The environments of this process by number, and the calls that the pool may make."""
 
     def __init__(self, factory: Callable[[Any], Environment], options: Any) -> None:
         self._factory = factory
@@ -66,7 +56,7 @@ class Household:
             environment.close()
 
     def forget(self, number: int) -> None:
-        """Drop an instance whose code raised, whatever its close does."""
+        """Drop an instance whose code raised, even if its `close` raises as well."""
         try:
             self.close(number)
         except Exception:
@@ -79,7 +69,7 @@ class Household:
 
 def _checked(step: Any, method: str) -> StepResult:
     if not isinstance(step, StepResult):
-        raise TypeError(f"{method}() must return a verl_hier.environments.base.Step, got {type(step).__name__}")
+        raise TypeError(f"{method}() must return a verl_hier.environments.base.StepResult, got {type(step).__name__}")
     return step
 
 
@@ -99,31 +89,35 @@ def _next(connection: socket.socket) -> Any:
     return unpack(_receive(connection, size))
 
 
-def _answer(household: Household, method: str, number: int, arguments: tuple[Any, ...]) -> bytes:
-    """The packed reply of one call: `(kind, payload)`; nothing that an environment does escapes."""
+def _answer(instances: Instances, method: str, number: int, arguments: tuple[Any, ...]) -> bytes:
+    """The packed reply to one call: `(kind, payload)`; no exception of an environment leaves this function."""
     try:
-        return pack(("done", getattr(household, method)(number, *arguments)))
+        return pack(("done", getattr(instances, method)(number, *arguments)))
     except HierError as error:
-        household.forget(number)
+        instances.forget(number)
         return pack(("refused", str(error)))
     except (Exception, SystemExit) as error:
-        household.forget(number)
+        instances.forget(number)
         last = traceback.extract_tb(error.__traceback__)[-1]
         return pack(("raised", f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"))
 
 
 def _leave_with(parent: int) -> None:
-    """End this process when the parent is gone, even while an environment hangs."""
+    """Exit when the parent has ended, even while an environment hangs."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
     os._exit(1)
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer calls one after the other until the pool hangs up."""
-    path, options = _next(connection)
+    """Answer calls one after the other until the pool closes the connection."""
+    path, setup = _next(connection)
     try:
-        household = Household(load_factory(path), unpack(options))
+        factory, options = unpack(setup)
+        instances = Instances(factory.resolve() if isinstance(factory, LazyFunction) else factory, options)
+    except HierError as error:
+        connection.sendall(pack(("refused", str(error))))
+        return
     except Exception as error:
         connection.sendall(pack(("raised", f"cannot import {path!r} or its options: {type(error).__name__}: {error}")))
         return
@@ -131,15 +125,15 @@ def serve(connection: socket.socket) -> None:
     try:
         while True:
             method, number, arguments = _next(connection)
-            # Tells the pool whose call it was if this process dies during it.
+            # If this process dies now, the pool knows during which call.
             connection.sendall(pack(("started", None)))
-            connection.sendall(_answer(household, method, number, arguments))
+            connection.sendall(_answer(instances, method, number, arguments))
     except (EOFError, ConnectionError):
-        household.close_all()
+        instances.close_all()
 
 
 def main() -> None:
-    """Serve on the socket whose descriptor the pool passed on."""
+    """Serve on the socket whose descriptor is the first argument."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     with socket.socket(fileno=descriptor) as connection:

@@ -1,10 +1,10 @@
-"""Isolation: environments in processes of their own, behind an asyncio face that survives hangs and crashes.
+"""Environments in processes of their own, behind an asyncio interface that survives hangs and crashes.
 
-A call that takes too long costs its own episode and nobody else's: the process is killed, and the other episodes that
-lived there are rebuilt on a fresh one when they are next used, by replaying their actions and comparing every answer
-with the recorded one. An exception costs its own episode and leaves the process alone.
+A call that exceeds its time limit loses only its own episode: the process is killed, and the other episodes in it are
+rebuilt in a new one when they are next used, by replaying their actions and comparing every answer with the recorded
+one. An exception loses its own episode and leaves the process running.
 
-    pool = EnvironmentPool("my_package.world:build", options, processes=2, time_limit_s=30.0)
+    pool = EnvironmentPool("my_package.environment:build", options, processes=2, time_limit_s=30.0)
     handle, first = await pool.open(task, seed=0)
     step = await handle.step("go to fridge 1")
     other = await handle.fork()
@@ -22,6 +22,7 @@ from typing import Any, Literal
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.process import Died, Process, Raised, Refused, TookTooLong
 from verl_hier.errors import RecipeError
+from verl_hier.host.specs import lazy
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,11 @@ _COUNT_OF = {"raised": "raised", "timeout": "timeouts", "killed": "killed", "rep
 
 
 class EnvironmentFailure(Exception):
-    """An episode is lost to its environment.
+    """The environment of an episode failed, and the episode is lost.
 
     Attributes:
-        kind: `raised` (its code threw), `timeout`, `killed` (its process died in its call), `replay_mismatch` (it
-            could not be rebuilt: the environment is not deterministic).
+        kind: `raised` (its code raised), `timeout`, `killed` (its process died during its call), `replay_mismatch` (its
+            replay gave other answers: the environment is not deterministic).
     """
 
     def __init__(self, kind: FailureKind, message: str) -> None:
@@ -59,10 +60,10 @@ class Handle:
     """One episode in one environment. Made by `EnvironmentPool.open` or `fork`; one call at a time.
 
     Attributes:
-        task: what was reset.
+        task: the task of the reset.
         seed: the seed of the reset.
-        actions: actions so far.
-        steps: answers so far, beginning with the reset's; one longer than `actions`.
+        actions: the actions so far.
+        steps: the answers so far, beginning with that of the reset; one more than `actions`.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Handle:
         process.load += 1
 
     async def step(self, action: str) -> StepResult:
-        """Apply an action. Raises `EnvironmentFailure` when the episode is lost; every later call raises it again."""
+        """Apply an action. Raises `EnvironmentFailure` when the episode is lost, and again at every later call."""
         await self._ensure_alive()
         step: StepResult = await self._call("step", action)
         self._pool.counts["steps"] += 1
@@ -90,7 +91,7 @@ class Handle:
         return step
 
     async def fork(self) -> Handle:
-        """An independent handle in the same state: by the environment's own `fork`, else by a checked replay."""
+        """An independent handle in the same state, by the environment's own `fork` or else by a checked replay."""
         await self._ensure_alive()
         copy = Handle(self._pool, self._process, next(self._pool.numbers), self.task, self.seed)
         copy.actions, copy.steps = self.actions, self.steps
@@ -118,7 +119,7 @@ class Handle:
                 after = f"action {number} ({self.actions[number - 1]!r})" if number else "reset"
                 raise await self._lose(
                     "replay_mismatch",
-                    f"after {after} the environment said {was.text!r} and in the replay {now.text!r}; it is not "
+                    f"after {after} the environment answered {was.text!r} and in the replay {now.text!r}; it is not "
                     "deterministic for the same task, seed and actions",
                 )
 
@@ -148,7 +149,7 @@ class Handle:
             await self.replay()
 
     async def open(self) -> StepResult:
-        """The first reset; called by the pool."""
+        """Reset the environment; called once, by the pool."""
         self._life = await self._process.alive()
         step: StepResult = await self._call("open", self.task, self.seed)
         self._pool.counts["resets"] += 1
@@ -162,7 +163,7 @@ class Handle:
             try:
                 return await self._process.call(method, self._number, arguments, limit, self._life)
             except asyncio.CancelledError:
-                # The environment may or may not have moved on; the next use rebuilds it from the history.
+                # The environment may have taken the action or not; the next use rebuilds it from the history.
                 self._life = -1
                 raise
             except TookTooLong:
@@ -177,7 +178,7 @@ class Handle:
                 if error.during_call:
                     message = f"the process died during {method} ({error})"
                     raise await self._lose("killed", message) from None
-                # It died before it took up this call, so this episode is not to blame: rebuild it and ask again.
+                # It died before it began this call, so this episode is not to blame: rebuild it and try again.
                 if method == "replay":
                     self._life = await self._process.alive()
                 elif self.steps:
@@ -197,11 +198,11 @@ class EnvironmentPool:
     """Environments of one kind in `processes` processes. Belongs to the event loop that first uses it.
 
     Args:
-        factory: `package.module:function` (or such a function), called as `factory(options)` in the processes.
+        factory: a function or its name, `package.module:function`; called as `factory(options)` in the processes.
         options: picklable options; its class must be importable without heavy packages.
-        processes: how many processes; each runs one call at a time for any number of episodes.
-        time_limit_s: limit of one call.
-        start_limit_s: limit of a process's start, imports included.
+        processes: number of processes; each holds any number of episodes and runs one call at a time.
+        time_limit_s: time limit of one call in seconds.
+        start_limit_s: time limit of the start of a process in seconds, imports included.
     """
 
     def __init__(
@@ -217,12 +218,12 @@ class EnvironmentPool:
         self.time_limit_s = time_limit_s
         self.counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self.numbers = itertools.count()
-        path = factory if isinstance(factory, str) else f"{factory.__module__}:{factory.__qualname__}"
-        setup = (path, pickle.dumps(options))
+        factory = lazy(factory) if isinstance(factory, str) else factory
+        setup = (f"{factory.__module__}:{factory.__qualname__}", pickle.dumps((factory, options)))
         self._processes = [Process(setup, start_limit_s, self._restarted) for _ in range(processes)]
 
     async def open(self, task: Mapping[str, Any], seed: int) -> tuple[Handle, StepResult]:
-        """A new episode in the process that has fewest, and the answer to its reset."""
+        """A new episode in the process with the fewest open ones, and the answer to its reset."""
         handle = Handle(self, self.least_loaded(), next(self.numbers), task, seed)
         try:
             return handle, await handle.open()
@@ -231,17 +232,17 @@ class EnvironmentPool:
             raise
 
     async def start(self) -> None:
-        """Start all processes now instead of at their first use."""
+        """Start all processes now instead of on first use."""
         for process in self._processes:
             await process.alive()
 
     async def kill_processes(self) -> None:
-        """Kill every process as a crash would, between two calls; episodes go on by replay. For tests."""
+        """Kill every process between two calls, as a crash would; episodes continue by replay. For tests."""
         for process in self._processes:
             await process.kill()
 
     async def close(self) -> None:
-        """End all processes. Handles that are still open must not be used afterwards."""
+        """Stop all processes. Handles that are still open must not be used afterwards."""
         for process in self._processes:
             await process.stop()
 

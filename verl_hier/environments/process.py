@@ -1,4 +1,4 @@
-"""One environment process seen from the pool: start, call with a limit, kill, start again."""
+"""The pool's end of one environment process: start, call with a time limit, kill, restart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_hier.environments.wire import HEADER, pack, unpack
-from verl_hier.errors import RolloutError
+from verl_hier.errors import RecipeError, RolloutError
 
 logger = logging.getLogger(__name__)
 
@@ -20,22 +20,22 @@ STOP_LIMIT_S = 2.0
 
 
 class TookTooLong(Exception):
-    """The call exceeded its limit; the process is dead."""
+    """The call exceeded its time limit; the process was killed."""
 
 
 class Raised(Exception):
-    """The environment raised; the process lives."""
+    """The environment raised an exception; the process goes on."""
 
 
 class Refused(Exception):
-    """The environment said that the recipe cannot be run; the process lives."""
+    """The environment refused the recipe; the process goes on."""
 
 
 class Died(Exception):
-    """The process is gone.
+    """The process has ended.
 
     Attributes:
-        during_call: whether it had taken up the call that reports this.
+        during_call: whether it had begun the call that reports this.
     """
 
     def __init__(self, message: str, during_call: bool) -> None:
@@ -44,11 +44,11 @@ class Died(Exception):
 
 
 class Process:
-    """A child that is started when first needed and again after it died. `life` counts the starts.
+    """A child process that is started on first use and again after it has died.
 
     Attributes:
-        load: open episodes that are placed here.
-        life: number of the present life; -1 while there is no child.
+        load: number of open episodes in it.
+        life: number of the current start, from 0; -1 while there is no child.
     """
 
     def __init__(self, setup: tuple[str, bytes], start_limit_s: float, restarted: Callable[[], None]) -> None:
@@ -67,11 +67,11 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the present child."""
+        """Process id of the current child."""
         return self._child.pid if self._child is not None else None
 
     async def alive(self) -> int:
-        """The present life; starts a child if there is none."""
+        """The current `life`; starts a child if there is none."""
         if self._died():
             async with self._busy:
                 if self._died():
@@ -81,16 +81,16 @@ class Process:
     async def call(
         self, method: str, number: int, arguments: tuple[Any, ...], limit_s: float, life: int | None = None
     ) -> Any:
-        """Ask the child; waits for its turn, then at most `limit_s`.
+        """Call a method in the child; waits for its turn, then at most `limit_s`.
 
         Args:
-            method: a method of `child.Household`.
+            method: a method of `child.Instances`.
             number: the instance.
-            arguments: what else the method takes.
-            limit_s: time limit of the call itself.
-            life: the life that the instance was made in; `Died` when that one is over.
+            arguments: the other arguments of the method.
+            limit_s: time limit of the call itself in seconds.
+            life: the `life` in which the instance was made; raises `Died` when another one has begun.
         """
-        # A caller that is cancelled must not leave a half-read answer behind, so the exchange itself runs to its end.
+        # A cancelled caller must not leave a half-read answer behind, so the exchange itself is completed.
         exchange = asyncio.ensure_future(self._in_turn((method, number, arguments), limit_s, life))
         exchange.add_done_callback(_retrieve)
         kind, payload = await asyncio.shield(exchange)
@@ -103,37 +103,37 @@ class Process:
     async def _in_turn(self, request: Any, limit_s: float, life: int | None) -> tuple[str, Any]:
         async with self._busy:
             if self._died():
-                await self._bury()
+                await self._discard()
                 raise Died("it ended between two calls", during_call=False)
             if life is not None and life != self.life:
                 raise Died("it was started again", during_call=False)
             try:
                 return await self._exchange(request, limit_s)
             except TookTooLong:
-                await self._bury()
+                await self._discard()
                 raise
 
     async def drop(self, number: int) -> None:
-        """Free an instance, whatever state the child is in."""
+        """Free an instance, whatever the state of the child."""
         try:
             await self.call("close", number, (), STOP_LIMIT_S)
         except (TookTooLong, Raised, Refused, Died) as error:
             logger.warning("freeing an environment failed: %s", error)
 
     async def kill(self) -> None:
-        """End the child at once; the next call starts another one."""
+        """Kill the child; the next call starts another one."""
         async with self._busy:
-            await self._bury()
+            await self._discard()
 
     async def stop(self) -> None:
-        """Hang up, wait a moment, kill."""
+        """Close the connection, wait a moment, kill."""
         self._stopped = True
         if self._busy.locked() and self._child is not None:
-            # Somebody waits for an answer that nobody needs any more.
+            # A call is in progress whose answer is no longer needed.
             self._child.kill()
         async with self._busy:
             child = self._child
-            self._hang_up()
+            self._disconnect()
             if child is not None:
                 try:
                     await asyncio.to_thread(child.wait, STOP_LIMIT_S)
@@ -157,7 +157,7 @@ class Process:
         except asyncio.TimeoutError:
             raise TookTooLong from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            status = await self._bury()
+            status = await self._discard()
             raise Died(f"exit status {status}", during_call=self._started) from None
 
     async def _reply(self) -> tuple[str, Any]:
@@ -177,7 +177,7 @@ class Process:
         if self._stopped:
             raise RuntimeError("the environment pool is closed")
         if self._child is not None:
-            await self._bury()
+            await self._discard()
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "verl_hier.environments.child", str(theirs.fileno()), str(os.getpid())]
         # Popen can take milliseconds in a large process, so it stays off the event loop.
@@ -194,25 +194,27 @@ class Process:
         try:
             kind, payload = await asyncio.wait_for(self._receive(), self._start_limit_s)
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
-            status = await self._bury()
+            status = await self._discard()
             raise RolloutError(f"an environment process did not start ({type(error).__name__}, {status})") from error
         if kind != "ready":
-            await self._bury()
+            await self._discard()
+            if kind == "refused":
+                raise RecipeError(payload)
             raise RolloutError(f"an environment process did not start: {payload}")
         self.life = self._lives
         self._lives += 1
         if self.life:
             self._restarted()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._reader = self._writer = None
         self.life = -1
 
-    async def _bury(self) -> int | None:
-        """Kill what is left of the child; its exit status."""
-        self._hang_up()
+    async def _discard(self) -> int | None:
+        """Kill the child if it is still running; returns its exit status."""
+        self._disconnect()
         child, self._child = self._child, None
         if child is None:
             return None
@@ -221,6 +223,6 @@ class Process:
 
 
 def _retrieve(exchange: asyncio.Future[Any]) -> None:
-    """Look at the outcome of an exchange whose caller may be gone, so that asyncio does not complain about it."""
+    """Retrieve the exception of an exchange whose caller was cancelled, so that asyncio does not log it."""
     if not exchange.cancelled():
         exchange.exception()

@@ -1,6 +1,6 @@
-"""Disjoint splits of generated tasks: a hash of what a task says decides which split it may be in.
+"""Disjoint splits of generated tasks: a hash of a task's content decides which split it belongs to.
 
-Train, val and test therefore share no task, whatever their sizes and seeds are.
+Therefore train, val and test share no task, whatever their sizes and seeds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from verl_hier.errors import RecipeError
 
 SPLITS = ("train", "val", "test")
 MISSES = 1000
-"""Draws in a row that give nothing new, after which a generator counts as exhausted."""
+"""Consecutive draws without a new task after which a generator counts as exhausted."""
 
 
 def split_of(fingerprint: str) -> str:
-    """The split of a task: three of five are for training, one each for `val` and `test`."""
+    """The split of a task: three fifths are for training, one fifth each for `val` and `test`."""
     number = int.from_bytes(hashlib.blake2b(fingerprint.encode(), digest_size=8).digest(), "big") % 5
     return SPLITS[max(0, number - 2)]
 
@@ -29,11 +29,11 @@ def draw_tasks(
     """The first `size` different tasks of a split.
 
     Args:
-        make: `make(draw, number)` is the fingerprint and the task of a draw (0, 1, …), if `number` tasks are there
-            already, or None when the draw gives no task. A task's `id` is added here.
+        make: `make(draw, number)` returns the fingerprint and the task of a draw (0, 1, …), where `number` tasks have
+            been found so far, or None when the draw gives no task. The task's `id` is added here.
         split: one of `SPLITS`.
-        size: how many.
-        name: the environment, for errors.
+        size: number of tasks.
+        name: the environment's name, for errors.
 
     Raises:
         RecipeError: for an unknown split, or when the generator has too few different tasks.

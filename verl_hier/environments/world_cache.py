@@ -1,4 +1,4 @@
-"""Worlds that are costly to make, shared by all environments of a process; the ones used last are kept."""
+"""A cache of generated worlds for all environments of a process; the least recently used are dropped first."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ T = TypeVar("T")
 
 
 class WorldCache(Generic[T]):
-    """At most so many worlds, and at most so many of the states that they have discovered.
+    """Limited by the number of worlds and by the number of states that they have discovered.
 
-    Environments that still play a world which was dropped keep it alive themselves.
+    An environment that still uses a dropped world keeps its own reference to it.
     """
 
     def __init__(self, worlds: int, states: int, states_of: Callable[[T], int]) -> None:
         """
         Args:
-            worlds: most worlds that are kept.
-            states: most states that all of them may hold together; the one used last is kept whatever it holds.
-            states_of: how many states a world holds now.
+            worlds: maximum number of worlds.
+            states: maximum number of states in all worlds together; the world used last is always kept.
+            states_of: the number of states that a world has discovered.
         """
         self._worlds = worlds
         self._states = states
@@ -28,7 +28,7 @@ class WorldCache(Generic[T]):
         self._kept: OrderedDict[str, T] = OrderedDict()
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """The world of a key, made when it is not there."""
+        """The world of a key; made when it is not cached."""
         if key not in self._kept:
             self._kept[key] = make()
         self._kept.move_to_end(key)

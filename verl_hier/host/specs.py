@@ -28,9 +28,15 @@ class LazyFunction:
 
     Attributes:
         reference: `package.module:function`.
+        modules: importable names that it needs besides its own module.
+        part: who asks for it, with the recipe line: `hier.environment.name: search`.
+        extra: the pip extra that brings what it imports, or empty.
     """
 
     reference: str
+    modules: tuple[str, ...] = ()
+    part: str = ""
+    extra: str = ""
 
     def __post_init__(self) -> None:
         module, _, name = self.reference.partition(":")
@@ -39,8 +45,28 @@ class LazyFunction:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Import the function and call it."""
+        return self.resolve()(*args, **keywords)
+
+    def resolve(self) -> Callable[..., Any]:
+        """Import the function.
+
+        Raises:
+            RecipeError: when a package of the pip extra is missing or cannot be imported.
+        """
         module, _, name = self.reference.partition(":")
-        return getattr(importlib.import_module(module), name)(*args, **keywords)
+        try:
+            for needed in self.modules:
+                importlib.import_module(needed)
+            found: Any = importlib.import_module(module)
+        except ImportError as error:
+            if not self.extra:
+                raise
+            sentence = f"{self.part} cannot be imported ({error}); pip install 'verl-hier[{self.extra}]'."
+            raise RecipeError(sentence) from error
+        for part in name.split("."):
+            found = getattr(found, part)
+        function: Callable[..., Any] = found
+        return function
 
 
 def lazy(reference: str) -> Callable[..., Any]:
@@ -80,11 +106,18 @@ class Spec:
     def __post_init__(self) -> None:
         if isinstance(self.factory, str):
             object.__setattr__(self, "factory", lazy(self.factory))
+        for field_name in ("factory", "tasks"):
+            function = getattr(self, field_name, None)
+            if isinstance(function, LazyFunction):
+                # From here on a missing package is reported with the part and the extra that brings it.
+                part = f"hier.{self.kind}.name: {self.name}"
+                modules: tuple[str, ...] = getattr(self, "modules", ())
+                object.__setattr__(self, field_name, LazyFunction(function.reference, modules, part, self.extra))
 
 
 @dataclass(frozen=True)
 class EnvironmentSpec(Spec):
-    """A world. `factory(options)` returns an `environments.Environment`; it runs in an isolated process.
+    """An environment. `factory(options)` returns an `environments.Environment`; it runs in an isolated process.
 
     Attributes:
         tasks: `tasks(options, split) -> list[dict]`, JSON-able tasks of a split ("train" or "val"); runs on the

@@ -1,4 +1,4 @@
-"""Conformance of an environment: what the trainer relies on, checked by playing it. Call it from your own tests.
+"""Conformance check of an environment: plays it and checks what the trainer relies on. Call it from your own tests:
 
 check_environment(SPEC, options)
 """
@@ -24,7 +24,8 @@ from verl_hier.errors import HierError
 from verl_hier.host.specs import EnvironmentSpec
 
 NONSENSE = "xyzzy no such action"
-Told = tuple[str, float, bool, bool, bool, tuple[str, ...], str | None]
+Record = tuple[str, float, bool, bool, bool, tuple[str, ...], str | None]
+"""The compared fields of a `StepResult`, see `_record`."""
 
 
 def check_environment(
@@ -39,23 +40,23 @@ def check_environment(
 ) -> None:
     """Play an environment and fail with a sentence where it breaks its contract.
 
-    Checked: tasks are JSON-able; equal task, seed and actions give equal steps, also while others play in the same
-    process and draw from its global random generators; an action that makes no sense is answered with `valid=False`
-    and changes nothing; equal anchors go with equal possibilities; a fork is equal, independent, and outlives its
-    source; closing leaves no thread, process or open file; the same steps come from behind the process pool, where a
-    replay after a crash gives them again, and a call that takes too long costs its own episode only.
+    Checked: tasks are JSON-able; equal task, seed and actions give equal steps, also while other instances run in the
+    same process and draw from its global random generators; a nonsensical action is answered with `valid=False` and
+    changes nothing; equal anchors come with equal admissible actions; a fork is equal to its source, independent of it,
+    and outlives it; closing leaves no thread, process or open file behind; the process pool gives the same steps, also
+    by replay after a crash, and a call that exceeds its time limit loses its own episode only.
 
-    Where a world lists no admissible actions it is played by `actions`, else by its expert, else by nonsense alone.
+    An environment that lists no admissible actions is played with `actions`, else by its expert, else with nonsense.
 
     Args:
         spec: the registered environment.
-        options: its options, the defaults when None.
-        tasks: how many tasks are played.
-        steps: actions in each.
+        options: its options; the defaults when None.
+        tasks: number of tasks to play.
+        steps: number of actions in each.
         seed: seed of the episodes and of the random actions.
         split: split whose tasks are played.
-        isolated: also check behind the pool; the factory must then be importable by name.
-        actions: what to try where the world cannot list what is possible.
+        isolated: whether to check behind the process pool, too; the factory must then be importable by name.
+        actions: actions to try where the environment lists none.
 
     Raises:
         AssertionError: with a sentence about what is wrong.
@@ -105,8 +106,8 @@ class _Player:
         self._made: list[Environment] = []
 
     def play(self, steps: int) -> list[str]:
-        """Random actions, after which equal anchors must have meant equal possibilities."""
-        world, step = self._start()
+        """Play random actions; equal anchors must come with equal admissible actions."""
+        environment, step = self._start()
         seen: dict[str, tuple[str, ...]] = {}
         actions: list[str] = []
         while len(actions) < steps and not (step.done or step.truncated):
@@ -115,53 +116,56 @@ class _Player:
                 assert known == step.admissible, (
                     f"{self._where()}: two states have the anchor {step.anchor!r} but other admissible actions"
                 )
-            action, listed = self._choose(world, step), step.admissible
-            step = self._step(world, action)
+            action, listed = self._choose(environment, step), step.admissible
+            step = self._step(environment, action)
             if step.valid is False and action in listed:
                 raise AssertionError(f"{self._where()}: {action!r} was listed as admissible and then called invalid")
             actions.append(action)
         return actions
 
     def check_determinism(self, actions: list[str]) -> None:
-        """Two instances with the same history, and one that is reset again, say the same."""
+        """Two instances with the same history, and one that is reset again, give equal steps."""
         first, second = self.history(actions), self.history(actions)
         _same(first, second, f"{self._where()}: not deterministic for the same task, seed and actions")
-        world, _ = self._start()
+        environment, _ = self._start()
         for action in actions:
-            world.step(action)
-        again = [_told(world.reset(self._task, self._seed)), *(_told(world.step(action)) for action in actions)]
+            environment.step(action)
+        again = [
+            _record(environment.reset(self._task, self._seed)),
+            *(_record(environment.step(action)) for action in actions),
+        ]
         _same(first, again, f"{self._where()}: a second reset does not start from the beginning")
 
     def check_neighbours(self, actions: list[str]) -> None:
-        """What others do in this process changes nothing: neither another instance nor the global generators."""
+        """Neither another instance in this process nor the global random generators change anything."""
         expected = self.history(actions)
-        with _stirred_generators() as stir:
-            (world, step), (other, beside) = self._start(), self._start()
-            got = [_told(step)]
+        with _changing_generators() as disturb:
+            (environment, step), (other, beside) = self._start(), self._start()
+            got = [_record(step)]
             for action in actions:
-                stir()
+                disturb()
                 if not (beside.done or beside.truncated):
                     beside = other.step(self._choose(other, beside))
-                stir()
-                got.append(_told(self._step(world, action)))
+                disturb()
+                got.append(_record(self._step(environment, action)))
         sentence = (
-            "not deterministic while others play in its process; give each instance a random generator of its own "
+            "not deterministic while other instances run in its process; give each a random generator of its own "
             "instead of the global one, and share nothing that changes"
         )
         _same(expected, got, f"{self._where()}: {sentence}")
 
     def check_nonsense(self, actions: list[str]) -> None:
-        """An action that makes no sense is answered and changes nothing."""
-        world, step = self._start()
+        """A nonsensical action is answered and changes nothing."""
+        environment, step = self._start()
         for action in actions[: len(actions) // 2]:
-            step = world.step(action)
+            step = environment.step(action)
         if step.done or step.truncated:
             return
         try:
-            answer = self._step(world, NONSENSE)
+            answer = self._step(environment, NONSENSE)
         except Exception as error:
             raise AssertionError(
-                f"{self._where()}: an action that makes no sense raised {type(error).__name__}: {error}; "
+                f"{self._where()}: a nonsensical action raised {type(error).__name__}: {error}; "
                 "answer it with valid=False"
             ) from error
         assert not answer.valid, f"{self._where()}: {NONSENSE!r} was called valid"
@@ -169,69 +173,69 @@ class _Player:
         assert answer.admissible == step.admissible, f"{self._where()}: an invalid action changed what is admissible"
 
     def check_fork(self, actions: list[str]) -> None:
-        """A fork says what its source would have said, neither disturbs the other, and it outlives its source."""
+        """A fork answers as its source would have, neither affects the other, and the fork outlives its source."""
         half = len(actions) // 2
         expected = self.history(actions)[half + 1 :]
-        world, step = self._walk(actions[:half])
-        copy = world.fork()
+        environment, step = self._walk(actions[:half])
+        copy = environment.fork()
         if copy is None:
             return
         self._made.append(copy)
         assert self._spec.can_fork, f"{self._spec.name}: it forks, but its spec says can_fork=False"
-        # Lead the source astray first: a fork that shares its state would follow.
-        world.step(step.admissible[-1] if step.admissible else self._choose(world, step))
+        # Step the source elsewhere first: a fork that shares its state would follow.
+        environment.step(step.admissible[-1] if step.admissible else self._choose(environment, step))
         broken = f"{self._where()}: a fork differs from its source or is not independent of it"
-        _same(expected, [_told(copy.step(action)) for action in actions[half:]], broken, half + 1)
-        # The other way round: what the fork did is unknown to its source.
-        world, _ = self._walk(actions[:half])
-        self._play_and_close(world.fork(), actions[half:])
-        astray = f"{self._where()}: a fork that was played and closed disturbed its source"
-        _same(expected, [_told(world.step(action)) for action in actions[half:]], astray, half + 1)
+        _same(expected, [_record(copy.step(action)) for action in actions[half:]], broken, half + 1)
+        # The reverse: the source is not affected by what the fork did.
+        environment, _ = self._walk(actions[:half])
+        self._play_and_close(environment.fork(), actions[half:])
+        disturbed = f"{self._where()}: a fork that was played and closed disturbed its source"
+        _same(expected, [_record(environment.step(action)) for action in actions[half:]], disturbed, half + 1)
         # A sampler prunes episodes whose forks go on.
-        world, _ = self._walk(actions[:half])
-        copy = world.fork()
+        environment, _ = self._walk(actions[:half])
+        copy = environment.fork()
         assert copy is not None, f"{self._where()}: it forked once and then no more"
         self._made.append(copy)
-        self._play_and_close(world, [])
+        self._play_and_close(environment, [])
         orphan = f"{self._where()}: a fork does not outlive its source"
-        _same(expected, [_told(copy.step(action)) for action in actions[half:]], orphan, half + 1)
+        _same(expected, [_record(copy.step(action)) for action in actions[half:]], orphan, half + 1)
 
     def check_close(self, actions: list[str]) -> None:
-        """Closing gives back what an instance took: threads, child processes, open files."""
-        # The first round loads what stays for good: modules, caches, shared libraries.
-        self._come_and_go(actions)
+        """Closing releases threads, child processes and open files."""
+        # The first round loads what stays: modules, caches, shared libraries.
+        self._open_and_close(actions)
         for attempt in reversed(range(3)):
-            before = _holdings()
+            before = _resources()
             for _ in range(3):
-                self._come_and_go(actions)
-            left = {what: count - before[what] for what, count in _holdings().items() if count > before[what]}
+                self._open_and_close(actions)
+            left = {what: count - before[what] for what, count in _resources().items() if count > before[what]}
             if not left:
                 return
-            # Something else in this process may have taken one, but not three times in a row.
+            # Something else in this process may have opened one, but not three times in a row.
             assert attempt, f"{self._where()}: three instances were closed and left behind: {left}"
 
     def close(self) -> None:
-        """Every instance must close quietly."""
+        """Every instance must close without an exception."""
         while self._made:
             self._made.pop().close()
 
-    def history(self, actions: list[str]) -> list[Told]:
-        """What a fresh instance says."""
-        world, step = self._start()
-        return [_told(step), *(_told(self._step(world, action)) for action in actions)]
+    def history(self, actions: list[str]) -> list[Record]:
+        """The steps of a new instance."""
+        environment, step = self._start()
+        return [_record(step), *(_record(self._step(environment, action)) for action in actions)]
 
-    def _choose(self, world: Environment, step: StepResult) -> str:
-        """A random action that is possible, as far as anything tells what is."""
+    def _choose(self, environment: Environment, step: StepResult) -> str:
+        """A random action, an admissible one where those are known."""
         if step.admissible or self._actions:
             return self._rng.choice(step.admissible or self._actions)
-        return self._advice(world) or NONSENSE
+        return self._advice(environment) or NONSENSE
 
-    def _advice(self, world: Environment) -> str | None:
-        """What the world's expert would do now, or half the time a beginner; None without an expert for the task."""
-        if not isinstance(world, OffersExpert):
+    def _advice(self, environment: Environment) -> str | None:
+        """The next action of the expert, or half the time a mistake; None without an expert for the task."""
+        if not isinstance(environment, OffersExpert):
             return None
         try:
-            expert = world.expert(random.Random(self._seed))
+            expert = environment.expert(random.Random(self._seed))
         except HierError:
             return None
         for number in range(len(expert.subgoals)):
@@ -242,39 +246,41 @@ class _Player:
         return None
 
     def _walk(self, actions: list[str]) -> tuple[Environment, StepResult]:
-        world, step = self._start()
+        environment, step = self._start()
         for action in actions:
-            step = world.step(action)
-        return world, step
+            step = environment.step(action)
+        return environment, step
 
-    def _play_and_close(self, world: Environment | None, actions: list[str]) -> None:
-        assert world is not None, f"{self._where()}: it forked once and then no more"
+    def _play_and_close(self, environment: Environment | None, actions: list[str]) -> None:
+        assert environment is not None, f"{self._where()}: it forked once and then no more"
         for action in actions:
-            world.step(action)
-        world.close()
-        self._made = [made for made in self._made if made is not world]
+            environment.step(action)
+        environment.close()
+        self._made = [made for made in self._made if made is not environment]
 
-    def _come_and_go(self, actions: list[str]) -> None:
-        world, _ = self._walk(actions)
-        copy = world.fork()
+    def _open_and_close(self, actions: list[str]) -> None:
+        environment, _ = self._walk(actions)
+        copy = environment.fork()
         if copy is not None:
             copy.close()
-        self._play_and_close(world, [])
+        self._play_and_close(environment, [])
         gc.collect()
 
     def _start(self) -> tuple[Environment, StepResult]:
-        world = self._spec.factory(self._options)
-        assert isinstance(world, Environment), f"{self._spec.name}: the factory gave no Environment but {type(world)}"
-        self._made.append(world)
-        step = world.reset(self._task, self._seed)
-        return world, self._checked(step)
+        environment = self._spec.factory(self._options)
+        assert isinstance(environment, Environment), (
+            f"{self._spec.name}: the factory gave no Environment but a {type(environment).__name__}"
+        )
+        self._made.append(environment)
+        step = environment.reset(self._task, self._seed)
+        return environment, self._checked(step)
 
-    def _step(self, world: Environment, action: str) -> StepResult:
-        return self._checked(world.step(action))
+    def _step(self, environment: Environment, action: str) -> StepResult:
+        return self._checked(environment.step(action))
 
     def _checked(self, step: StepResult) -> StepResult:
-        assert isinstance(step, StepResult), f"{self._where()}: answered {type(step).__name__} instead of a Step"
-        assert pickle.loads(pickle.dumps(step)) == step, f"{self._where()}: a Step does not survive pickling"
+        assert isinstance(step, StepResult), f"{self._where()}: returned {type(step).__name__} instead of a StepResult"
+        assert pickle.loads(pickle.dumps(step)) == step, f"{self._where()}: a StepResult does not survive pickling"
         assert isinstance(step.admissible, tuple), f"{self._where()}: `admissible` must be a tuple"
         return step
 
@@ -283,42 +289,42 @@ class _Player:
 
 
 @contextlib.contextmanager
-def _stirred_generators() -> Iterator[Any]:
-    """A function that leaves the global generators in another state at every call; they are restored at the end."""
+def _changing_generators() -> Iterator[Any]:
+    """Gives a function that changes the state of the global generators at every call; restores it at the end."""
     draws = random.Random(0)
     saved = random.getstate(), np.random.get_state()
 
-    def stir() -> None:
+    def disturb() -> None:
         random.seed(draws.random())
         np.random.seed(draws.getrandbits(31))
 
     try:
-        yield stir
+        yield disturb
     finally:
         random.setstate(saved[0])
         np.random.set_state(saved[1])
 
 
-def _holdings() -> dict[str, int]:
-    """What this process holds."""
+def _resources() -> dict[str, int]:
+    """Threads, child processes and open files of this process."""
     process = psutil.Process()
     files = process.num_fds() if hasattr(process, "num_fds") else process.num_handles()
     return {"threads": threading.active_count(), "processes": len(process.children()), "open files": files}
 
 
-def _told(step: StepResult) -> Told:
+def _record(step: StepResult) -> Record:
     return (step.text, step.reward, step.done, step.truncated, step.valid, step.admissible, step.anchor)
 
 
-def _same(expected: list[Told], got: list[Told], sentence: str, offset: int = 0) -> None:
+def _same(expected: list[Record], got: list[Record], sentence: str, offset: int = 0) -> None:
     for number, (was, now) in enumerate(zip(expected, got, strict=True)):
-        assert was == now, f"{sentence}: step {number + offset} said {was} and then {now}"
+        assert was == now, f"{sentence}: step {number + offset} was {was} and then {now}"
 
 
 async def _check_pool(
-    spec: EnvironmentSpec, options: Any, task: Mapping[str, Any], seed: int, actions: list[str], expected: list[Told]
+    spec: EnvironmentSpec, options: Any, task: Mapping[str, Any], seed: int, actions: list[str], expected: list[Record]
 ) -> None:
-    """Texts behind the pool, after a fork, after a crash; and a clean end."""
+    """The pool gives the same steps, also after a fork and after a crash, and stops cleanly."""
     pool = EnvironmentPool(spec.factory, options, processes=1, time_limit_s=60.0)
     try:
         handle, _ = await pool.open(task, seed)
@@ -330,15 +336,15 @@ async def _check_pool(
             await handle.step(action)
         _same(
             expected,
-            [_told(step) for step in handle.steps],
+            [_record(step) for step in handle.steps],
             f"{spec.name}: another process gives other steps for the same task, seed and actions",
         )
         await pool.kill_processes()
         for action in actions[half:]:
             await copy.step(action)
         _same(
-            [_told(step) for step in handle.steps],
-            [_told(step) for step in copy.steps],
+            [_record(step) for step in handle.steps],
+            [_record(step) for step in copy.steps],
             f"{spec.name}: a fork that was rebuilt by replay differs from its source",
         )
         await handle.replay()
@@ -352,7 +358,7 @@ async def _check_pool(
 
 
 async def _check_time_limit(pool: EnvironmentPool, task: Mapping[str, Any], seed: int, actions: list[str]) -> None:
-    """A call that takes too long costs its own episode; another one goes on."""
+    """A call that exceeds its time limit loses its own episode; another one continues."""
     slow, _ = await pool.open(task, seed)
     other, first = await pool.open(task, seed)
     limit, pool.time_limit_s = pool.time_limit_s, 0.0

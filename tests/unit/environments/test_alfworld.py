@@ -138,9 +138,9 @@ def test_forks_are_independent():
 def test_games_interleaved_in_one_process_do_not_disturb_each_other():
     tasks, options = tasks_of(pool=3, goals=2, max_steps=100)
     alone = [[step.text for _, step in play(build(options), task)] for task in tasks]
-    from verl_hier_plugins.environments.alfworld.environment import _LIBRARIES
+    from verl_hier_plugins.environments.alfworld.environment import _library
 
-    _LIBRARIES.clear()
+    _library.cache_clear()
     walks = [play(build(options), task) for task in tasks]
     together = [[] for _ in tasks]
     running = set(range(len(tasks)))

@@ -16,8 +16,8 @@ from verl_hier_plugins.environments.bug_reproduction import SPEC
 from verl_hier_plugins.environments.bug_reproduction.cases import cases
 from verl_hier_plugins.environments.bug_reproduction.checks import BadTest, Check, read_test, spell
 from verl_hier_plugins.environments.bug_reproduction.environment import build
-from verl_hier_plugins.environments.bug_reproduction.library import TEMPLATES
 from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
+from verl_hier_plugins.environments.bug_reproduction.templates import TEMPLATES
 
 BORDER = {
     "instruction": "f(n) should return n plus 3 if n is above 17, else n. Bug report: wrong when n is 17.",

@@ -12,6 +12,7 @@ import pytest
 from tests.fixtures.faulty_environment import Options
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.host.specs import EnvironmentSpec
 
 
 def run(scenario, options=None, processes=1, time_limit_s=10.0):
@@ -201,6 +202,15 @@ def test_what_the_recipe_got_wrong_is_said_in_the_worlds_own_words():
         await pool.close()
 
     asyncio.run(missing())
+
+    async def missing_package():
+        spec = EnvironmentSpec("lake", "no_such_package.environment:build", extra="lake")
+        pool = EnvironmentPool(spec.factory)
+        with pytest.raises(RecipeError, match=r"environment.name: lake cannot .*pip install 'verl-hier\[lake\]'"):
+            await pool.open({}, 0)
+        await pool.close()
+
+    asyncio.run(missing_package())
     with pytest.raises(RecipeError, match="at least one process"):
         EnvironmentPool("tests.fixtures.faulty_environment:build", processes=0)
 

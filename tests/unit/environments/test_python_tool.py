@@ -215,11 +215,11 @@ def test_forks_are_independent():
 
 
 def test_equal_scripts_run_once(monkeypatch):
-    from verl_hier_plugins.environments.python_tool import environment
+    from verl_hier.sandbox import scripts
 
     ran = []
-    real = environment.run_python
-    monkeypatch.setattr(environment, "run_python", lambda *args, **more: ran.append(args[0]) or real(*args, **more))
+    real = scripts.run_python
+    monkeypatch.setattr(scripts, "run_python", lambda *args, **more: ran.append(args[0]) or real(*args, **more))
     for _ in range(3):
         world, _ = started(small(output_chars=777))
         world.step("python 'once'")

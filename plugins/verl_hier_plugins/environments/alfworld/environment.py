@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Mapping
@@ -145,18 +146,11 @@ class AlfworldEnvironment(Environment):
         )
 
 
-_LIBRARIES: dict[AlfworldOptions, Library] = {}
+@functools.cache
+def _library(options: AlfworldOptions) -> Library:
+    return Library(options)
 
 
 def build(options: AlfworldOptions) -> AlfworldEnvironment:
     """A new environment; all those of one process and one set of options share their games."""
-    try:
-        import alfworld  # noqa: F401
-        import textworld  # noqa: F401
-    except ImportError as error:
-        raise RecipeError(
-            f"hier.environment.name: alfworld cannot be imported ({error}); pip install 'verl-hier[alfworld]'."
-        ) from error
-    if options not in _LIBRARIES:
-        _LIBRARIES[options] = Library(options)
-    return AlfworldEnvironment(options, _LIBRARIES[options])
+    return AlfworldEnvironment(options, _library(options))

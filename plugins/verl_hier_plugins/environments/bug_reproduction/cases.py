@@ -1,6 +1,6 @@
-"""What a generated bug does: inputs that show it and inputs that do not, found by running both functions.
+"""The effect of a bug: inputs that show it and inputs that do not, found by running both functions.
 
-The functions are the templates' own, so they run in this process; what a policy writes never does.
+The functions come from the templates, so they run in this process; nothing that a policy writes does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from verl_hier_plugins.environments.bug_reproduction.library import TEMPLATES
+from verl_hier_plugins.environments.bug_reproduction.templates import TEMPLATES
 
 LISTS: tuple[tuple[int, ...], ...] = (
     (), (0,), (1,), (-2,), (1, 2), (2, 1), (1, 1), (3, -3), (-1, -4), (0, 5, 0),
@@ -23,7 +23,7 @@ WORDS = ("", "a", "u", "ab", "aa", "aba", "abca", "aab", "abb", "bAb", "hello", 
 
 @dataclass(frozen=True)
 class Case:
-    """One input, what the correct function makes of it, and what the buggy one does (an exception as its name)."""
+    """One input and the results of the correct and the buggy function (an exception by its name)."""
 
     arguments: tuple[Any, ...]
     correct: Any
@@ -31,7 +31,7 @@ class Case:
 
     @property
     def shows(self) -> bool:
-        """Whether the bug shows."""
+        """Whether the input shows the bug."""
         return bool(self.correct != self.buggy)
 
 
@@ -45,7 +45,7 @@ def function(source: str) -> Callable[..., Any]:
 
 
 def cases(name: str, values: Mapping[str, int], bug: int) -> tuple[Case, ...]:
-    """The inputs that are tried for a function and a bug, simple ones first."""
+    """The inputs for a function and a bug, simple ones first."""
     return _cases(name, tuple(sorted(values.items())), bug)
 
 

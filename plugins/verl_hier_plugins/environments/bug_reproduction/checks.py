@@ -1,6 +1,6 @@
-"""The language of tests: `f(3, [1]) == 5`, with or without `assert`, a line each; literals and nothing else.
+"""The language of tests: `f(3, [1]) == 5`, with or without `assert`, one a line; only literals are allowed.
 
-A test is read as a syntax tree, and what is run later is written anew from the values in it.
+A test is parsed into a syntax tree, and the script that runs later is written from the values in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = {"n": "a whole number", "m": "a whole number", "xs": "a list of whole nu
 
 
 class BadTest(ValueError):
-    """A text is no test; the message is for its author."""
+    """A text is not a test; the message is meant for its author."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ def read_test(text: str, arguments: str, most: int, words: bool = False) -> tupl
     """The checks of a test.
 
     Args:
-        text: what was submitted.
-        arguments: names of the function's arguments, which say their kinds.
-        most: how many checks a test may hold.
-        words: whether it is spelt in words, see `spell`.
+        text: the submitted test.
+        arguments: names of the function's arguments, which determine their kinds.
+        most: maximum number of checks in a test.
+        words: whether it is spelled in words, see `spell`.
 
     Raises:
         BadTest: with the reason.
@@ -99,7 +99,7 @@ def _fits(kind: str, value: Any) -> bool:
 
 
 def spell(text: str) -> str:
-    """A sentence or a test in words: every digit and every sign by its name, nothing but words and ` : |`.
+    """A sentence or a test in words: each digit and sign by its name; only words and ` : |` remain.
 
     `f(12, [3]) == -5` is `one two comma open three close is minus five`.
     """
@@ -111,7 +111,7 @@ def spell(text: str) -> str:
 
 
 def _from_words(text: str) -> str:
-    """The Python of a test in words; what is no word of the language makes it no Python."""
+    """The Python source of a test in words; unknown words make it invalid Python."""
     left, found, right = text.lower().partition(" is ")
     if not found:
         raise ValueError("no `is`")

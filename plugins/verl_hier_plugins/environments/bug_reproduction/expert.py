@@ -1,4 +1,4 @@
-"""A scripted expert: its plan is an input that shows the bug, its action a test with the value that is right there."""
+"""A scripted expert: its plan is an input that shows the bug, its action a test with the correct value."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from verl_hier_plugins.environments.bug_reproduction.environment import BugRepro
 class BugReproductionExpert:
     """Follows one environment; see `verl_hier.environments.expert.Expert`.
 
-    Without its stage the plan is an input that does not show the bug, a mistake of strategy: one that remembers tries
-    the right input next. Its own mistakes are wrong values, a matter of implementation.
+    With the stage skipped, the plan is an input that does not show the bug, an error of strategy; with `remember` the
+    right input is tried next. `mistake` gives wrong values, an error of implementation.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class BugReproductionExpert:
         self.subgoals: tuple[str, ...] = (f"try {self._spelt(self._arguments(self._case))}",)
 
     def advise(self, subgoal: int) -> str | None:
-        """The test of the plan's input until it was submitted, then that of the input which shows the bug."""
+        """The test of the planned input until it was submitted, then the test of an input that shows the bug."""
         if self._test(self._case.correct) in self._environment.tests:
             self._case = self._next
         test = self._test(self._case.correct)

@@ -1,4 +1,4 @@
-"""What a recipe can say about `bug_reproduction`: the schema of `hier.environment`."""
+"""The options of `bug_reproduction` in a recipe: the schema of `hier.environment`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class BugReproductionOptions:
     """Options of `bug_reproduction`."""
 
     difficulty: int | tuple[int, ...] = 0
-    """0: one whole number, and the bug report says when it happens; 1: two arguments and lists, too; 2: texts as well,
-    and the report only says what for; 3: the report only says that there is a bug. A list mixes them evenly."""
+    """0: one whole number, and the bug report says when the bug shows; 1: also two arguments and lists; 2: also texts,
+    and the report says only the effect; 3: the report says only that there is a bug. A list mixes them evenly."""
     show_code: bool = False
     """Put the buggy function's source into the instruction."""
     pool: int = 480
@@ -22,23 +22,23 @@ class BugReproductionOptions:
     validation: int = 64
     """Tasks in each held-out split."""
     seed: int = 0
-    """Seed of the task pools. Splits are disjoint whatever it is."""
+    """Seed of the task pools. Splits are disjoint for every seed."""
     max_steps: int = 6
-    """Tests that may be submitted; then the world cuts the episode (`truncated`)."""
+    """Tests that may be submitted before the episode is truncated."""
     max_checks: int = 3
-    """Checks (`f(…) == …`) that one test may hold."""
+    """Checks (`f(…) == …`) in one test at most."""
     reveal: bool = False
-    """Tell what the correct function returned where a test expects something else."""
+    """Reveal what the correct function returned where a test expects something else."""
     spelling: Literal["symbols", "words"] = "symbols"
     """`words` spells numbers digit by digit and tests as `test one two comma three is five`, for models with a small
     vocabulary. Needs a difficulty below 2 and no code."""
     stage_scores: tuple[float, ...] = (0.0, 0.0, 1.0)
-    """Score of a test that was understood, that passes on the correct function, that fails on the buggy one as well.
-    The reward of a turn is by how much it raises the episode's best score."""
+    """Scores of a test that is parsed, that passes on the correct function, and that also fails on the buggy one.
+    The reward of a turn is its increase of the episode's best score."""
     invalid_penalty: float = 0.02
-    """Subtracted from the reward of a turn that is no test."""
+    """Subtracted from the reward of a turn that is not a test."""
     time_limit_s: int = 1
-    """Processor seconds of one run of a function; it may take three times as long."""
+    """Processor seconds of one run of a function; the limit on wall time is three times as long."""
 
     def __post_init__(self) -> None:
         if not self.levels or min(self.levels) < 0 or max(self.levels) > HIGHEST:

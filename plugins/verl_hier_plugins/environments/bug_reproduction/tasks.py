@@ -1,4 +1,4 @@
-"""Task pools of `bug_reproduction`: a function, one of its bugs, and what the report says of it."""
+"""Task pools of `bug_reproduction`: a function, one of its bugs, and the bug report."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Any
 from verl_hier.environments.splits import draw_tasks, split_of
 from verl_hier_plugins.environments.bug_reproduction.cases import cases
 from verl_hier_plugins.environments.bug_reproduction.checks import spell
-from verl_hier_plugins.environments.bug_reproduction.library import TEMPLATES
 from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
+from verl_hier_plugins.environments.bug_reproduction.templates import TEMPLATES
 
 NAME = "bug_reproduction"
-TOLD_UP_TO = 1
-EFFECT_TOLD_UP_TO = 2
+CONDITION_UP_TO = 1
+EFFECT_UP_TO = 2
 
 
 def tasks(options: BugReproductionOptions, split: str) -> list[dict[str, Any]]:
     """The tasks of a split, in a fixed order: `{instruction, data_source, id, function, values, bug, level}`.
 
-    No function (template and numbers) occurs in two splits, whichever of its bugs is meant.
+    No function (template and numbers) occurs in two splits, whichever of its bugs a task has.
     """
     size = options.pool if split == "train" else options.validation
-
     known = [[each for each in TEMPLATES.values() if each.level <= level] for level in options.levels]
 
     def make(draw: int, number: int) -> tuple[str, dict[str, Any]] | None:
@@ -35,20 +34,19 @@ def tasks(options: BugReproductionOptions, split: str) -> list[dict[str, Any]]:
         bug = rng.randrange(len(template.bugs))
         fingerprint = f"{template.name} {sorted(values.items())}"
         if split_of(fingerprint) != split:
-            # Said again later, but here it saves the search for cases.
+            # `draw_tasks` checks this as well, but here it saves the search for cases.
             return None
         if len({case.shows for case in cases(template.name, values, bug)}) < 2:
-            # With these numbers the bug always shows or never does.
+            # With these numbers the bug shows always or never.
             return None
         task = {"function": template.name, "values": values, "bug": bug, "level": level}
-        told = {"instruction": instruction(task, options), "data_source": NAME}
-        return fingerprint, {**told, **task}
+        return fingerprint, {"instruction": instruction(task, options), "data_source": NAME, **task}
 
     return draw_tasks(make, split, size, NAME)
 
 
 def instruction(task: Mapping[str, Any], options: BugReproductionOptions) -> str:
-    """What the policy is told of a task."""
+    """The task sentence for the policy."""
     template = TEMPLATES[task["function"]]
     values = task["values"]
     does = template.does.format(**values)
@@ -64,14 +62,14 @@ def instruction(task: Mapping[str, Any], options: BugReproductionOptions) -> str
 
 def _report(task: Mapping[str, Any]) -> str:
     template = TEMPLATES[task["function"]]
-    if task["level"] <= TOLD_UP_TO:
+    if task["level"] <= CONDITION_UP_TO:
         when = template.bugs[task["bug"]].when.format(**task["values"])
         return f"the result is wrong when {when}"
-    return f"the result is sometimes {_effect(task)}" if task["level"] <= EFFECT_TOLD_UP_TO else "f has a bug"
+    return f"the result is sometimes {_effect(task)}" if task["level"] <= EFFECT_UP_TO else "f has a bug"
 
 
 def _effect(task: Mapping[str, Any]) -> str:
-    """What the bug does to results, over all inputs that are tried."""
+    """The effect of the bug on the results of all inputs."""
     shown = [case for case in cases(task["function"], task["values"], task["bug"]) if case.shows]
     pairs = [(case.correct, case.buggy) for case in shown]
     if all(isinstance(value, bool) for pair in pairs for value in pair):

@@ -1,4 +1,4 @@
-"""Plain arithmetic that needs no package, and its spelling in words for models with a small vocabulary."""
+"""Generated arithmetic without a package, and its spelling in words for models with a small vocabulary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from decimal import Decimal, InvalidOperation
 
 LEVELS = ((2, 2, "+-", 0), (3, 2, "+-", 0), (3, 2, "+-*", 0), (3, 3, "+-*", 1), (4, 3, "+-*", 2))
-"""Of each difficulty: operands, digits of a number, signs, and how many operands are sums in brackets."""
+"""For each difficulty: operands, digits of a number, operators, and how many operands are sums in brackets."""
 
 WORDS = {
     **{"0": "zero", "1": "one", "2": "two", "3": "three", "4": "four"},
@@ -47,12 +47,12 @@ def _chain(rng: random.Random, operands: list[tuple[str, int]], signs: str) -> t
 
 
 def spell(text: str) -> str:
-    """`-12 + 3` as `minus one two plus three`; what has no word is left out."""
+    """`-12 + 3` as `minus one two plus three`; other characters are left out."""
     return " ".join(WORDS[letter] for letter in text if letter in WORDS)
 
 
 def read(text: str) -> str | None:
-    """`minus one two plus three` as `-12+3`; None when a word is no digit and no sign."""
+    """`minus one two plus three` as `-12+3`; None when a word is neither a digit nor an operator."""
     words = text.lower().split()
     if not words or any(word not in SIGNS for word in words):
         return None

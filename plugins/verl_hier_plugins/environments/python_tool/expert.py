@@ -1,4 +1,4 @@
-"""A scripted expert: it has the tool compute, then answers with what the tool printed."""
+"""A scripted expert: it calls the tool, then answers with what the tool printed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SCRIPTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "lcm": lambda known: f"import math\nprint(math.lcm(*{known['numbers']}))",
     "products": lambda known: f"print({known['expression']})",
 }
-"""Families of reasoning-gym whose metadata say what to compute."""
+"""The families of reasoning-gym whose metadata contain the computation."""
 
 
 def script_of(task: Mapping[str, Any], spelling: str) -> str:
-    """What the expert has the tool run, in the spelling of the options.
+    """The expert's script, in the spelling of the options.
 
     Raises:
-        RecipeError: for a family that it knows no script for.
+        RecipeError: for a family without an expert.
     """
     family = task["family"]
     if family == ARITHMETIC:
@@ -61,7 +61,7 @@ class PythonToolExpert:
         self.subgoals: tuple[str, ...] = ("compute", "answer") if computes else ("answer",)
 
     def advise(self, subgoal: int) -> str | None:
-        """The call until its output is there, then the answer."""
+        """The call until its output is known, then the answer."""
         if len(self.subgoals) == 1:
             return f"answer {self._guess}"
         output = self._output()
@@ -70,13 +70,13 @@ class PythonToolExpert:
         return None if self.subgoals[subgoal] == "compute" else f"answer {output}"
 
     def mistake(self, subgoal: int, rng: random.Random) -> str | None:
-        """A script that leaves out its end, before there is an output; a wrong answer would end the episode."""
+        """A script without its end, as long as there is no output; a wrong answer would end the episode."""
         if len(self.subgoals) == 1 or self._output() is not None:
             return None
         parts = self._script.split(" ")
         return f"python {' '.join(parts[: rng.randint(1, len(parts))])}"
 
     def _output(self) -> str | None:
-        """What the script printed, as far as the agent's context shows it."""
+        """The output of the script, if the agent's context contains it."""
         calls = self._environment.calls if self._remember else self._environment.calls[-1:]
         return next((output for body, output in calls if body == self._script), None)

@@ -1,4 +1,4 @@
-"""What a recipe can say about `python_tool`: the schema of `hier.environment`."""
+"""The options of `python_tool` in a recipe: the schema of `hier.environment`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PythonToolOptions:
     """Options of `python_tool`."""
 
     families: tuple[str, ...] = (ARITHMETIC,)
-    """`arithmetic` is generated here; every other name is one of reasoning-gym's. They take turns."""
+    """`arithmetic` is generated here; every other name is a family of reasoning-gym. Tasks alternate between them."""
     difficulty: int = 0
     """Level of every family, from 0; a family with fewer levels stays at its highest."""
     data_path: str = ""
@@ -36,9 +36,9 @@ class PythonToolOptions:
     validation: int = 64
     """Tasks in each held-out split; 0 takes all rows of a data set."""
     seed: int = 0
-    """Seed of the task pools. Splits are disjoint whatever it is."""
+    """Seed of the task pools. Splits are disjoint for every seed."""
     max_steps: int = 6
-    """Turns after which the world cuts an episode (`truncated`)."""
+    """Turns after which an episode is truncated."""
     spelling: Literal["symbols", "words"] = "symbols"
     """`words` spells numbers digit by digit and signs as words (`one two plus three`), for models with a small
     vocabulary. Only for the family `arithmetic`."""
@@ -51,7 +51,7 @@ class PythonToolOptions:
     output_chars: int = 800
     """Characters of a call's output that the agent sees; the middle of a longer one is left out."""
     time_limit_s: int = 2
-    """Processor seconds of one call; it may take three times as long where it waits."""
+    """Processor seconds of one call; the limit on wall time is three times as long."""
     memory_mb: int = 256
     """Address space of one call."""
 

@@ -16,10 +16,10 @@ from verl_hier_plugins.environments.python_tool.options import ARITHMETIC, Pytho
 NAME = "python_tool"
 FILE = "file"
 LONGEST_ANSWER = 1000
-"""Characters; a longer answer is wrong, whatever it says, so that no scorer has to read a novel."""
+"""Characters; longer answers are wrong without being read by a scorer."""
 
 FILES = {"train": ("train",), "val": ("val", "dev", "test"), "test": ("test",)}
-"""How the names of a split's files begin; the first that there are count."""
+"""How the file names of a split begin; the first beginning with matches is used."""
 
 
 def tasks(options: PythonToolOptions, split: str) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def _gym_task(options: PythonToolOptions, family: str, number: int) -> dict[str,
 
 
 def score(task: Mapping[str, Any], answer: str) -> float:
-    """How right an answer is, from 0 to 1: by reasoning-gym's scorer, as a number, or as the same words."""
+    """The score of an answer, from 0 to 1: by reasoning-gym's scorer, as a number, or as the same words."""
     answer = answer.strip()
     if len(answer) > LONGEST_ANSWER:
         return 0.0
@@ -69,7 +69,7 @@ def score(task: Mapping[str, Any], answer: str) -> float:
     try:
         found = float(_dataset(task["family"], task["seed"], task["difficulty"]).score_answer(answer, entry_of(task)))
     except Exception:
-        # Some scorers raise on answers that they cannot read.
+        # Some scorers raise an exception on answers that they cannot parse.
         return 0.0
     return min(max(found, 0.0), 1.0)
 
@@ -82,7 +82,7 @@ def entry_of(task: Mapping[str, Any]) -> dict[str, Any]:
     """Reasoning-gym's own record of a task: question, answer, metadata.
 
     Raises:
-        RecipeError: when this version of reasoning-gym makes another question of it.
+        RecipeError: when this version of reasoning-gym generates another question for the task.
     """
     entry: dict[str, Any] = _dataset(task["family"], task["seed"], task["difficulty"])[task["index"]]
     if task.get("instruction", entry["question"]) != entry["question"]:
@@ -95,7 +95,7 @@ def entry_of(task: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _dataset(family: str, seed: int, difficulty: int) -> Any:
-    """A family at a difficulty. Tasks are made when they are asked for; of what a size costs, this one costs little."""
+    """A family at a difficulty. reasoning-gym generates its tasks on access, so the large size costs nothing."""
     try:
         from reasoning_gym.factory import CURRICULA, DATASETS
     except ImportError as error:
@@ -116,7 +116,7 @@ def _dataset(family: str, seed: int, difficulty: int) -> Any:
 
 
 def _from_files(options: PythonToolOptions, split: str, size: int) -> list[dict[str, Any]]:
-    """Rows of the split's files; a single file is divided by what its questions say."""
+    """Rows of the split's files; a single file is divided by a hash of its questions."""
     if split not in SPLITS:
         raise RecipeError(f"hier.environment: {NAME} has no split {split!r}; it has {', '.join(SPLITS)}.")
     root = Path(options.data_path).expanduser()

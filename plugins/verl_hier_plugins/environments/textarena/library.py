@@ -9,17 +9,6 @@ from typing import Any
 from verl_hier.errors import RecipeError, did_you_mean
 
 
-def textarena() -> Any:
-    """The package, or a sentence about how to get it."""
-    try:
-        import textarena as package
-    except ImportError as error:
-        raise RecipeError(
-            f"hier.environment.name: textarena cannot be imported ({error}); pip install 'verl-hier[textarena]'."
-        ) from error
-    return package
-
-
 def start(name: str, settings: Mapping[str, Any], players: int | None, seed: int) -> Any:
     """A game after its reset, without TextArena's wrappers.
 
@@ -42,7 +31,8 @@ def start(name: str, settings: Mapping[str, Any], players: int | None, seed: int
 
 
 def _make(name: str, settings: Mapping[str, Any]) -> Any:
-    package = textarena()
+    import textarena as package
+
     registry = package.envs.registration.ENV_REGISTRY
     if name not in registry:
         raise RecipeError(f"hier.environment.game: TextArena has no game {name!r}{did_you_mean(name, registry)}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Mapping
@@ -166,17 +167,11 @@ class TextworldEnvironment(Environment):
         )
 
 
-_LIBRARIES: dict[TextworldOptions, Library] = {}
+@functools.cache
+def _library(options: TextworldOptions) -> Library:
+    return Library(options)
 
 
 def build(options: TextworldOptions) -> TextworldEnvironment:
     """A new environment; all those of one process and one set of options share their worlds."""
-    try:
-        import textworld  # noqa: F401
-    except ImportError as error:
-        raise RecipeError(
-            f"hier.environment.name: textworld cannot be imported ({error}); pip install 'verl-hier[textworld]'."
-        ) from error
-    if options not in _LIBRARIES:
-        _LIBRARIES[options] = Library(options)
-    return TextworldEnvironment(options, _LIBRARIES[options])
+    return TextworldEnvironment(options, _library(options))
