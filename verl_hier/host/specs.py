@@ -19,7 +19,7 @@ from verl_hier.errors import RecipeError, did_you_mean
 
 Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
 Granularity = Literal["turn", "step", "token"]
-Confidence = Literal["A", "B", "C"]
+Confidence = Literal["A", "B", "C", "unrated"]
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class EstimatorSpec(Spec):
         needs_groups: warns and alarms when a task has fewer than two episodes.
         needs_critic: reads `values`; the recipe must configure verl's critic.
         needs_tree: only meaningful when turns have several children.
-        confidence: A read in released code, B in the paper, C inferred; see the doc page.
+        confidence: A when the formula was read in released code, B in the paper, C when it is inferred.
         native: verl's trainer computes it itself from `algorithm.adv_estimator`, before the turn
             table is made; `factory` is never called.
     """
@@ -202,7 +202,7 @@ class EstimatorSpec(Spec):
     needs_groups: bool = True
     needs_critic: bool = False
     needs_tree: bool = False
-    confidence: Confidence = "A"
+    confidence: Confidence = "unrated"
     native: bool = False
 
 

@@ -22,6 +22,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             source="verl/trainer/ppo/v1/utils.py, compute_advantage_for_multi_trajectories",
             doc="methods/verl.md",
             needs_groups=False,
+            confidence="A",
             native=True,
         )
     ]
