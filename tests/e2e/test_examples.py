@@ -16,10 +16,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip has installed both examples."""
+    """A folder into which pip has installed all examples."""
     target = tmp_path_factory.mktemp("examples")
     packages = [str(folder) for folder in sorted(EXAMPLES.iterdir()) if (folder / "pyproject.toml").exists()]
-    assert len(packages) == 2
+    assert len(packages) == 6
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), *packages]
     subprocess.run(command, check=True)
     return target

@@ -16,7 +16,7 @@ def register(loss: PolicyLossSpec, plugin: str) -> None:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
     present = POLICY_LOSS_REGISTRY.get(loss.name)
-    if present is loss.function:
+    if present == loss.function:
         return
     if present is not None:
         raise PluginError(

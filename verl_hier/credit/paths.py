@@ -17,7 +17,8 @@ from verl_hier.credit.segments import chain_links, discounted_sum, gae, shift_ba
 from verl_hier.errors import CreditError
 
 if TYPE_CHECKING:
-    from verl_hier.graph.turn_table import TurnTable
+    from verl_hier.credit.credit import Credit
+from verl_hier.graph.turn_table import TurnTable
 
 WeightBy = Literal["token", "row", "turn", "episode", "role"]
 """The unit that counts once: in the statistics of a group (`hier.estimator.weight_by`), in the loss (`hier.guards`)."""
@@ -79,6 +80,17 @@ def step_mean(table: TurnTable, values: ArrayLike, where: ArrayLike | None = Non
     count = np.bincount(table.step_turn, where, len(table)).astype(np.float64)
     total = step_sum(table, data if where is None else np.where(np.asarray(where, bool), data, 0.0))
     return np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+
+
+def turn_credit(table: TurnTable, credit: Credit) -> Floats:
+    """(T,) credit of each turn; the mean over its steps or its tokens where `credit` has a value for each of those."""
+    values = np.asarray(credit.values, np.float64)
+    if credit.per == "turn":
+        return values
+    if credit.per == "step":
+        return step_mean(table, values)
+    turn = np.asarray(table["tokens.turn"])
+    return np.bincount(turn, values, len(table)) / np.maximum(np.bincount(turn, minlength=len(table)), 1)
 
 
 def episodes_to_turns(table: TurnTable, values: ArrayLike) -> Floats:

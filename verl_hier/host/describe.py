@@ -1,11 +1,10 @@
-"""What a part says of itself: its options with their texts, its documentation page, an estimator's needs."""
+"""Descriptions of parts: options with their documentation strings, the documentation page, an estimator's needs."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
-import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,23 +25,21 @@ class Option:
 
 
 def options_of(cls: type) -> list[Option]:
-    """The options of a part with their texts: the string below each field, or its line in an `Attributes:` section.
+    """The options of a part, each with the string literal below its field; inherited options keep theirs.
 
     Args:
-        cls: a dataclass; without its source the types are those of its annotations. Inherited options keep their text.
+        cls: a dataclass. Where its source is not available the types are those of its annotations, without texts.
     """
-    texts: dict[str, str] = {}
-    types: dict[str, str] = {}
+    declared: dict[str, tuple[str, str]] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
-            texts |= _attributes_section(inspect.cleandoc(base.__doc__ or ""))
             for name, (kind, text) in _fields(base).items():
-                types[name] = kind
-                texts[name] = text or texts.get(name, "")
-    return [
-        Option(f.name, types.get(f.name, _plain(f.type)), _default(f), texts.get(f.name, ""))
-        for f in dataclasses.fields(cls)
-    ]
+                declared[name] = kind, text or declared.get(name, ("", ""))[1]
+    options = []
+    for field in dataclasses.fields(cls):
+        kind, text = declared.get(field.name, (_plain(field.type), ""))
+        options.append(Option(field.name, kind, _default(field), text))
+    return options
 
 
 def _plain(hint: Any) -> str:
@@ -64,21 +61,6 @@ def _fields(cls: type) -> dict[str, tuple[str, str]]:
                 text = " ".join(str(following.value.value).split())
             found[line.target.id] = (ast.unparse(line.annotation), text)
     return found
-
-
-def _attributes_section(doc: str) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    names: list[str] = []
-    for text in doc.partition("Attributes:\n")[2].splitlines():
-        start = re.match(r" {4}([\w, ]+): (.*)", text)
-        if start:
-            names = [name.strip() for name in start[1].split(",")]
-            texts.update(dict.fromkeys(names, start[2].strip()))
-        elif text.startswith("        ") and names:
-            texts.update({name: f"{texts[name]} {text.strip()}" for name in names})
-        elif text.strip():
-            break
-    return texts
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

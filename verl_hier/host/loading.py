@@ -40,11 +40,15 @@ def _merged(candidate: Candidate) -> Any:
     """The hook implementations of a plugin's modules as one object.
 
     Raises:
+        ImportError: naming the module that cannot be imported.
         TypeError: when two of the modules implement one hook.
     """
     hooks: dict[str, Any] = {}
     for name in candidate.modules:
-        module = importlib.import_module(name)
+        try:
+            module = importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            raise ImportError(f"its module {name} raises {short(error)}") from error
         for hook in implemented(module):
             if hook in hooks:
                 raise TypeError(f"its modules {hooks[hook].__module__} and {name} both implement {hook}")

@@ -24,7 +24,7 @@ Confidence = Literal["A", "B", "C", "unrated"]
 
 @dataclass(frozen=True)
 class LazyFunction:
-    """A function that is named, and imported when it is first called. Made by `lazy`.
+    """A function that is known by its name and imported when it is first called; see `lazy`.
 
     Attributes:
         reference: `package.module:function`.
@@ -70,7 +70,12 @@ class LazyFunction:
 
 
 def lazy(reference: str) -> Callable[..., Any]:
-    """The function `package.module:function` for a spec whose module must not be imported before the part runs."""
+    """The function or class `package.module:name`, imported when it is first called.
+
+    A spec is registered in every process, but its part runs in one of them. A plugin whose part imports heavy packages
+    declares `tasks=lazy("my_package.tasks:tasks")`; for `factory`, and for the `function` of a policy loss, the text
+    alone is enough.
+    """
     return LazyFunction(reference)
 
 
@@ -136,7 +141,9 @@ class EnvironmentSpec(Spec):
 
 @dataclass(frozen=True)
 class WorkerSpec(Spec):
-    """Who speaks next, with what context. `factory(options)` returns a `rollout.Worker`; runs in the rollout worker.
+    """Which role takes the next turn, and with what context. Runs in the rollout worker.
+
+    `factory(options)` returns a `rollout.Worker`.
 
     Attributes:
         roles: role name to level (0 is the highest).
@@ -215,12 +222,22 @@ class ScheduleSpec(Spec):
 
 @dataclass(frozen=True)
 class PolicyLossSpec:
-    """A policy loss with verl's own signature, registered under `name` in every worker that imports verl."""
+    """A policy loss with verl's own signature, registered under `name` in every worker that imports verl.
+
+    Attributes:
+        name: what `actor_rollout_ref.actor.policy_loss.loss_mode` calls it.
+        function: the loss, or the text `package.module:function`, which is imported when the loss is first computed.
+        summary, source: as in `Spec`.
+    """
 
     name: str
     function: Callable[..., Any]
     summary: str = ""
     source: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, str):
+            object.__setattr__(self, "function", lazy(self.function))
 
 
 KINDS: dict[Kind, type[Spec]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.credit import Credit, step_mean
+from verl_hier.credit import Credit, turn_credit
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import CreditError, RecipeError
 from verl_hier.graph import RolloutGraph, TableBuilder, TurnTable, read_graphs
@@ -162,17 +162,6 @@ def batches(source: PathLike) -> Iterator[Batch]:
         for graph in members:
             builder.add(graph)
         yield Batch(step, members, builder.build(), builder.turn_of)
-
-
-def turn_credit(table: TurnTable, found: Credit) -> Floats:
-    """(T,) credit per turn; a shared turn averages its steps, tokens are averaged over their turn."""
-    values = np.asarray(found.values, np.float64)
-    if found.per == "turn":
-        return values
-    if found.per == "step":
-        return step_mean(table, values)
-    turn = np.asarray(table["tokens.turn"])
-    return np.bincount(turn, values, len(table)) / np.maximum(np.bincount(turn, minlength=len(table)), 1)
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

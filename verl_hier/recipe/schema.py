@@ -18,36 +18,33 @@ from verl_hier.rollout.entropy import EntropyOptions
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """How episodes are driven.
-
-    Attributes:
-        template: `chat` renders contexts with the model's chat template, `plain` joins token pieces as they are
-            (for small models trained from scratch).
-        max_turns: turns an episode may take before it is truncated.
-        max_tokens_per_turn: generated tokens a turn may take.
-        context_tokens: longest context of one agent; an episode that outgrows it is truncated. None: what verl's
-            `data.max_prompt_length + data.max_response_length` allow.
-        environment_processes: processes that host environments, for each rollout worker.
-        time_limit_s: wall seconds one environment call may take before its process is killed.
-        max_failed_share: the run stops when more than this share of a step's episodes is lost to faults.
-        concurrent_tasks: tasks in flight at once in one rollout worker.
-        carried_episodes: unfinished episodes that one rollout worker keeps for the next time of their task, where a
-            sampler leaves any; of more, the oldest are dropped.
-        budget: what one task may cost in a training step; evaluation has no limits.
-        entropy: where samplers that branch by entropy take it from.
-    """
+    """How episodes are driven."""
 
     template: Literal["chat", "plain"] = "chat"
+    """`chat` renders contexts with the model's chat template, `plain` joins token pieces as they are (for small models
+    trained from scratch)."""
     max_turns: int = 30
+    """Turns an episode may take before it is truncated."""
     max_tokens_per_turn: int = 512
+    """Generated tokens a turn may take."""
     context_tokens: int | None = None
+    """Longest context of one agent; an episode that outgrows it is truncated. None: what verl's `data.max_prompt_length
+    + data.max_response_length` allow."""
     environment_processes: int = 2
+    """Processes that host environments, for each rollout worker."""
     time_limit_s: float = 30.0
+    """Wall seconds one environment call may take before its process is killed."""
     max_failed_share: float = 0.5
+    """The run stops when more than this share of a step's episodes is lost to faults."""
     concurrent_tasks: int = 64
+    """Tasks in flight at once in one rollout worker."""
     carried_episodes: int = 1024
+    """Unfinished episodes that one rollout worker keeps for the next time of their task, where a sampler leaves any; of
+    more, the oldest are dropped."""
     budget: BudgetOptions = field(default_factory=BudgetOptions)
+    """What one task may cost in a training step; evaluation has no limits."""
     entropy: EntropyOptions = field(default_factory=EntropyOptions)
+    """Where samplers that branch by entropy take it from."""
 
     def __post_init__(self) -> None:
         whole = ("max_turns", "max_tokens_per_turn", "environment_processes", "concurrent_tasks", "carried_episodes")
@@ -60,39 +57,33 @@ class RolloutOptions:
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """Correctness guards; see docs/guards.md.
-
-    Attributes:
-        weight_by: whose say is equal in the policy loss; `token` leaves verl's `loss_agg_mode` as it is.
-        shared_prefix: how a turn that several episodes share is trained: `once` in one row; `first_owner` in one row
-            with the number of its episodes as weight; `repeat` in each episode's row with that episode's credit;
-            `average` in each row with the mean credit.
-        max_singleton_share: alarm when more groups than this have one member although the estimator needs groups.
-        max_zero_variance_share: alarm when more groups than this have equal scores throughout.
-        on_alarm: `warn` logs a sentence, `raise` stops the run with it.
-        max_logprob_difference: alarm when the mean |log p(rollout) - log p(training)| of a role exceeds it.
-    """
+    """Correctness guards; see docs/guards.md."""
 
     weight_by: WeightBy = "episode"
+    """What has equal weight in the policy loss; `token` leaves verl's `loss_agg_mode` as it is."""
     shared_prefix: SharedPrefix = "once"
+    """How a turn that several episodes share is trained: `once` in one row; `first_owner` in one row with the number of
+    its episodes as weight; `repeat` in each episode's row with that episode's credit; `average` in each row with the
+    mean credit."""
     max_singleton_share: float = 0.5
+    """Alarm when more groups than this have one member although the estimator needs groups."""
     max_zero_variance_share: float = 1.0
+    """Alarm when more groups than this have equal scores throughout."""
     on_alarm: Literal["warn", "raise"] = "warn"
+    """`warn` logs a sentence, `raise` stops the run with it."""
     max_logprob_difference: float = 0.5
+    """Alarm when the mean |log p(rollout) - log p(training)| of a role exceeds it."""
 
 
 @dataclass(frozen=True)
 class CurriculumOptions:
-    """Longer tasks later; see docs/schedules.md.
-
-    Attributes:
-        horizons: longest task of each stage, as the environment counts it (the `horizon` of its tasks); empty trains
-            on all tasks from the start.
-        steps: steps of each stage but the last, which has no end.
-    """
+    """Longer tasks later; see docs/schedules.md."""
 
     horizons: tuple[int, ...] = ()
+    """Longest task of each stage, as the environment counts it (the `horizon` of its tasks); empty trains on all tasks
+    from the start."""
     steps: tuple[int, ...] = ()
+    """Steps of each stage but the last, which has no end."""
 
     def __post_init__(self) -> None:
         stages = max(len(self.horizons), 1)
@@ -102,40 +93,38 @@ class CurriculumOptions:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Where rollout graphs go.
-
-    Attributes:
-        path: directory for one Parquet file a step; null stores nothing.
-        every: store each so many steps.
-    """
+    """Where rollout graphs go."""
 
     path: str | None = None
+    """Directory for one Parquet file a step; null stores nothing."""
     every: int = 1
+    """Store each so many steps."""
 
 
 @dataclass(frozen=True)
 class HierConfig:
-    """The whole block.
-
-    Attributes:
-        plugins: plugin or distribution name to enabled; only what is listed and true is loaded.
-        environment, worker, sampler, estimator, schedule: `{name: …, option: value}` of the five parts.
-        seed: root of every named generator; null leaves request seeds to the rollout server.
-        poll_interval_s: how often the trainer looks for finished tasks (verl's own default is 2 s).
-    """
+    """The whole block."""
 
     environment: Mapping[str, Any]
+    """The environment's name and options: `{name: …, option: value}`."""
     worker: Mapping[str, Any]
+    """The worker's name and options."""
     sampler: Mapping[str, Any]
+    """The sampler's name and options."""
     estimator: Mapping[str, Any]
+    """The estimator's name and options."""
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"name": "joint"})
+    """The schedule's name and options."""
     plugins: Mapping[str, bool] = field(default_factory=lambda: {"builtin": True})
+    """Plugin or distribution name to enabled; only what is listed and true is loaded."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     guards: GuardOptions = field(default_factory=GuardOptions)
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     seed: int | None = 0
+    """Root of every named generator; null leaves request seeds to the rollout server."""
     poll_interval_s: float = 0.05
+    """How often the trainer looks for finished tasks (verl's own default is 2 s)."""
 
     def block(self, kind: Kind) -> Mapping[str, Any]:
         """The recipe block of one part."""

@@ -17,15 +17,12 @@ from verl_hier.rollout.interfaces import Generation, Policy
 
 @dataclass(frozen=True)
 class EntropyOptions:
-    """Where a sampler's entropies come from.
-
-    Attributes:
-        source: `sampled`, `top_k` or `prefill`, see the module.
-        k: how many of the likeliest tokens count, for the last two.
-    """
+    """Where a sampler's entropies come from."""
 
     source: Literal["sampled", "top_k", "prefill"] = "sampled"
+    """`sampled`, `top_k` or `prefill`, see the module."""
     k: int = 10
+    """How many of the likeliest tokens count, for the last two."""
 
     def __post_init__(self) -> None:
         if self.k < 1:

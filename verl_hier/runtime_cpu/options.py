@@ -12,21 +12,18 @@ _PREFIX_CACHE_TOKENS = 262_144
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of the rollout server.
-
-    Attributes:
-        deterministic: A request's tokens depend on its seed, its prompt and the weights alone.
-        prefix_cache_tokens: Tokens kept in the prefix cache; None: as many as 512 MiB hold, at most 262144.
-        kv_cache_gib: Memory for the keys and values of running requests; further requests wait.
-        num_threads: Threads of one forward pass. One is best while other processes of the run need the cores.
-        gather_seconds: How long an idle server waits for companions of a request that arrives.
-    """
+    """Options of the rollout server."""
 
     deterministic: bool = False
+    """A request's tokens depend on its seed, its prompt and the weights alone."""
     prefix_cache_tokens: int | None = None
+    """Tokens kept in the prefix cache; None: as many as 512 MiB hold, at most 262144."""
     kv_cache_gib: float = 2.0
+    """Memory for the keys and values of running requests; further requests wait."""
     num_threads: int = 1
+    """Threads of one forward pass. One is best while other processes of the run need the cores."""
     gather_seconds: float = 0.001
+    """How long an idle server waits for companions of a request that arrives."""
 
     @classmethod
     def from_rollout_config(cls, config: Any) -> "ServerOptions":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.credit import Credit, WeightBy
+from verl_hier.credit import Credit, WeightBy, turn_credit
 from verl_hier.errors import CreditError
 from verl_hier.graph import RolloutGraph, SharedPrefix, TableBuilder, TurnTable
 from verl_hier.training.schedule import Phase
@@ -92,16 +92,9 @@ class Ledger:
 
     def node_credit(self, credit: Credit) -> None:
         """Write the credit of each turn into the graphs, for the store. Steps and tokens are averaged."""
-        values = self._per_turn(credit)
+        values = turn_credit(self.table, credit)
         for graph, turn_of in zip(self.graphs.values(), self._turn_of, strict=True):
             graph.credit = [float(values[turn_of[node.id]]) if node.id in turn_of else 0.0 for node in graph.nodes]
-
-    def _per_turn(self, credit: Credit) -> Floats:
-        values = np.asarray(credit.values, dtype=np.float64)
-        if credit.per == "turn":
-            return values
-        turns = self.table.step_turn if credit.per == "step" else np.asarray(self.table.tokens["turn"])
-        return self._means(values, turns)
 
     def turn_means(self, values: NDArray[Any], mask: NDArray[Any]) -> Floats:
         """(T,) mean over the trained tokens of each turn; 0 for turns without one. The reverse of `spread`.
@@ -111,12 +104,9 @@ class Ledger:
             mask: (N,) 1 on trained tokens.
         """
         trained = (np.asarray(mask) > 0) & (self.turn >= 0)
-        return self._means(np.asarray(values, dtype=np.float64)[trained], self.turn[trained])
-
-    def _means(self, values: Floats, turns: Ints) -> Floats:
-        """(T,) mean of the values of each turn; 0 for turns without one."""
+        turns = self.turn[trained]
         count = np.maximum(np.bincount(turns, minlength=len(self.table)), 1)
-        means: Floats = np.bincount(turns, weights=values, minlength=len(self.table)) / count
+        means: Floats = np.bincount(turns, np.asarray(values, np.float64)[trained], len(self.table)) / count
         return means
 
     def spread(self, values: NDArray[Any], per: str, rule: SharedPrefix) -> Floats:
@@ -134,7 +124,7 @@ class Ledger:
         elif per == "step" and rule == "repeat":
             out[said] = np.asarray(values, dtype=np.float64)[self._steps()[said]]
         else:
-            out[said] = self._per_turn(Credit(values, per))[self.turn[said]]  # type: ignore[arg-type]
+            out[said] = turn_credit(self.table, Credit(values, per))[self.turn[said]]  # type: ignore[arg-type]
         return out
 
     def token_positions(self) -> Ints:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import typer
-import verl_hier_examples
 from omegaconf import OmegaConf
 
 from tests.fixtures.distributions import Install, estimator_source, model_folder
@@ -21,7 +20,6 @@ from verl_hier.cli.main import main
 from verl_hier.ops.new import EXAMPLES
 
 Run = Callable[..., tuple[int, str, str]]
-EXAMPLES_FOLDER = Path(verl_hier_examples.__file__).parent
 
 
 @pytest.fixture
@@ -346,15 +344,6 @@ def test_new_makes_packages_of_every_kind_that_pass_their_tests_and_compose_a_re
     model = model_folder(tmp_path / "model")
     code, out, err = verl_hier("check", recipe, f"actor_rollout_ref.model.path={model}")
     assert code == 0 and all(f"my_{kind}" in out for kind in KINDS), err
-
-
-def test_the_example_that_new_does_not_copy_passes_its_tests() -> None:
-    folder = EXAMPLES_FOLDER / "role_median"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_new_refuses_bad_names_and_existing_folders(verl_hier: Run, tmp_path: Path) -> None:

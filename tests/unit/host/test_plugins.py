@@ -77,6 +77,80 @@ def test_a_package_inside_a_package_is_found_without_importing_its_parent(instal
     assert PluginHost.load({"deep": True}).plugins == ("only",)
 
 
+SAMPLER = """
+    from verl_hier.hookspecs import hookimpl
+    from verl_hier.host.specs import SamplerSpec
+
+    @hookimpl
+    def hier_samplers():
+        return [SamplerSpec(name="mine", factory="no_such_module:Mine")]
+    """
+EVENT = """
+    from verl_hier.hookspecs import hookimpl
+
+    @hookimpl
+    def hier_step_end(step, metrics):
+        pass
+    """
+
+
+def rooms(install: Install, sampler: str = SAMPLER, estimator: str = estimator_source("mine")) -> None:
+    """An installed package of plugins in rooms by kind: `mine` has two modules, `other` one."""
+    files = {
+        "lab/__init__.py": "",
+        "lab/samplers/__init__.py": "",
+        "lab/samplers/mine.py": sampler,
+        "lab/estimators/__init__.py": "",
+        "lab/estimators/mine.py": estimator,
+        "lab/estimators/other.py": estimator_source("other"),
+        "lab/estimators/_shared.py": "raise RuntimeError('not a plugin')",
+    }
+    install("lab-dist", {"lab": "lab"}, files)
+
+
+def test_modules_in_rooms_by_kind_are_plugins_and_those_of_one_name_are_one(install: Install) -> None:
+    rooms(install)
+    host = PluginHost.load({"lab": True})
+    assert host.plugins == ("mine", "other")
+    assert set(host.specs("sampler")) == {"mine"} and set(host.specs("estimator")) == {"mine", "other"}
+    assert host.provenance("sampler", "mine").plugin == host.provenance("estimator", "mine").plugin == "mine"
+    assert "no_such_module" not in sys.modules, "a factory that is given by its name is not imported"
+
+
+def test_switching_a_name_off_switches_off_all_its_modules(install: Install) -> None:
+    rooms(install)
+    host = PluginHost.load({"lab": True, "mine": False})
+    assert not host.specs("sampler") and set(host.specs("estimator")) == {"other"}
+    assert not {"lab.samplers.mine", "lab.estimators.mine"} & set(sys.modules)
+
+
+def test_two_modules_of_a_plugin_that_implement_one_hook(install: Install) -> None:
+    rooms(install, SAMPLER + EVENT, estimator_source("mine", EVENT))
+    sentence = refusal(lab=True)
+    assert "plugin 'mine'" in sentence and "both implement hier_step_end" in sentence
+    assert "lab.samplers.mine" in sentence and "lab.estimators.mine" in sentence
+
+
+def test_a_broken_module_of_several_is_named(install: Install) -> None:
+    rooms(install, "raise RuntimeError('boom')")
+    sentence = refusal(lab=True)
+    assert "plugin 'mine'" in sentence and "its module lab.samplers.mine raises RuntimeError: boom" in sentence
+
+
+def test_a_policy_loss_can_be_given_by_its_name(install: Install) -> None:
+    source = """
+        from verl_hier.hookspecs import hookimpl
+        from verl_hier.host.specs import PolicyLossSpec
+
+        @hookimpl
+        def hier_policy_losses():
+            return [PolicyLossSpec("half", "half_heavy:loss")]
+        """
+    install("half-dist", {"half": "half"}, {"half.py": source, "half_heavy.py": "loss = lambda x: x / 2"})
+    function = PluginHost.load({"half": True}).policy_losses()["half"].function
+    assert "half_heavy" not in sys.modules and function(4) == 2
+
+
 def test_an_object_can_be_the_plugin(install: Install) -> None:
     source = """
         from verl_hier.hookspecs import hookimpl

@@ -23,40 +23,37 @@ LEVELS: dict[str, tuple[int, int]] = {"tiny": (5, 5), "small": (8, 8), "room": (
 
 @dataclass(frozen=True)
 class AlfworldOptions:
-    """Options of the `alfworld` environment.
-
-    Attributes:
-        source: `generated` builds worlds from a seed and needs no download; `dataset` plays ALFWorld's own games.
-        data: root of ALFWorld's download (the directory that holds `json_2.1.1`, or that directory itself);
-            empty means `$ALFWORLD_DATA`, then ALFWorld's cache. Only for `source: dataset`.
-        goal_types: which of pick, clean, heat, cool, look, two may occur.
-        goals: how many goals a generated task joins ("A then B"); a list mixes task sizes evenly.
-        level: preset for the size of generated worlds, see `LEVELS`.
-        receptacles: receptacles of a generated world; overrides the level.
-        objects: objects of a generated world; overrides the level.
-        pool: tasks in the training split; 0 means all games of a data set.
-        validation: tasks in each held-out split; 0 means all games of a data set.
-        seed: seed of the task pools. Splits are disjoint whatever the seeds are.
-        max_steps: steps after which the world cuts an episode (`truncated`).
-        observation: `full` says ALFWorld's own texts; `short` drops articles and repeated sentences.
-        show_admissible: append the admissible commands to each observation.
-        invalid_penalty: subtracted from the reward of an action that is not admissible.
-    """
+    """Options of the `alfworld` environment."""
 
     source: Literal["generated", "dataset"] = "generated"
+    """`generated` builds worlds from a seed and needs no download; `dataset` plays ALFWorld's own games."""
     data: str = ""
+    """Root of ALFWorld's download (the directory that holds `json_2.1.1`, or that directory itself); empty means
+    `$ALFWORLD_DATA`, then ALFWorld's cache. Only for `source: dataset`."""
     goal_types: tuple[str, ...] = ("pick", "clean", "heat", "cool")
+    """Which of pick, clean, heat, cool, look, two may occur."""
     goals: int | tuple[int, ...] = 1
+    """How many goals a generated task joins ("A then B"); a list mixes task sizes evenly."""
     level: Literal["tiny", "small", "room"] = "tiny"
+    """Preset for the size of generated worlds, see `LEVELS`."""
     receptacles: int | None = None
+    """Receptacles of a generated world; overrides the level."""
     objects: int | None = None
+    """Objects of a generated world; overrides the level."""
     pool: int = 480
+    """Tasks in the training split; 0 means all games of a data set."""
     validation: int = 64
+    """Tasks in each held-out split; 0 means all games of a data set."""
     seed: int = 0
+    """Seed of the task pools. Splits are disjoint whatever the seeds are."""
     max_steps: int = 50
+    """Steps after which the world cuts an episode (`truncated`)."""
     observation: Literal["full", "short"] = "full"
+    """`full` says ALFWorld's own texts; `short` drops articles and repeated sentences."""
     show_admissible: bool = False
+    """Append the admissible commands to each observation."""
     invalid_penalty: float = 0.02
+    """Subtracted from the reward of an action that is not admissible."""
 
     def __post_init__(self) -> None:
         unknown = [t for t in self.goal_types if t not in GOAL_TYPES]

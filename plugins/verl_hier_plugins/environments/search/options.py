@@ -16,49 +16,46 @@ FEWEST_ENTITIES = 24
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of the `search` environment.
-
-    Attributes:
-        level: size and style of a generated world, see `LEVELS`.
-        entities: documents of a generated world; overrides the level.
-        hops: facts that a generated question joins; a list mixes them evenly.
-        pool: questions in the training split; 0 means all of a data file.
-        validation: questions in each held-out split; 0 means all of a data file.
-        seed: seed of the world and of the choice of questions.
-        data_path: HotpotQA-style questions (Parquet, JSONL or JSON); empty generates a world.
-        validation_path: questions of the held-out splits; empty holds out a fifth of `data_path`.
-        corpus_path: documents as JSONL with `title` and `text`; empty takes the `context` of the questions.
-        index_path: folder that keeps the index of a corpus from files, so that it is built once and read from disk;
-            empty builds it in the memory of each environment process.
-        web_share: share of the documents that only `web` finds, the others are found by `search` alone. A document
-            with a `collection` of its own (`local` or `web`) is where that says.
-        top_k: documents that a search returns at most.
-        max_characters: characters of each document that are shown at most.
-        max_steps: actions after which the world cuts an episode (`truncated`).
-        actions: the form that texts and the expert use, `plain` words or XML `tags`; both are always understood.
-        observation: `full` numbers the documents and says how to act; `short` is one line of titles and texts.
-        reward: what an answer earns: `em` (1 if it is right) or `f1` (shared words).
-        invalid_penalty: subtracted from the reward of a turn that is no action.
-    """
+    """Options of the `search` environment."""
 
     level: Literal["tiny", "small", "large"] = "tiny"
+    """Size and style of a generated world, see `LEVELS`."""
     entities: int | None = None
+    """Documents of a generated world; overrides the level."""
     hops: int | tuple[int, ...] = 2
+    """Facts that a generated question joins; a list mixes them evenly."""
     pool: int = 480
+    """Questions in the training split; 0 means all of a data file."""
     validation: int = 64
+    """Questions in each held-out split; 0 means all of a data file."""
     seed: int = 0
+    """Seed of the world and of the choice of questions."""
     data_path: str = ""
+    """HotpotQA-style questions (Parquet, JSONL or JSON); empty generates a world."""
     validation_path: str = ""
+    """Questions of the held-out splits; empty holds out a fifth of `data_path`."""
     corpus_path: str = ""
+    """Documents as JSONL with `title` and `text`; empty takes the `context` of the questions."""
     index_path: str = ""
+    """Folder that keeps the index of a corpus from files, so that it is built once and read from disk; empty builds it
+    in the memory of each environment process."""
     web_share: float = 0.25
+    """Share of the documents that only `web` finds, the others are found by `search` alone. A document with a
+    `collection` of its own (`local` or `web`) is where that says."""
     top_k: int = 3
+    """Documents that a search returns at most."""
     max_characters: int = 500
+    """Characters of each document that are shown at most."""
     max_steps: int = 12
+    """Actions after which the world cuts an episode (`truncated`)."""
     actions: Literal["plain", "tags"] = "plain"
+    """The form that texts and the expert use, `plain` words or XML `tags`; both are always understood."""
     observation: Literal["full", "short"] = "full"
+    """`full` numbers the documents and says how to act; `short` is one line of titles and texts."""
     reward: Literal["em", "f1"] = "em"
+    """What an answer earns: `em` (1 if it is right) or `f1` (shared words)."""
     invalid_penalty: float = 0.02
+    """Subtracted from the reward of a turn that is no action."""
 
     def __post_init__(self) -> None:
         for name, least in (("top_k", 1), ("max_characters", 1), ("max_steps", 1)):
