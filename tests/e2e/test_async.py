@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 MODES = {
     "hier_colocate_async": [],

@@ -19,7 +19,7 @@ from verl_hier.training.schedule import Phase
 from verl_hier_plugins.workers.chain_of_agents.grammar import LEVELS
 
 pytest.importorskip("alfworld")
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 RECIPE = "chain_of_agents_alfworld_cpu"
 WORLD = ["hier.environment.pool=16", "hier.environment.validation=4", "hier.environment.max_steps=6"]
@@ -69,7 +69,7 @@ def test_distilled_and_then_trained_level_by_level(train, model, tmp_path):
         assert len(rows) == len({(id(graph), row.episode) for graph, row in rows})
         failed = sum("failure" in node.extra for graph in graphs for node in graph.nodes)
         assert failed == sum(count for name, count in logged.items() if name.startswith("hier/failures/"))
-        learned, read = gradients(tmp_path / "probe", rows)
+        learned, read = gradients(tmp_path / "run" / "probe", rows)
         assert read > 0, "rows hold observations"
         assert set(learned) <= {role for role, level in LEVELS.items() if level == number}, learned
         assert learned["plan" if number == 0 else "think"] > 0

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import time
 
 import psutil
 import pytest
 
-from .conftest import LIMIT_S, command
-
-pytestmark = pytest.mark.e2e
+HINT = "rollout server is gone .*trainer\\.resume_mode"
 
 
-def test_a_world_that_raises_hangs_or_dies_costs_its_own_episodes(train):
+def test_failing_environments_cost_their_own_episodes_and_a_full_disk_the_file(train, examples, tmp_path):
+    """Environments that raise, hang or die, a store that cannot be written, and the estimator of an example package."""
+    (tmp_path / "graphs").write_text("a file where a folder is wanted")
     run = train(
         "grpo_bytes",
         [
@@ -23,7 +21,10 @@ def test_a_world_that_raises_hangs_or_dies_costs_its_own_episodes(train):
             "hier.rollout.max_failed_share=1.0",
             "actor_rollout_ref.rollout.n=16",
             "trainer.total_training_steps=2",
+            f"hier.store.path={tmp_path}/graphs",
+            *("+hier.plugins.baseline_gap=true", "hier.estimator.name=baseline_gap"),
         ],
+        site=examples,
     )
     assert run.code == 0, run.log[-3000:]
     for step in run.steps:
@@ -35,45 +36,36 @@ def test_a_world_that_raises_hangs_or_dies_costs_its_own_episodes(train):
         assert step["hier/rows/trained"] == 2 * 16 - step["hier/episodes/failed"]
     kinds = {name for step in run.steps for name in step if name.startswith("hier/counts/failed_")}
     assert len(kinds) >= 2, kinds
+    assert run.metric("hier/store/failed") == [1.0, 1.0]
+    assert "The run goes on without it (hier.store.path)" in run.log
+    check_learned(run)
 
 
-def test_a_lost_server_stops_the_run_and_it_can_be_resumed(train, byte_model, probes, environment, tmp_path):
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    overrides = [
-        f"trainer.default_local_dir={folder}/checkpoints",
-        "trainer.save_freq=1",
-        "trainer.total_training_steps=500",
-    ]
-    log = (folder / "log").open("w+")
-    process = subprocess.Popen(
-        command("grpo_bytes", byte_model, probes, overrides), cwd=folder, env=environment, stdout=log, stderr=log
-    )
-    deadline = time.time() + LIMIT_S
-    while not list(folder.glob("checkpoints/latest_checkpointed_iteration.txt")):
-        assert process.poll() is None and time.time() < deadline, (folder / "log").read_text()[-3000:]
-        time.sleep(0.2)
-    servers = [p for p in psutil.Process(process.pid).children(recursive=True) if "TransformersServer" in p.name()]
-    servers = servers or [
-        p
-        for p in psutil.Process(process.pid).children(recursive=True)
-        if any("TransformersServer" in part for part in p.cmdline())
-    ]
-    assert servers
-    for server in servers:
-        server.kill()
-    assert process.wait(timeout=LIMIT_S) != 0
-    text = (folder / "log").read_text()
-    assert re.search(r"rollout server is gone .*trainer\.resume_mode", text), text[-3000:]
-    done = int((folder / "checkpoints/latest_checkpointed_iteration.txt").read_text())
-    again = train("grpo_bytes", [*overrides, f"trainer.total_training_steps={done + 1}"], "killed")
+@pytest.mark.slow
+def test_a_lost_server_stops_the_run_and_it_can_be_resumed(train, examples, tmp_path):
+    latest = tmp_path / "killed" / "checkpoints" / "latest_checkpointed_iteration.txt"
+    estimator = ("+hier.plugins.role_median=true", "hier.estimator.name=role_median")
+    killed = []
+
+    def kill_servers(process):
+        if latest.exists() and not killed:
+            children = psutil.Process(process.pid).children(recursive=True)
+            killed.extend(p for p in children if any("TransformersServer" in part for part in (p.name(), *p.cmdline())))
+            for server in killed:
+                server.kill()
+
+    overrides = [*estimator, "trainer.save_freq=1"]
+    lost = train("grpo_bytes", [*overrides, "trainer.total_training_steps=500"], "killed", kill_servers, examples)
+    assert killed and lost.code != 0, lost.log[-3000:]
+    assert re.search(HINT, lost.log), lost.log[-3000:]
+    done = int(latest.read_text())
+    again = train("grpo_bytes", [*overrides, f"trainer.total_training_steps={done + 1}"], "killed", site=examples)
     assert again.code == 0, again.log[-3000:]
     assert [step["step"] for step in again.steps] == [done + 1]
+    check_learned(again)
 
 
-def test_a_full_disk_costs_the_file_not_the_run(train, tmp_path):
-    (tmp_path / "graphs").write_text("a file where a folder is wanted")
-    run = train("grpo_bytes", [f"hier.store.path={tmp_path}/graphs", "trainer.total_training_steps=1"])
-    assert run.code == 0, run.log[-3000:]
-    assert run.metric("hier/store/failed") == [1.0]
-    assert "The run goes on without it (hier.store.path)" in run.log
+def check_learned(run):
+    """An estimator of an installed example package has credited the step."""
+    assert run.metric("hier/credit/zero_share")[0] < 1
+    assert run.metric("actor/grad_norm")[0] > 0

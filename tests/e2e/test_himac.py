@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.fixtures.trainer import Run, Trainer
 from verl_hier.graph import graph_rows, read_graphs
 from verl_hier.training.schedule import Phase
 
-pytestmark = pytest.mark.e2e
+STEPS = 5
+WHOLE = [
+    "hier.schedule.period=2",
+    "trainer.save_freq=1",
+    f"trainer.total_training_steps={STEPS}",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
+    # One file a mini-batch, in the order of the steps.
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+]
+
+
+def stored_in(folder: Path) -> str:
+    return f"hier.store.path={folder}/graphs"
+
+
+@pytest.fixture(scope="module")
+def whole(byte_model: Path, probes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """Five steps in one go, and their folder."""
+    folder = tmp_path_factory.mktemp("himac")
+    return Trainer(folder, byte_model, probes)("himac_bytes", [*WHOLE, stored_in(folder / "run")]), folder / "run"
 
 
 def learned_roles(folder: Path, graphs) -> dict[str, int]:
@@ -42,26 +61,17 @@ def learned_roles(folder: Path, graphs) -> dict[str, int]:
     return {role: count for role, count in learned.items() if count}
 
 
-def test_both_phases_train_their_own_tokens(train, tmp_path):
-    """Four steps, A B A B; gradients are those of the real loss, taken at the log-probs."""
-    run = train(
-        "himac_bytes",
-        [
-            "trainer.total_training_steps=4",
-            f"hier.store.path={tmp_path}/graphs",
-            "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
-            # One file a mini-batch, in the order of the steps.
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        ],
-    )
+def test_both_phases_train_their_own_tokens(whole, tmp_path):
+    """Gradients are those of the real loss, taken at the log-probs."""
+    run, folder = whole
     assert run.code == 0, run.log[-3000:]
-    assert [chr(int(p)) for p in run.metric("hier/schedule/phase")] == ["A", "B", "A", "B"]
+    assert [chr(int(p)) for p in run.metric("hier/schedule/phase")] == ["A", "A", "B", "B", "A"]
     assert run.metric("hier/rows/trained")[0] == 2 * 4
     assert run.metric("hier/server/generated_tokens") == run.metric("hier/tokens/generated")
-    files = sorted((tmp_path / "probe").glob("*.pt"))
-    assert len(files) >= 4
-    per_step = [[] for _ in range(4)]
-    steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2, 3, 4)]
+    files = sorted((folder / "probe").glob("*.pt"))
+    assert len(files) >= STEPS
+    per_step = [[] for _ in range(STEPS)]
+    steps = [list(read_graphs(folder / "graphs" / f"step_{step:06d}.parquet")) for step in range(1, STEPS + 1)]
     for file in files:
         record = torch.load(file)
         for number, graphs in enumerate(steps):
@@ -74,42 +84,40 @@ def test_both_phases_train_their_own_tokens(train, tmp_path):
             if any(len(k) == len(row) and torch.allclose(k, row, atol=1e-4) for k in known):
                 per_step[number].append(file)
     for number, graphs in enumerate(steps):
-        folder = tmp_path / f"step_{number}"
-        folder.mkdir()
+        one_step = tmp_path / f"step_{number}"
+        one_step.mkdir()
         for file in per_step[number]:
-            (folder / file.name).symlink_to(file)
-        learned = learned_roles(folder, graphs)
-        expected = "planner" if number % 2 == 0 else "executor"
+            (one_step / file.name).symlink_to(file)
+        learned = learned_roles(one_step, graphs)
+        expected = "executor" if number in (2, 3) else "planner"
         assert set(learned) == {expected}, (number, learned)
 
 
-def test_killed_at_any_step_it_goes_on_as_an_uninterrupted_run(train, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_at", [2, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 3, 4))])
+def test_killed_at_any_step_it_goes_on_as_an_uninterrupted_run(train, whole, tmp_path, killed_at):
     """A A B B A in one go, and killed somewhere: the same phases, rollouts, credit and weights."""
-    steps, killed_at = 5, random.randint(1, 4)
+    one_go, folder = whole
+    parts = tmp_path / "parts"
+    overrides = [*WHOLE, stored_in(parts)]
+    killed = train("himac_bytes", overrides, "parts", watch=train.kill_after(killed_at, "parts"))
+    assert one_go.code == 0 and killed.code < 0, (one_go.log + killed.log)[-3000:]
+    saved = int((parts / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    assert killed_at <= saved < STEPS
+    states = [
+        json.loads((of / "checkpoints" / f"global_step_{saved}" / "hier.json").read_text()) for of in (parts, folder)
+    ]
+    assert states[0]["schedule"]["name"] == "alternating" and states[0] == states[1]
 
-    def overrides(name):
-        store = f"hier.store.path={tmp_path}/{name}/graphs"
-        return ["hier.schedule.period=2", "trainer.save_freq=1", f"trainer.total_training_steps={steps}", store]
-
-    whole = train("himac_bytes", overrides("whole"), "whole")
-    killed = train("himac_bytes", overrides("parts"), "parts", kill_after=killed_at)
-    assert whole.code == 0 and killed.code < 0, (whole.log + killed.log)[-3000:]
-    checkpoints = tmp_path / "parts" / "checkpoints"
-    saved = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    assert killed_at <= saved < steps
-    state = json.loads((checkpoints / f"global_step_{saved}" / "hier.json").read_text())
-    other = tmp_path / "whole" / "checkpoints" / f"global_step_{saved}" / "hier.json"
-    assert state["schedule"]["name"] == "alternating" and state == json.loads(other.read_text())
-
-    resumed = train("himac_bytes", overrides("parts"), "parts")
+    resumed = train("himac_bytes", overrides, "parts")
     assert resumed.code == 0, resumed.log[-3000:]
-    assert [step["step"] for step in resumed.steps] == list(range(saved + 1, steps + 1))
+    assert [step["step"] for step in resumed.steps] == list(range(saved + 1, STEPS + 1))
     for name in ("hier/schedule/phase", "hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm"):
-        assert whole.metric(name)[saved:] == resumed.metric(name), (saved, name)
-    for step in range(saved + 1, steps + 1):
-        one, two = (credited(tmp_path / name / "graphs" / f"step_{step:06d}.parquet") for name in ("whole", "parts"))
+        assert one_go.metric(name)[saved:] == resumed.metric(name), (saved, name)
+    for step in range(saved + 1, STEPS + 1):
+        one, two = (credited(of / "graphs" / f"step_{step:06d}.parquet") for of in (folder, parts))
         assert one == two and any(any(credit) for _, credit in one.values()), (saved, step)
-    for name, (one, two) in weights(tmp_path, ("whole", "parts"), steps):
+    for name, (one, two) in weights((folder, parts), STEPS):
         assert torch.equal(one, two), (saved, name)
 
 
@@ -118,19 +126,18 @@ def credited(file):
     return {graph.task["index"]: ([node.action for node in graph.nodes], graph.credit) for graph in read_graphs(file)}
 
 
-def weights(folder, names, step):
+def weights(folders, step):
     """(parameter, its values in each of the runs) after a step."""
     states = [
-        torch.load(
-            folder / name / f"checkpoints/global_step_{step}/actor/model_world_size_1_rank_0.pt", weights_only=False
-        )
-        for name in names
+        torch.load(folder / f"checkpoints/global_step_{step}/actor/model_world_size_1_rank_0.pt", weights_only=False)
+        for folder in folders
     ]
     for parameter in states[0]:
         values = (state[parameter] for state in states)
         yield parameter, [value.to_local() if hasattr(value, "to_local") else value for value in values]
 
 
+@pytest.mark.slow
 def test_two_ranks(train):
     """Two FSDP ranks with a rollout replica each; optimiser steps stay those of the recipe."""
     run = train("himac_bytes", ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=2"])

@@ -15,7 +15,7 @@ from tests.fixtures.probe import RECIPE
 from verl_hier.graph import RolloutGraph, Row, graph_rows, read_graphs
 from verl_hier.training.schedule import Phase
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 SCRIPTS = ("a", "a;b", "b;a", "b;b;a", "a b", "c")
 """What the model has learned to write; nobody has defined the role of the last one."""
@@ -175,7 +175,7 @@ def test_two_steps_train_who_they_should_by_what_they_earned(train, writer, prob
         rows += [Trained(graph, row, expected_gradient(mine, graph, row, active)) for graph, row in mine]
     seen = {"designer": [], "executor": []}
     unused = list(range(len(rows)))
-    for file in sorted((tmp_path / "probe").glob("*.pt")):
+    for file in sorted((tmp_path / "run" / "probe").glob("*.pt")):
         record = torch.load(file)
         for old, mask, gradient in zip(record["old"], record["mask"], record["gradient"], strict=True):
             trained = mask.bool()

@@ -14,7 +14,7 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.ops.replay import replay
 from verl_hier.recipe.compose import compose, overridden
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS = 2
 SMALL = {

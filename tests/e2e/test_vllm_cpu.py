@@ -1,6 +1,6 @@
 """A real vLLM: a branching recipe through verl's own vLLM server, in an environment that is made for it.
 
-Takes ten minutes and 5 GB: `pytest -m slow tests/e2e/test_vllm_cpu.py`. `VERL_HIER_VLLM_PYTHON` names the Python of
+Takes ten minutes and 5 GB: `scripts/test --long test_vllm_cpu`. `VERL_HIER_VLLM_PYTHON` names the Python of
 an environment that `scripts/vllm_cpu_env.py` has made, to use it again.
 """
 
@@ -20,13 +20,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.fixtures.distributions import write_distribution
+from tests.fixtures.trainer import Run, only_trainer
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.rollout.entropy import top_entropy
 from verl_hier.testing.models import write_byte_model
 
-from .conftest import Run
-
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 BUILD_LIMIT_S, RUN_LIMIT_S = 1800, 600
@@ -89,7 +88,7 @@ def train(vllm_python: str, model: Path, plugin: Path, tmp_path: Path) -> Train:
     def run(*overrides: str) -> Run:
         main = [vllm_python, "-m", "verl.trainer.main_ppo", "--config-name", "arpo_alfworld_vllm_cpu"]
         variables = {"PYTHONPATH": str(plugin), "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl")}
-        with open(tmp_path / "log.txt", "w") as log:
+        with only_trainer(), open(tmp_path / "log.txt", "w") as log:
             process = subprocess.Popen(
                 [*main, f"actor_rollout_ref.model.path={model}", *SMALL, *overrides],
                 cwd=tmp_path,

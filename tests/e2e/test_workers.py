@@ -13,7 +13,7 @@ from verl_hier.graph import read_graphs
 
 from .test_himac import learned_roles
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 WORKERS = [
     {"name": "switch_keep", "prompt": "s:{observation}", "history": 1, "window_prompt": "s:{observation}"},
@@ -118,7 +118,7 @@ def test_two_steps_train_who_they_should(train, speaker, probes, tmp_path):
         check_credit(graph)
     assert [said[number] for number in range(len(WORKERS))] == ROLES
     assert any(node.extra.get("switch") and node.valid for step in graphs for g in step for node in g.nodes)
-    learned = learned_roles(tmp_path / "probe", [graph for step in graphs for graph in step])
+    learned = learned_roles(tmp_path / "run" / "probe", [graph for step in graphs for graph in step])
     assert "observation" not in learned and {"agent", "planner", "executor"} <= set(learned)
     earned = [graph for step in graphs for graph in step if any(graph.credit)]
     tokens = sum(len(n.action) for g in earned for n in g.nodes if g.credit[n.id])

@@ -1,0 +1,97 @@
+"""The real trainer runs once at a time, however the tests are started."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fixtures import long_tests
+from tests.fixtures.trainer import ROOT, only_trainer
+
+
+def test_a_second_trainer_fails_at_once(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    second = f"""
+from pathlib import Path
+from tests.fixtures.trainer import only_trainer
+with only_trainer(Path({str(lock)!r})):
+    print("runs")
+"""
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", second], cwd=ROOT, capture_output=True, text=True)
+
+    with only_trainer(lock):
+        assert "another run of the trainer is under way" in run().stderr
+        with pytest.raises(RuntimeError, match="in one process"), only_trainer(lock):
+            pass
+    assert run().stdout == "runs\n"
+
+
+def test_the_script_starts_the_trainer_in_one_process_without_relying_on_marks() -> None:
+    """pytest 9.2 does not hand marks that a hook adds to pytest-xdist, so `xdist_group` serialises nothing."""
+    script = (ROOT / "scripts/test").read_text()
+    pytests = re.findall(r"^check .* (pytest .*)$", script, re.MULTILINE)
+    assert len(pytests) == 2
+    parallel, trainer = pytests
+    assert " -n 2 " in parallel and "tests/unit tests/contract" in parallel
+    assert "tests/e2e" in trainer and " -n" not in trainer
+    assert "loadgroup" not in script
+    sources = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
+    assert not [file for file in sources if "xdist_group" in file.read_text()]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_test_looks_outside_of_the_checkout(file: Path) -> None:
+    """What tests read is tracked, so that a bare clone runs all of them."""
+    if file == Path(__file__):
+        return
+    source = file.read_text()
+    upwards = [int(n) for n in re.findall(r"__file__\)(?:\.resolve\(\))?\.parents\[(\d+)\]", source)]
+    assert all(n < len(file.relative_to(ROOT).parts) for n in upwards), "a path above the checkout"
+    assert not re.findall(r"""\.\./|/ "shared"|shared/conformance|open\("/tmp""", source)
+    assert not re.findall(r"skip\w*\([^\n]*(?:is_dir|is_file|exists)\(", source), "a skip because of a missing file"
+
+
+def test_long_tests_that_passed_on_this_commit_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(text: str) -> None:
+        (tmp_path / "code.py").write_text(text)
+        long_tests.git("add", "code.py")
+        long_tests.git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", text)
+
+    def left(keyword: str = "") -> list[str]:
+        items = [SimpleNamespace(nodeid=name) for name in ("one", "two")]
+        hook = SimpleNamespace(pytest_deselected=lambda items: None)
+        long_tests.pytest_collection_modifyitems(
+            SimpleNamespace(option=SimpleNamespace(keyword=keyword), hook=hook), items
+        )
+        return [item.nodeid for item in items]
+
+    def passes(name: str, **changes: object) -> None:
+        report = SimpleNamespace(nodeid=name, when="call", passed=True, duration=7.2)
+        long_tests.pytest_runtest_logreport(SimpleNamespace(**{**vars(report), **changes}))
+
+    (tmp_path / "tests").mkdir()
+    monkeypatch.setattr(long_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(long_tests, "RECORDS", tmp_path / "tests" / "long.json")
+    long_tests.git("init")
+    commit("a")
+    passes("one")
+    passes("two", passed=False)
+    assert left() == ["two"] and left(keyword="one") == ["one", "two"]
+    assert long_tests.read()["one"]["seconds"] == 7
+    long_tests.git("add", "tests")
+    commit("a")
+    assert left() == ["two"], "a commit of the records changes nothing"
+    commit("b")
+    assert left() == ["one", "two"]
+    (tmp_path / "code.py").write_text("changed")
+    with pytest.warns(pytest.PytestWarning, match="not recorded"):
+        assert left() == ["one", "two"]
+    passes("two")
+    assert "two" not in long_tests.read()
