@@ -1,8 +1,11 @@
 """When the runtime is active, what it registers, and that a GPU machine is left alone."""
 
+import json
+import os
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +15,47 @@ from verl_hier.runtime_cpu import activation
 
 def run_python(code: str, **environment: str) -> str:
     """Run code in a fresh interpreter; VERL_PLATFORM is unset unless given."""
-    import os
-
     env = {k: v for k, v in os.environ.items() if k != "VERL_PLATFORM"} | environment
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
+
+
+REGISTRIES = """
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+registries = [
+    sorted(map(str, core_algos.ADV_ESTIMATOR_REGISTRY)),
+    sorted(core_algos.POLICY_LOSS_REGISTRY),
+    [name for name in sorted(TRAINER_REGISTRY) if not name.startswith("hier_")],
+]
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    """What one interpreter sees that imports verl on a machine where the CPU runtime is wanted."""
+    code = """
+import json, os, socket, sys
+import verl
+modules = [m for m in sys.modules if m.startswith("verl_hier.runtime_cpu.")]
+REGISTRIES
+import torch.distributed
+from verl.utils.distributed import initialize_global_process_group, initialize_global_process_group_ray
+with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    port = s.getsockname()[1]
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+initialize_global_process_group_ray(timeout_second=None)
+initialize_global_process_group_ray(timeout_second=None)
+ray_group = str(torch.distributed.get_backend_config())
+torch.distributed.destroy_process_group()
+group = [*initialize_global_process_group(timeout_second=60), str(torch.distributed.get_backend_config())]
+print(json.dumps({"modules": modules, "registries": registries, "ray_group": ray_group, "group": group}))
+"""
+    return json.loads(run_python(code.replace("REGISTRIES", REGISTRIES), VERL_PLATFORM="cpu").splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -41,6 +77,24 @@ def test_who_wants_it(monkeypatch, choice, cuda, hip, wanted):
     assert activation.is_wanted() is wanted
 
 
+def test_importing_verl_stays_light(imported):
+    """Engines, server and weights are imported by the processes that use them."""
+    assert imported["modules"] == ["verl_hier.runtime_cpu.activation", "verl_hier.runtime_cpu.platform"]
+
+
+def test_importing_verl_with_us_installed_changes_no_registry(imported):
+    """Our entry point is loaded by `import verl`; estimators, losses and trainers of stock verl stay as they are."""
+    without = run_python(
+        f"import json, verl\n{REGISTRIES}\nprint(json.dumps(registries))", VERL_USE_EXTERNAL_PLUGINS="none"
+    )
+    assert imported["registries"] == json.loads(without.splitlines()[-1])
+
+
+def test_the_process_group_is_built_with_one_backend(imported):
+    assert imported["ray_group"] == "cpu:gloo"
+    assert imported["group"] == [0, 0, 1, "cpu:gloo"]
+
+
 def test_nothing_is_registered_where_it_is_not_wanted():
     seen = run_python(
         """
@@ -57,18 +111,6 @@ def test_nothing_is_registered_where_it_is_not_wanted():
         VERL_PLATFORM="nvidia",
     )
     assert seen == "False False False False False"
-
-
-def test_importing_verl_stays_light():
-    """Engines, server and weights are imported by the processes that use them."""
-    seen = run_python(
-        """
-        import sys, verl
-        print([m for m in sys.modules if m.startswith("verl_hier.runtime_cpu.")])
-        """,
-        VERL_PLATFORM="cpu",
-    )
-    assert seen == "['verl_hier.runtime_cpu.activation', 'verl_hier.runtime_cpu.platform']"
 
 
 def test_a_plugin_module_may_be_imported_before_verl():
@@ -136,25 +178,3 @@ def test_the_platform_answers_what_verl_asks():
     first = torch.rand(2)
     module.set_rng_state(state)
     assert torch.equal(torch.rand(2), first)
-
-
-def test_the_process_group_is_built_with_one_backend():
-    seen = run_python(
-        """
-        import os, socket
-        import torch.distributed
-        import verl
-        from verl.utils.distributed import initialize_global_process_group, initialize_global_process_group_ray
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        initialize_global_process_group_ray(timeout_second=None)
-        initialize_global_process_group_ray(timeout_second=None)
-        print(torch.distributed.get_backend_config())
-        torch.distributed.destroy_process_group()
-        print(initialize_global_process_group(timeout_second=60), torch.distributed.get_backend_config())
-        """,
-        VERL_PLATFORM="cpu",
-    )
-    assert seen.splitlines() == ["cpu:gloo", "(0, 0, 1) cpu:gloo"]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.fixtures.faulty_environment import Options
+from tests.fixtures.faulty_environment import HANG_S, Options
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.host.specs import EnvironmentSpec
@@ -74,11 +74,9 @@ def test_an_exception_costs_its_own_episode_and_leaves_the_process_alive(action)
 def test_a_hang_costs_its_own_episode_and_the_others_are_rebuilt(action):
     async def scenario(pool):
         good, bad = await grown(pool, 3), await grown(pool, 1)
-        started = time.monotonic()
         with pytest.raises(EnvironmentFailure) as failure:
-            await bad.step(action)
+            await asyncio.wait_for(bad.step(action), HANG_S / 2)
         assert failure.value.kind == "timeout"
-        assert time.monotonic() - started < 5
         before = pid(good)
         assert (await good.step("add")).text == "now 4"
         assert pid(good) != before
@@ -88,7 +86,7 @@ def test_a_hang_costs_its_own_episode_and_the_others_are_rebuilt(action):
         assert first.text == "ready 0"
         await fresh.close()
 
-    run(scenario, time_limit_s=0.5)
+    run(scenario, time_limit_s=1.0)
 
 
 def test_a_crash_blames_the_episode_whose_call_ran():
@@ -146,14 +144,15 @@ def test_a_fork_is_independent_and_survives_a_restart(can_fork):
     run(scenario, Options(can_fork=can_fork), processes=2)
 
 
-def test_a_cancelled_call_is_forgotten():
+def test_a_cancelled_call_is_forgotten(tmp_path):
     async def scenario(pool):
         handle = await grown(pool)
-        call = asyncio.create_task(handle.step("slow"))
+        call = asyncio.create_task(handle.step(f"until {tmp_path / 'cancelled'}"))
         await asyncio.sleep(0.05)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+        (tmp_path / "cancelled").touch()
         assert (await handle.step("add")).text == "now 4"
         assert handle.actions == ("add",) * 4
 
@@ -165,13 +164,11 @@ def test_closing_does_not_wait_for_a_hanging_call():
         handle = await grown(pool, 0)
         call = asyncio.create_task(handle.step("hang"))
         await asyncio.sleep(0.1)
-        started = time.monotonic()
-        await pool.close()
-        assert time.monotonic() - started < 5
+        await asyncio.wait_for(pool.close(), HANG_S / 2)
         with pytest.raises(EnvironmentFailure):
             await call
 
-    run(scenario, time_limit_s=1000.0)
+    run(scenario, time_limit_s=HANG_S)
 
 
 def test_episodes_go_to_the_process_with_fewest():
@@ -215,22 +212,20 @@ def test_what_the_recipe_got_wrong_is_said_in_the_worlds_own_words():
         EnvironmentPool("tests.fixtures.faulty_environment:build", processes=0)
 
 
-def test_the_event_loop_stays_free_while_a_world_is_slow():
+def test_the_event_loop_stays_free_while_an_environment_is_slow(tmp_path):
+    """The call ends only because the loop goes on meanwhile."""
+
     async def scenario(pool):
         handle = await grown(pool, 0)
-        late = []
 
-        async def beat():
-            while True:
-                before = time.perf_counter()
+        async def release():
+            for _ in range(20):
                 await asyncio.sleep(0.005)
-                late.append(time.perf_counter() - before - 0.005)
+            (tmp_path / "released").touch()
 
-        task = asyncio.create_task(beat())
-        await handle.step("slow")
-        task.cancel()
-        # The median, since the test machine may be busy with other things.
-        assert sorted(late)[len(late) // 2] < 0.005
+        task = asyncio.create_task(release())
+        assert (await handle.step(f"until {tmp_path / 'released'}")).text == "now 1"
+        await task
 
     run(scenario)
 
@@ -263,7 +258,7 @@ def test_processes_end_with_their_parent(action):
         timeout=60,
     )
     child = int(parent.stdout)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not os.path.exists(f"/proc/{child}")
