@@ -33,7 +33,18 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which pip has installed the example packages."""
     target = tmp_path_factory.mktemp("examples")
     packages = [str(folder) for folder in sorted(EXAMPLES.iterdir()) if (folder / "pyproject.toml").exists()]
-    assert len(packages) == 2
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), *packages]
+    assert len(packages) == 6
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(target),
+        *packages,
+    ]
     subprocess.run(command, check=True)
     return target
