@@ -41,7 +41,6 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "install",
         "--quiet",
         "--no-deps",
-        "--no-build-isolation",
         "--target",
         str(target),
         *packages,
