@@ -15,7 +15,7 @@ from verl_hier.coldstart.recipe import texts_of
 from verl_hier.graph import graph_rows, read_graphs
 from verl_hier.recipe.compose import overridden
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.training.schedule import Phase
+from verl_hier.training.schedule import Phase, phase_of
 from verl_hier_plugins.workers.chain_of_agents.grammar import LEVELS
 
 pytest.importorskip("alfworld")
@@ -58,7 +58,7 @@ def test_distilled_and_then_trained_level_by_level(train, model, tmp_path):
         ),
     )
     assert run.code == 0, run.log[-3000:]
-    assert [chr(int(phase)) for phase in run.metric("hier/schedule/phase")] == ["A", "B"]
+    assert [phase_of(step) for step in run.steps] == ["A", "B"]
     steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2)]
     for number, (graphs, logged) in enumerate(zip(steps, run.steps, strict=True)):
         rows = [(g, row) for g in graphs for row in graph_rows(g, Phase.from_dict(g.phase).trains)]

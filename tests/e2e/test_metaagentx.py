@@ -13,7 +13,7 @@ import torch
 
 from tests.fixtures.probe import RECIPE
 from verl_hier.graph import RolloutGraph, Row, graph_rows, read_graphs
-from verl_hier.training.schedule import Phase
+from verl_hier.training.schedule import Phase, phase_of
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def test_two_steps_train_who_they_should_by_what_they_earned(train, writer, prob
         ],
     )
     assert run.code == 0, run.log[-3000:]
-    assert [chr(int(p)) for p in run.metric("hier/schedule/phase")] == ["A", "B"]
+    assert [phase_of(step) for step in run.steps] == ["A", "B"]
     steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2)]
     rows = []
     for number, graphs in enumerate(steps):

@@ -19,7 +19,7 @@ import transfer_queue as tq
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from verl_hier.compat.queue import FAULTS
+from verl_hier.compat.queue import FAULTS, GRAPHS
 from verl_hier.compat.runner import driver_of
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.environments.pool import EnvironmentPool
@@ -135,9 +135,11 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
                 output.extra_fields["hier"]["graph"] = pickle.dumps(graph) if first and not validate else None
                 first = False
             await self._agent_loop_postprocess(outputs, validate, session_id=episode, **prompt)
-        if not rows and not validate:
-            # A task that trains nothing has no row to travel with, but its faults are counted all the same.
-            await tq.async_kv_put(key=str(prompt["uid"]), partition_id=FAULTS, tag={"counts": graph.counts})
+        store = self._hier.store
+        if (validate and store.path and store.validation) or not (validate or rows):
+            fields = {"graph": pickle.dumps(graph)} if store.path else None
+            uid, tag = str(prompt["uid"]), {"validate": validate}
+            await tq.async_kv_put(key=uid, partition_id=GRAPHS, fields=fields, tag=tag)
 
     def _output(self, graph: RolloutGraph, row: Row) -> AgentLoopOutput:
         record = graph.episodes[row.episode]

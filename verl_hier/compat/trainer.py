@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +25,17 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_hier.compat.dataset import TASK_FIELDS
 from verl_hier.compat.losses import worker_with_losses
-from verl_hier.compat.queue import FAULTS
+from verl_hier.compat.queue import FAULTS, GRAPHS
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
 from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.curriculum import Curriculum
 from verl_hier.training.ledger import RowIdentity
-from verl_hier.training.schedule import Schedule
-from verl_hier.training.step import Step, train_step
+from verl_hier.training.schedule import Schedule, phase_metrics
+from verl_hier.training.step import TrainingStep, store_graphs, train_step
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as _Base
@@ -96,7 +98,9 @@ class HierTrainerMixin(_Base):
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._curriculum: Curriculum | None = None
-        self._step: Step | None = None
+        self._step: TrainingStep | None = None
+        self._without_rows: list[RolloutGraph] = []
+        self._phases: set[str] = set()
         if config.algorithm.use_kl_in_reward and not self.parts.estimator.spec.native:
             raise RecipeError(
                 "algorithm.use_kl_in_reward: our estimators credit turns, not tokens with a KL penalty; "
@@ -111,7 +115,7 @@ class HierTrainerMixin(_Base):
         try:
             super().fit(agent_loop_manager)
         except (RayError, RuntimeError) as error:
-            self._raise_faults({})
+            self._raise_faults()
             if isinstance(error, RayActorError):
                 raise RolloutError(f"the rollout server is gone ({type(error).__name__}); {RESUME_HINT}.") from error
             # ReplayBuffer.sample of verl 0.9.1 refuses a batch of which nothing is left in these words.
@@ -185,7 +189,10 @@ class HierTrainerMixin(_Base):
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Read the identity of the rows, put them into an order that does not depend on timing, then balance."""
-        self._raise_faults(metrics)
+        self._raise_faults()
+        without_rows, self._without_rows = self._take_graphs(validate=False)
+        if without_rows:
+            metrics["hier/groups/without_rows"] = float(without_rows)
         if not len(batch):
             raise RolloutError(NOTHING_TO_TRAIN)
         extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
@@ -201,7 +208,7 @@ class HierTrainerMixin(_Base):
             )
             for place, i in enumerate(order)
         ]
-        self._step = Step(rows, batch.keys)
+        self._step = TrainingStep(rows, batch.keys)
         self._step.check_losses(self.hier.rollout.max_failed_share)
         padded = super()._balance_batch(batch, metrics, *args, **kwargs)
         metrics["hier/rows/trained"] = float(len(rows))
@@ -212,16 +219,26 @@ class HierTrainerMixin(_Base):
         """By task, episode and row: verl's own order is that of arrival, which no seed controls."""
         return sorted(range(len(keys)), key=lambda i: (records[i]["index"], *_session(keys[i])))
 
-    def _raise_faults(self, metrics: dict[str, Any]) -> None:
-        """Stop on a fatal error of a rollout worker; count what tasks without rows report."""
+    def _raise_faults(self) -> None:
+        """Stop on a fatal error of a rollout worker."""
         tags = (tq.kv_list(FAULTS) or {}).get(FAULTS, {})
-        if not tags:
-            return
-        tq.kv_clear(keys=list(tags), partition_id=FAULTS)
-        errors = [tag["error"] for tag in tags.values() if "error" in tag]
-        if errors:
+        if tags:
+            tq.kv_clear(keys=list(tags), partition_id=FAULTS)
+            errors = [tag["error"] for tag in tags.values()]
             raise RolloutError(f"{len(errors)} task(s) could not be rolled out. The first: {errors[0]}")
-        metrics["hier/groups/without_rows"] = float(len(tags))
+
+    def _take_graphs(self, validate: bool) -> tuple[int, list[RolloutGraph]]:
+        """Take the tasks in the partition `GRAPHS`: how many they are, and their graphs if the run stores them."""
+        tags = (tq.kv_list(GRAPHS) or {}).get(GRAPHS, {})
+        keys = [key for key, tag in tags.items() if tag["validate"] == validate]
+        if not keys:
+            return 0, []
+        graphs: list[RolloutGraph] = []
+        if self.hier.store.path is not None:
+            data = tq.kv_batch_get(keys=keys, partition_id=GRAPHS, select_fields=["graph"])
+            graphs = [pickle.loads(graph) for graph in list(data["graph"])]
+        tq.kv_clear(keys=keys, partition_id=GRAPHS)
+        return len(keys), sorted(graphs, key=lambda graph: (graph.task["index"], graph.task["uid"]))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         assert self._step is not None
@@ -272,10 +289,10 @@ class HierTrainerMixin(_Base):
     def _store(self) -> bool:
         """Write the step's graphs where the recipe wants them; True when that failed."""
         store = self.hier.store
-        step = self.global_steps
-        if self._step is None or store.path is None or step % store.every:
+        if self._step is None or store.path is None or self.global_steps % store.every:
             return False
-        return not self._step.store(os.path.join(store.path, f"step_{step:06d}.parquet"))
+        graphs = [*self._step.ledger.graphs.values(), *self._without_rows]
+        return not store_graphs(os.path.join(store.path, f"step_{self.global_steps:06d}.parquet"), graphs)
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
@@ -284,12 +301,18 @@ class HierTrainerMixin(_Base):
     def on_validate_end(self) -> None:
         super().on_validate_end()
         self._counters.skip()
+        _, graphs = self._take_graphs(validate=True)
+        if graphs:
+            name = f"step_{self.global_steps:06d}.parquet"
+            store_graphs(os.path.join(str(self.hier.store.path), "validation", name), graphs)
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics.update(self._counters.metrics())
         step = self.global_steps
-        metrics["hier/schedule/phase"] = float(ord(self.schedule.phase(step).name[0]))
+        phase = self.schedule.phase(step).name
+        self._phases.add(phase)
+        metrics.update(phase_metrics(phase, self._phases))
         if self._curriculum is not None:
             metrics["hier/schedule/horizon"] = float(self._curriculum.longest(step))
         self.schedule.observe(step, metrics)

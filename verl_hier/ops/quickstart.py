@@ -15,6 +15,7 @@ from verl_hier.coldstart.recipe import ColdStart, cold_start
 from verl_hier.errors import RolloutError
 from verl_hier.ops.local_run import CpuRun
 from verl_hier.recipe.compose import command
+from verl_hier.training.schedule import phase_of
 
 RECIPE = "quickstart"
 Report = Callable[[str], None]
@@ -97,7 +98,7 @@ def describe(record: dict[str, Any]) -> str:
     held_out = success_of(record)
     parts = [f"step {record['step']:>3}"]
     if "hier/episodes/success" in record:
-        learner = {"A": "planner", "B": "executor"}.get(chr(int(record["hier/schedule/phase"])), "all")
+        learner = {"A": "planner", "B": "executor"}.get(phase_of(record), "all")
         parts.append(f"{learner:<8} learns  success {record['hier/episodes/success']:.2f}")
         parts.append(f"{record['hier/tokens/generated']:.0f} tokens  {record['timing_s/step']:.1f} s")
     if held_out is not None:

@@ -93,12 +93,14 @@ class CurriculumOptions:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Where rollout graphs go."""
+    """Where rollout graphs are stored."""
 
     path: str | None = None
     """Directory for one Parquet file a step; null stores nothing."""
     every: int = 1
-    """Store each so many steps."""
+    """Steps from one stored training step to the next."""
+    validation: bool = True
+    """Also store the rollouts of every validation, in the folder `validation` below `path`."""
 
 
 @dataclass(frozen=True)

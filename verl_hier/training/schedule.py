@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,20 @@ class Phase:
             None if roles is None else frozenset(roles),
             tuple((int(level), float(weight)) for level, weight in data.get("weights", {}).items()),
         )
+
+
+_PHASE = "hier/schedule/phase/"
+
+
+def phase_metrics(phase: str, known: Iterable[str]) -> dict[str, float]:
+    """The phase of a step as metrics, which are numbers: 1 for `phase`, 0 for the other names of `known`."""
+    return {f"hier/schedule/phase/{name}": float(name == phase) for name in sorted({phase, *known})}
+
+
+def phase_of(metrics: Mapping[str, Any]) -> str:
+    """The phase that `phase_metrics` wrote; empty when there is none."""
+    found = (name for name, value in metrics.items() if name.startswith(_PHASE) and value)
+    return next(found, "").removeprefix(_PHASE)
 
 
 class Schedule(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import GraphError, RolloutError
-from verl_hier.graph import write_graphs
+from verl_hier.graph import RolloutGraph, write_graphs
 from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.schema import GuardOptions
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 Rows = list[NDArray[Any]]
 
 
-class Step:
-    """The rows of one step and where each is found in a batch that verl has padded and reordered since."""
+class TrainingStep:
+    """The rows of one step, and their positions in a batch that verl has padded and reordered since."""
 
     def __init__(self, rows: Sequence[RowIdentity], keys: Sequence[str]) -> None:
         """
@@ -45,7 +45,7 @@ class Step:
         return rollout_metrics(self.ledger.graphs.values()) | group_metrics(self.ledger.table)
 
     def check_losses(self, share: float) -> None:
-        """Stop a run whose world is broken, instead of training on the few episodes that got through.
+        """Stop a run whose environment is broken, instead of training on the few episodes that ended regularly.
 
         Raises:
             RolloutError: when more than `share` of the step's episodes were lost to faults; it quotes one of them.
@@ -58,18 +58,19 @@ class Step:
                 f"({share:.0%}) allows. One of them: {lost[0].error}"
             )
 
-    def store(self, path: str) -> bool:
-        """Write the graphs; a disk that refuses costs the file, not the run."""
-        try:
-            write_graphs(path, self.ledger.graphs.values())
-        except GraphError as error:
-            logger.warning("%s The run goes on without it (hier.store.path).", error)
-            return False
-        return True
+
+def store_graphs(path: str, graphs: Iterable[RolloutGraph]) -> bool:
+    """Write graphs and return whether that worked; a full or missing disk costs the file, not the run."""
+    try:
+        write_graphs(path, graphs)
+    except GraphError as error:
+        logger.warning("%s The run goes on without it (hier.store.path).", error)
+        return False
+    return True
 
 
 def train_step(
-    step: Step,
+    step: TrainingStep,
     *,
     keys: list[str],
     columns: Mapping[str, Rows],

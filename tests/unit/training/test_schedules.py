@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.fixtures import rollout_graphs
-from verl_hier.training.schedule import Phase
+from verl_hier.training.schedule import Phase, phase_metrics, phase_of
 from verl_hier_plugins.schedules.alternating import Alternating, AlternatingOptions
 from verl_hier_plugins.schedules.bottom_up import BottomUp, BottomUpOptions
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
@@ -108,3 +108,8 @@ def test_a_phase_survives_json(phase):
 
 def test_no_phase_is_the_phase_in_which_all_learn():
     assert Phase.from_dict({}) == Phase("joint")
+
+
+def test_the_phase_is_logged_by_name():
+    assert phase_metrics("B", {"A", "B"}) == {"hier/schedule/phase/A": 0.0, "hier/schedule/phase/B": 1.0}
+    assert phase_of(phase_metrics("B", {"A"}) | {"loss": 1.0}) == "B" and phase_of({"loss": 1.0}) == ""

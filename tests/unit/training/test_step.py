@@ -17,7 +17,7 @@ from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing.conformance.registry import estimator
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
-from verl_hier.training.step import Step, train_step
+from verl_hier.training.step import TrainingStep, store_graphs, train_step
 
 HOST = PluginHost([])
 
@@ -28,7 +28,7 @@ def make_step(graph):
         RowIdentity("u", row.episode, row.turn_index, None if i else pickle.dumps(graph)) for i, row in enumerate(rows)
     ]
     keys = [f"u_{row.episode}_{i}" for i, row in enumerate(rows)]
-    return Step(identities, keys), keys, rows
+    return TrainingStep(identities, keys), keys, rows
 
 
 def run(graph, spec, order=None, guards=None, options=None, **more):
@@ -145,12 +145,12 @@ def test_a_broken_world_stops_the_run():
 
 
 def test_the_store(tmp_path, caplog):
-    step, _, _ = make_step(rollout_graphs.flat())
-    assert step.store(str(tmp_path / "step_000001.parquet"))
+    graphs = [rollout_graphs.flat()]
+    assert store_graphs(str(tmp_path / "step_000001.parquet"), graphs)
     assert list(read_graphs(tmp_path)) == [rollout_graphs.flat()]
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        assert not step.store(str(tmp_path / "file" / "step_000001.parquet"))
+        assert not store_graphs(str(tmp_path / "file" / "step_000001.parquet"), graphs)
     assert "The run goes on without it (hier.store.path)" in caplog.text
 
 
