@@ -31,8 +31,7 @@ from verl_hier.compat.runner import driver_of
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.compose import compose
-from verl_hier.rollout.interfaces import Sampling
-from verl_hier.rollout.rollout import Request
+from verl_hier.rollout import Request, Sampling
 from verl_hier.runtime_cpu.server import TransformersServer
 
 LEAVES = 8

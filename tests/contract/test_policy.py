@@ -19,7 +19,7 @@ from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.errors import RolloutError
-from verl_hier.rollout.interfaces import Sampling
+from verl_hier.rollout import Sampling
 
 PROMPT = list(range(65, 95))
 TOKENS = [100, 3, 77, 12, 5]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from verl_hier.coldstart.served import Messages
     from verl_hier.recipe.composed import ComposedRecipe
     from verl_hier.recipe.parts import Part
-    from verl_hier.rollout.rollout import Limits
+    from verl_hier.rollout import Limits, Sampling
 
 EXPERT = "expert"
 
@@ -54,7 +54,6 @@ def distill(
     from verl_hier.coldstart.distill import distill as run
     from verl_hier.coldstart.filters import Filters
     from verl_hier.recipe.composed import ComposedRecipe
-    from verl_hier.rollout.interfaces import Sampling
 
     served = teacher != EXPERT
     composed = ComposedRecipe.named(recipe, overrides or ())

@@ -23,8 +23,8 @@ from verl_hier.coldstart.rows import rows_of, save, written_with
 from verl_hier.errors import RecipeError
 from verl_hier.graph.nodes import Node
 from verl_hier.host.specs import EnvironmentSpec, WorkerSpec
+from verl_hier.rollout import Limits
 from verl_hier.rollout.plain_renderer import PlainRenderer
-from verl_hier.rollout.rollout import Limits
 
 logger = logging.getLogger(__name__)
 

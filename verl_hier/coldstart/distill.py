@@ -24,8 +24,7 @@ from verl_hier.coldstart.served import Messages
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
 from verl_hier.recipe.parts import Part
-from verl_hier.rollout.interfaces import Generation, Policy, Renderer, Sampling, Scored
-from verl_hier.rollout.rollout import Limits
+from verl_hier.rollout import Generation, Limits, Policy, Renderer, Sampling, Scored
 from verl_hier.rollout.transcript import Transcript
 
 DATA, EPISODES, REPORT = "data.parquet", "episodes.jsonl", "report.json"

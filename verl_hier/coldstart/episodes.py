@@ -7,8 +7,10 @@ from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.graph.nodes import RolloutGraph
-from verl_hier.rollout.interfaces import Policy, Renderer, Sampler, Sampling, Worker
-from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler, Sampling, Worker
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.sampler import roll_out
+from verl_hier.rollout.task import RolloutSetup
 from verl_hier.rollout.transcript import Transcript
 
 
@@ -81,14 +83,7 @@ async def play(
         step=round_,
         sampling=sampling or Sampling(),
     )
-    rollout = Rollout(
-        request,
-        policy=policy,
-        renderer=renderer,
-        pool=world,  # type: ignore[arg-type]
-        make_worker=make_worker,
-        limits=limits,
-        seed=seed,
-    )
+    setup = RolloutSetup({DEFAULT_POLICY: policy}, renderer, world, limits, seed)
+    rollout = Rollout(request, setup, make_worker)
     graph = await roll_out(rollout, _One())
     return graph, Transcript.of(rollout.episodes[0])

@@ -12,7 +12,7 @@ from verl_hier.coldstart.experts import expert_of
 from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout.interfaces import Generation, Sampling, Scored
+from verl_hier.rollout import Generation, Sampling, Scored
 
 SUB_DONE = "<sub_done>"
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from verl_hier.coldstart.episodes import World
 from verl_hier.errors import HierError, RolloutError
+from verl_hier.graph.nodes import CONTINUED
 from verl_hier.recipe.parts import Part
-from verl_hier.rollout.interfaces import CONTINUED, Generation, Sampling, Scored
+from verl_hier.rollout import Generation, Sampling, Scored
 
 _OPENING = re.compile(r"<(\w{1,64})>")
 

@@ -25,8 +25,7 @@ from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
 from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
-from verl_hier.rollout.interfaces import Sampling
-from verl_hier.rollout.rollout import Request
+from verl_hier.rollout import Request, Sampling
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
 from verl_hier.training.schedule import Phase
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
-from verl_hier.rollout.interfaces import CONTINUED
+from verl_hier.graph.nodes import CONTINUED
 
 
 class ChatRenderer:

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from verl_hier.compat.chat import ChatRenderer
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.runner import RolloutRunner
-from verl_hier.rollout.interfaces import Renderer
+from verl_hier.rollout import Renderer
 from verl_hier.rollout.plain_renderer import PlainRenderer
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from verl_hier.errors import RecipeError
-from verl_hier.rollout.interfaces import Renderer
+from verl_hier.rollout import Renderer
 from verl_hier.rollout.plain_renderer import PlainRenderer
 
 

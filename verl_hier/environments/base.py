@@ -18,7 +18,10 @@ class StepResult:
 
     Attributes:
         text: the observation as the policy reads it.
-        reward: reward of this step; 0 for a reset.
+        reward: reward of this step; 0 for a reset. It belongs to the agent that acted.
+        rewards: further rewards by agent, for environments with several agents. Each is credited to the last turn that
+            the agent has taken in the episode. Where other episodes (forks) share that turn, and for agents without a
+            turn, it is credited to the turn that acted. All of them count in the return.
         done: the task has ended by its own rules (won or lost).
         truncated: the environment cut the episode off (its step limit), which does not end the task.
         valid: False when the action was not understood or not admissible; the state is then unchanged.
@@ -35,6 +38,7 @@ class StepResult:
     admissible: tuple[str, ...] = ()
     anchor: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 class Environment(ABC):

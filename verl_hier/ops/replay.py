@@ -14,8 +14,8 @@ from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.runner import RolloutRunner
+from verl_hier.rollout import Request
 from verl_hier.rollout.recorded_policy import RecordedPolicy, differences
-from verl_hier.rollout.rollout import Request
 
 
 @dataclass(frozen=True)

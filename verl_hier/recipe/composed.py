@@ -10,7 +10,7 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.parts import Parts, resolve
 from verl_hier.recipe.schema import HierConfig
-from verl_hier.rollout.rollout import Limits
+from verl_hier.rollout import Limits
 
 
 @dataclass(frozen=True)

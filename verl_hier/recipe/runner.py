@@ -1,4 +1,4 @@
-"""A recipe's rollouts: what one of them is made of, whoever answers for the policy."""
+"""The rollouts of a recipe, whichever policy generates the turns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from functools import partial
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.rollout.interfaces import Policy, Renderer
-from verl_hier.rollout.rollout import Request, Rollout, roll_out
+from verl_hier.rollout import Policy, Renderer, Request, Rollout
+from verl_hier.rollout.budget import BudgetOptions
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.sampler import roll_out
+from verl_hier.rollout.task import Environments, RolloutSetup
 
 
 @dataclass(frozen=True)
@@ -41,28 +44,27 @@ class RolloutRunner:
         self,
         request: Request,
         policy: Policy,
-        pool: EnvironmentPool,
+        environments: Environments,
         on_lost: Callable[[EpisodeRecord], None] = lambda record: None,
     ) -> RolloutGraph:
-        """The checked graph of one task. Evaluation takes independent episodes and knows no budget.
+        """The checked graph of one task. Validation plays independent episodes without a budget.
 
         Raises:
             RolloutError: when the policy server is gone or a plugin is broken.
         """
         hier, parts = self.recipe.hier, self.recipe.parts
-        rollout = Rollout(
-            request,
-            policy=policy,
+        setup = RolloutSetup(
+            policies={DEFAULT_POLICY: policy},
             renderer=self.renderer,
-            pool=pool,
-            make_worker=partial(parts.worker.spec.factory, parts.worker.options),
+            environments=environments,
             limits=self.recipe.limits,
             seed=hier.seed,
-            budget=None if request.validate else hier.rollout.budget,
+            budget=BudgetOptions() if request.validate else hier.rollout.budget,
             entropy=hier.rollout.entropy,
             vocabulary=self.vocabulary,
             on_lost=on_lost,
         )
+        rollout = Rollout(request, setup, partial(parts.worker.spec.factory, parts.worker.options))
         if request.validate:
             independent = self.recipe.host.spec("sampler", "independent")
             return await roll_out(rollout, independent.factory(independent.options()))

@@ -1,4 +1,4 @@
-"""What samplers that branch between turns share: starting and forking within the budget, whole turns, places."""
+"""What samplers that branch between turns share: starts and forks within the budget, whole turns, fork points."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_hier.rollout.budget import BudgetSpent
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
+from verl_hier.rollout.end_reason import EndReason
+from verl_hier.rollout.rollout import Episode, Rollout
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ForkPoint:
     decision: dict[str, Any] = field(default_factory=dict)
 
     def with_decision(self, **decision: Any) -> ForkPoint:
-        """The same place with a decision."""
+        """The same point with a decision."""
         return replace(self, decision=decision)
 
 
@@ -71,7 +71,7 @@ async def advance_turn(rollout: Rollout, episodes: Iterable[Episode]) -> list[Ep
     """
     episodes = list(episodes)
     await rollout.advance(episodes)
-    while unfinished := [e for e in episodes if not e.over and e.tip is not None and e.tip.partial]:
+    while unfinished := [e for e in episodes if not e.over and e.last_node is not None and e.last_node.partial]:
         await rollout.advance(unfinished)
     _discard_idle(rollout, episodes)
     return [episode for episode in episodes if episode.complete or not episode.over]
@@ -86,29 +86,29 @@ async def play_out(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episod
 
 
 def outcomes(complete: Sequence[Episode]) -> list[float]:
-    """How the complete episodes of a task ended: 1 for a success, 0 for a failure; where the world does not say, the
-    place of the return between the lowest and the highest of them, 0 when all are equal."""
+    """How the complete episodes of a task ended: 1 for a success, 0 for a failure; where the environment does
+    not say, the return, scaled so that the lowest of them is 0 and the highest 1 (all 0 when they are equal)."""
     returns = [episode.ret for episode in complete]
     low, high = min(returns, default=0.0), max(returns, default=0.0)
     scale = high - low or 1.0
-    won = [episode.record.success for episode in complete]
-    return [(ret - low) / scale if w is None else float(w) for ret, w in zip(returns, won, strict=True)]
+    success = [episode.record.success for episode in complete]
+    return [(ret - low) / scale if w is None else float(w) for ret, w in zip(returns, success, strict=True)]
 
 
 def keep_leaves(rollout: Rollout, leaves: Sequence[Episode], number: int, rng: random.Random) -> None:
-    """Draw at most `number` of the leaves without replacement; the others are no leaves any more (`not_kept`)."""
+    """Draw at most `number` of the leaves without replacement; the others are discarded (`not_kept`)."""
     kept = rng.sample(leaves, min(number, len(leaves)))
     for leaf in leaves:
         if leaf not in kept:
-            leaf.discard("not_kept")
+            leaf.discard(EndReason.NOT_KEPT)
             rollout.count("not_kept")
 
 
 def inner_fork_points(episodes: Iterable[Episode]) -> list[ForkPoint]:
-    """Every place between two turns on the paths of the complete episodes, once, however many run through it.
+    """Every point between two turns on the paths of the complete episodes, once, however many share it.
 
     Args:
-        episodes: the first of those that share a place is its source.
+        episodes: the first of those that share a point is its source.
     """
     found: dict[int, ForkPoint] = {}
     for episode in episodes:
@@ -125,8 +125,8 @@ def _count_skipped(rollout: Rollout, number: int) -> None:
 
 
 def _discard_idle(rollout: Rollout, episodes: Iterable[Episode]) -> None:
-    """A fork that ended before its first own turn would be its source once more."""
+    """A fork that ended before its first own turn would repeat its source."""
     for episode in episodes:
         if episode.complete and episode.record.source >= 0 and len(episode.path) == episode.record.shared:
-            episode.discard("idle")
+            episode.discard(EndReason.IDLE)
             rollout.count("idle_forks")

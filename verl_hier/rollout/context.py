@@ -1,78 +1,80 @@
-"""One agent's context: the messages it has seen, and the tokens that the server will see, grown but never rewritten."""
+"""The context of one agent: its messages, and the tokens that the server sees, which grow but are never rewritten."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from verl_hier.graph.nodes import Message, Node
-from verl_hier.rollout.interfaces import CONTINUED, Renderer
-
-if TYPE_CHECKING:
-    from verl_hier.rollout.episode_view import Turn
+from verl_hier.graph.nodes import CONTINUED, Message, Node
+from verl_hier.rollout.policy import DEFAULT_POLICY, Renderer
 
 
 @dataclass(frozen=True)
 class ContextMessage:
-    """A message of a context, and the turns whose words it carries: as nodes, since their numbers may still change."""
+    """A message of a context, and the turns whose text it contains: as nodes, since their numbers may still change."""
 
     role: str
     content: str
-    turns: tuple[Node, ...] = ()
+    sources: tuple[Node, ...] = ()
 
-    def shown(self) -> dict[str, Any]:
-        """As renderers want it."""
+    def to_chat(self) -> dict[str, Any]:
+        """The message as renderers read it."""
         return {"role": self.role, "content": self.content}
 
-    def kept(self) -> Message:
-        """As the graph keeps it, with the numbers that the turns have now."""
-        return Message(self.role, self.content, [node.id for node in self.turns])
+    def to_message(self) -> Message:
+        """The message as the graph stores it, with the present numbers of its sources."""
+        return Message(self.role, self.content, [node.id for node in self.sources])
 
 
 class Context:
-    """A conversation of one agent with the policy.
+    """A conversation of one agent with a policy.
 
     Attributes:
         role, agent, level: whose context it is; `agent` is the role's name unless several agents hold the role.
-        node: the turn that spoke last in it, None before the first; the last piece of a turn of several.
+        policy: name of the policy that generates its turns.
+        node: its last turn, None before the first; the last piece of a turn of several pieces.
     """
 
-    def __init__(self, renderer: Renderer, role: str, level: int, agent: str | None = None) -> None:
+    def __init__(
+        self, renderer: Renderer, role: str, level: int, agent: str | None = None, policy: str = DEFAULT_POLICY
+    ) -> None:
         self.role = role
         self.agent = agent or role
         self.level = level
+        self.policy = policy
         self.node: Node | None = None
         self._renderer = renderer
         self._tokens: list[int] = []
         self._history: list[ContextMessage] = []
-        self._shown: list[dict[str, Any]] = []  # the history as renderers want it, made once
+        self._chat: list[dict[str, Any]] = []  # the history as renderers read it, made once
         self._pending: list[ContextMessage] = []
 
-    def observe(self, content: str, role: str = "user", sources: Turn | Iterable[Turn] = ()) -> Context:
-        """Add a message that the agent will see before it speaks next.
+    def observe(self, content: str, role: str = "user", sources: Iterable[Node] = ()) -> Context:
+        """Add a message that the agent sees before its next turn.
 
         Args:
-            content: the words.
-            role: of the chat: `system`, `user`, `tool`, …
-            carries: turns whose words are among them, so that the graph knows who saw what; see `prompts.source_turns`.
+            content: text of the message.
+            role: chat role: `system`, `user`, `tool`, …
+            sources: turns whose text it contains, so that the graph shows who saw what; see `prompts.source_nodes`.
         """
-        self._pending.append(ContextMessage(role, content, _nodes(sources)))
+        self._pending.append(ContextMessage(role, content, _distinct(sources)))
         return self
 
-    def extend(self, content: str, sources: Turn | Iterable[Turn] = ()) -> Context:
-        """Put `content` into the message that the agent spoke last; its next turn goes on in that message.
+    def extend(self, content: str, sources: Iterable[Node] = ()) -> Context:
+        """Append `content` to the message that the agent generated last; its next turn continues that message.
 
-        Nothing of the chat template comes between. The tokens are an observation like any other: read, never trained.
+        No token of the chat template comes in between. The tokens of `content` are an observation like any other:
+        they are not trained.
 
         Args:
-            content: the words.
-            carries: see `observe`.
+            content: text to append.
+            sources: see `observe`.
         """
         if self.node is None:
-            raise ValueError("the agent has not spoken yet, so there is no message to go on in")
-        self._pending.append(ContextMessage(CONTINUED, content, _nodes(sources)))
+            raise ValueError("the agent has not taken a turn yet, so there is no message to extend")
+        self._pending.append(ContextMessage(CONTINUED, content, _distinct(sources)))
         return self
 
     def prompt(self) -> tuple[list[int], int]:
@@ -80,55 +82,52 @@ class Context:
 
         The second number is 0 when the renderer could not continue the old tokens; the context then starts anew.
         """
-        tokens = self._renderer.render(self._tokens, self._shown, [heard.shown() for heard in self._pending])
+        tokens = self._renderer.render(self._tokens, self._chat, [message.to_chat() for message in self._pending])
         kept = len(self._tokens)
         continues = kept > 0 and tokens[:kept] == self._tokens
         return tokens, kept if continues else 0
 
-    def heard(self, continues: bool) -> list[ContextMessage]:
-        """What the next turn's prompt adds.
+    def new_messages(self, continues: bool) -> list[ContextMessage]:
+        """The messages that the next prompt adds.
 
         Args:
-            continues: whether it continues the tokens of the turns before; when not, it says everything again.
+            continues: whether the prompt continues the tokens of the turns before; if not, it repeats all messages.
         """
         return list(self._pending) if continues else [*self._history, *self._pending]
 
-    def commit(self, prompt: list[int], action: list[int], node: Node) -> str:
-        """Record that `node` spoke `action` after `prompt`; returns the decoded text."""
+    def append_turn(self, prompt: list[int], action: list[int], node: Node) -> str:
+        """Add the turn of `node`, which generated `action` after `prompt`; returns the decoded text."""
         text = self._renderer.decode(action)
         self._tokens = prompt + action
         if self._pending and self._pending[0].role == CONTINUED:
             last = self._history[-1]
-            words = "".join([last.content, *(heard.content for heard in self._pending), text])
-            turns = [*last.turns, *(turn for heard in self._pending for turn in heard.turns), node]
-            self._history[-1] = replace(last, content=words, turns=tuple(turns))
-            self._shown[-1] = self._history[-1].shown()
+            content = "".join([last.content, *(message.content for message in self._pending), text])
+            sources = [*last.sources, *(source for message in self._pending for source in message.sources), node]
+            self._history[-1] = replace(last, content=content, sources=tuple(sources))
+            self._chat[-1] = self._history[-1].to_chat()
         else:
             new = [*self._pending, ContextMessage("assistant", text, (node,))]
             self._history += new
-            self._shown += [heard.shown() for heard in new]
+            self._chat += [message.to_chat() for message in new]
         self._pending = []
         self.node = node
         return text
 
     def ended(self, action: list[int]) -> bool:
-        """Whether an action ends with the model's own end of a message, behind which it cannot go on."""
+        """Whether an action ends with the model's own end of a message, which cannot be continued."""
         return self._renderer.ends(action)
 
     def tokens_until(self, action: list[int], characters: Sequence[int]) -> list[int]:
-        """For each number of characters of the decoded action, the fewest of its tokens that say as many.
+        """For each number of characters of the decoded action, the fewest of its tokens that decode to as many.
 
-        Half of a character counts as said, so places should stand behind plain ones, as the ends of tags do.
+        An incomplete character counts as one, so places should follow plain characters, as the ends of tags do.
         """
 
-        def said(count: int) -> int:
+        def decoded(count: int) -> int:
             return len(self._renderer.decode(action[:count]))
 
-        return [bisect_left(range(len(action)), end, key=said) for end in characters]
+        return [bisect_left(range(len(action)), end, key=decoded) for end in characters]
 
 
-def _nodes(sources: Turn | Iterable[Turn]) -> tuple[Node, ...]:
-    if not sources:
-        return ()
-    turns = sources if isinstance(sources, Iterable) else (sources,)
-    return tuple({id(turn.node): turn.node for turn in turns}.values())
+def _distinct(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    return tuple({id(node): node for node in nodes}.values())

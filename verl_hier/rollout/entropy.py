@@ -1,9 +1,4 @@
-"""How unsure the policy was at each token it sampled: three sources behind one function; docs/entropy.md.
-
-`sampled` takes -log p of the token itself, which every server returns and whose mean is an unbiased estimate of the
-entropy at temperature 1. `top_k` sums -p log p over the likeliest tokens that the server returns beside it. `prefill`
-asks for the same sum in a second request that only reads the tokens, where servers return log-probs of prompts.
-"""
+"""Entropy of the policy at each sampled token, from one of three sources; docs/entropy.md."""
 
 from __future__ import annotations
 
@@ -12,17 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.rollout.interfaces import Generation, Policy
+from verl_hier.rollout.policy import Generation, Policy
 
 
 @dataclass(frozen=True)
 class EntropyOptions:
-    """Where a sampler's entropies come from."""
+    """Where the entropies that samplers use come from."""
 
     source: Literal["sampled", "top_k", "prefill"] = "sampled"
-    """`sampled`, `top_k` or `prefill`, see the module."""
+    """`sampled`: -log p of the sampled token, which every server returns and whose mean is an unbiased estimate of the
+    entropy at temperature 1. `top_k`: the sum of -p log p over the likeliest tokens, which the server returns with the
+    sampled one. `prefill`: the same sum, from a second request that only reads the tokens; the server has to return
+    log-probs of prompts."""
     k: int = 10
-    """How many of the likeliest tokens count, for the last two."""
+    """Number of likeliest tokens in the sum of `top_k` and `prefill`."""
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -37,7 +35,7 @@ def top_entropy(top: Sequence[tuple[int, float]]) -> float:
 async def entropies(
     options: EntropyOptions, policy: Policy, prompt: list[int], generation: Generation, conversation: str
 ) -> list[float]:
-    """(L,) entropy estimates (nats) of a generation of L tokens; empty for `sampled`, where the log-probs say it."""
+    """(L,) entropy estimates (nats) of a generation of L tokens; empty for `sampled`, which needs log-probs alone."""
     if options.source == "sampled" or generation.entropy:
         return generation.entropy
     top = generation.top_logprobs

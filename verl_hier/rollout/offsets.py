@@ -1,4 +1,4 @@
-"""Places inside turns, as numbers of action tokens along a path: they stay right when nodes are cut elsewhere."""
+"""Points inside turns, as numbers of action tokens along a path, which do not change when nodes are cut."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from collections.abc import Sequence
 
 from verl_hier.graph.nodes import Node
 from verl_hier.rollout.branching import ForkPoint
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
-
-
-def nodes_of(episode: Episode) -> list[Node]:
-    """The nodes of an episode's path so far, first one first."""
-    return [episode.rollout.graph.nodes[i] for i in episode.path]
+from verl_hier.rollout.rollout import Episode, Rollout
 
 
 def action_tokens(episode: Episode, start: int = 0, stop: int | None = None) -> list[int]:
     """Its sampled tokens so far, observations left out, from `start` up to `stop`."""
-    return [token for node in nodes_of(episode) for token in node.action][start:stop]
+    return [token for node in episode.nodes for token in node.action][start:stop]
 
 
 def token_at(episode: Episode, offset: int) -> tuple[Node, int]:
@@ -26,7 +20,7 @@ def token_at(episode: Episode, offset: int) -> tuple[Node, int]:
     Raises:
         IndexError: when the path has no such token.
     """
-    for node in nodes_of(episode):
+    for node in episode.nodes:
         if offset < len(node.action):
             return node, offset
         offset -= len(node.action)

@@ -1,10 +1,10 @@
-"""The `plain` renderer: token pieces one after the other, for models that know no chat template."""
+"""The `plain` renderer: messages one after the other, for models without a chat template."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from verl_hier.rollout.interfaces import CONTINUED
+from verl_hier.graph.nodes import CONTINUED
 
 
 class Tokenizer(Protocol):
@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
 
 
 class PlainRenderer:
-    """Each message is its content, tokenised on its own; `<act>`, if the vocabulary has it, cues the policy."""
+    """Each message is its content, tokenised on its own; `<act>`, if the vocabulary has it, follows the last one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Prompt templates of workers: `{name}` fields filled from the task, the world and what the worker adds."""
+"""Prompt templates of workers: `{name}` fields filled from the task, the environment and the worker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from string import Formatter
 
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
+from verl_hier.graph.nodes import Node
 from verl_hier.rollout.episode_view import EpisodeView, Turn
 
 
@@ -15,8 +16,8 @@ def fields(episode: EpisodeView, step: StepResult, first: StepResult, /, **more:
     """What every template may use.
 
     Args:
-        stage: the episode.
-        step: the latest answer of the world: {observation}, {admissible}.
+        episode: the episode.
+        step: the last answer of the environment: {observation}, {admissible}.
         first: the answer to the reset; each entry of its `info` is a field of that name.
         more: what the worker adds.
     """
@@ -30,7 +31,7 @@ def fields(episode: EpisodeView, step: StepResult, first: StepResult, /, **more:
 
 
 def fill(template: str, known: dict[str, str], option: str) -> str:
-    """The template with its fields filled.
+    """The template with its fields filled in.
 
     Args:
         template: from the recipe.
@@ -38,7 +39,7 @@ def fill(template: str, known: dict[str, str], option: str) -> str:
         option: name of the template, for the error.
 
     Raises:
-        RecipeError: for a field that nobody fills.
+        RecipeError: for a field that is not known.
     """
     try:
         return template.format(**known)
@@ -49,14 +50,14 @@ def fill(template: str, known: dict[str, str], option: str) -> str:
         ) from error
 
 
-def source_turns(template: str, words: Mapping[str, Iterable[Turn]]) -> list[Turn]:
-    """Turns whose words stand in a filled template, for `Context.observe(…, sources=…)`.
+def source_nodes(template: str, turns: Mapping[str, Iterable[Turn]]) -> list[Node]:
+    """Nodes of the turns whose text a filled template contains, for `Context.observe(…, sources=…)`.
 
     Args:
-        template: from the recipe; `fill` has filled it.
-        words: field name to the turns whose words filled it.
+        template: from the recipe.
+        turns: field name to the turns whose text fills it.
     """
-    return [turn for name, turns in words.items() if name in _names(template) for turn in turns]
+    return [turn.node for name, filling in turns.items() if name in _names(template) for turn in filling]
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""A policy that answers from a stored rollout graph, so that the rollout can be made again without a model."""
+"""A policy that answers from a stored rollout graph, so that the rollout can be replayed without a model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from verl_hier.errors import RolloutError
 from verl_hier.graph.nodes import Node, RolloutGraph
-from verl_hier.rollout.interfaces import Generation, Sampling, Scored
+from verl_hier.rollout.policy import Generation, Sampling, Scored
 
 
 class RecordedPolicy:
-    """See `rollout.Policy`. A request is known by its seed, which is derived from the place of its turn in the tree.
+    """See `rollout.Policy`. A request is identified by its seed, which is derived from its turn's place in the tree.
 
     Raises:
         RolloutError: when the graph was rolled out without seeds (`hier.seed: null`).
@@ -19,11 +19,11 @@ class RecordedPolicy:
 
     def __init__(self, graph: RolloutGraph) -> None:
         if graph.seed is None:
-            raise RolloutError("the rollout has no seed (`hier.seed: null`), so its requests cannot be told apart.")
+            raise RolloutError("the rollout has no seed (`hier.seed: null`), so its requests cannot be identified.")
         self._graph = graph
-        self._said: dict[int, list[Node]] = {}
+        self._nodes: dict[int, list[Node]] = {}
         for node in graph.nodes:
-            self._said.setdefault(int(node.decision["seed"]), []).append(node)
+            self._nodes.setdefault(int(node.decision["seed"]), []).append(node)
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`.
@@ -31,7 +31,7 @@ class RecordedPolicy:
         Raises:
             RolloutError: when the stored rollout has no such turn, or one with another prompt.
         """
-        nodes = self._said.get(-1 if sampling.seed is None else sampling.seed)
+        nodes = self._nodes.get(-1 if sampling.seed is None else sampling.seed)
         if nodes is None:
             raise RolloutError("the replay asks for a turn that the stored rollout does not have.")
         first, action = nodes[0], _joined(nodes, "action")  # what was cut since is several nodes
@@ -49,8 +49,8 @@ class RecordedPolicy:
         )
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
-        """See `rollout.Policy.score`; knows the tokens that were forced upon a turn."""
-        for nodes in self._said.values():
+        """See `rollout.Policy.score`; knows the tokens that were forced in turns."""
+        for nodes in self._nodes.values():
             forced = nodes[0].decision.get("forced", 0)
             if forced and _joined(nodes, "action")[:forced] == tokens and self._graph.prompt(nodes[0].id) == prompt:
                 low, high = nodes[0].policy_version
@@ -62,10 +62,10 @@ def _joined(nodes: list[Node], name: str) -> list[Any]:
     return [item for node in nodes for item in getattr(node, name)]
 
 
-# What a replay cannot and need not repeat: wall time, and what was noted after the rollout.
+# What a replay does not repeat: wall time, and what was added after the rollout.
 _NOT_REPEATED = ("counts", "seconds", "budget", "phase", "credit", "version")
 
-# What version 1 of the schema did not have, or had otherwise for turns of several pieces.
+# What version 1 of the schema did not have, or stored differently for turns of several pieces.
 _NOT_IN_VERSION_1 = ("messages", "text")
 
 

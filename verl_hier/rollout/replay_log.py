@@ -1,4 +1,4 @@
-"""What the worker of a fork is told again: the answers that its source got up to the fork, in order."""
+"""The answers that the worker of a fork is given again: those of its source up to the fork, in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_hier.graph.nodes import Node, RolloutGraph
 
 @dataclass(frozen=True)
 class Event:
-    """One answer that a worker got: a node for a turn or a piece of it, a step for a reset (no action) or an action."""
+    """One answer to a worker: a node for a turn or a piece of it, a step for a reset (no action) or an action."""
 
     node: Node | None = None
     action: str | None = None
@@ -20,11 +20,11 @@ class Event:
 
 
 class ReplayLog:
-    """Recorded answers, told one after the other.
+    """Recorded answers, given one after the other.
 
     Args:
         events: the answers.
-        worker: who is told them; for errors.
+        worker: name of the worker's class, for errors.
     """
 
     def __init__(self, events: Iterable[Event], worker: str) -> None:
@@ -34,14 +34,14 @@ class ReplayLog:
 
     @property
     def goes_on(self) -> bool:
-        """Whether something is left to tell."""
+        """Whether an answer is left."""
         return self._position < len(self._events)
 
     def step(self, action: str | None) -> StepResult:
-        """The world's answer to an action, None for the reset.
+        """The environment's answer to an action, None for the reset.
 
         Raises:
-            RolloutError: when the worker did something else than before.
+            RolloutError: when the worker acts differently than before.
         """
         event = self._events[self._position]
         if event.step is None or event.action != action:
@@ -53,10 +53,10 @@ class ReplayLog:
         return event.step
 
     def node(self, prompt: list[int], graph: RolloutGraph) -> Node:
-        """The node that the policy made after a prompt.
+        """The node that was sampled after a prompt.
 
         Raises:
-            RolloutError: when the worker has built another prompt than before.
+            RolloutError: when the worker builds another prompt than before.
         """
         event = self._events[self._position]
         if event.node is None or prompt != graph.prompt(event.node.id):
@@ -68,10 +68,10 @@ class ReplayLog:
         return event.node
 
     def cut(self, node: Node, first: Node) -> None:
-        """`node` was cut, and `first` is its first part now; what was told already is not told again."""
-        told = any(event.node is node for event in self._events[: self._position])
+        """`node` was cut and `first` is its first part now; an answer that was given already is not given again."""
+        given = any(event.node is node for event in self._events[: self._position])
         insert_before(self._events, node, first)
-        self._position += told
+        self._position += given
 
 
 def insert_before(events: list[Event], node: Node, first: Node) -> None:

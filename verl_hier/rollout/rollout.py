@@ -1,175 +1,250 @@
-"""The rollout of one task: the graph that grows, the world and the policy it grows in, the counters it reports."""
+"""What a sampler works with: the rollout of one task, and its episodes, which it steps, runs, forks and gives up.
+
+The worker's coroutine runs until it wants a turn and waits there for permission. A fork is a new episode whose
+coroutine runs on the recorded answers of its source up to the fork; its environment is forked too, or replayed and
+compared.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from verl_hier.environments.base import StepResult
-from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool, Handle
-from verl_hier.errors import GraphError
-from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
-from verl_hier.rollout.budget import Budget, BudgetOptions, BudgetSpent
-from verl_hier.rollout.entropy import EntropyOptions, entropies
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.interfaces import Generation, Policy, Renderer, Sampler, Sampling, Scored, Worker
+from verl_hier.environments.pool import EnvironmentFailure
+from verl_hier.graph.nodes import EpisodeRecord, Node
+from verl_hier.rollout.budget import BudgetSpent, Grant
+from verl_hier.rollout.end_reason import EndReason
+from verl_hier.rollout.episode_state import EpisodeState, Forced
 from verl_hier.rollout.replay_log import Event, insert_before
-from verl_hier.rollout.seeds import derive, generator
+from verl_hier.rollout.task import Request, RolloutSetup, TaskRollout
 from verl_hier.rollout.turns import text_of
-from verl_hier.rollout.unfinished import UnfinishedEpisode, conversation_name
+from verl_hier.rollout.unfinished import UnfinishedEpisode
+from verl_hier.rollout.worker import Worker, play
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one episode may take; see `config.RolloutOptions`."""
+class Episode(EpisodeState):
+    """One episode. Made by `Rollout.start`, `Rollout.resume` and `Episode.fork`.
 
-    max_turns: int = 30
-    max_tokens_per_turn: int = 512
-    context_tokens: int = 4096
-
-
-@dataclass(frozen=True)
-class Request:
-    """One task to roll out.
-
-    Attributes:
-        task: JSON-able task of the environment; `instruction` is the task in words.
-        identity: what the graph keeps of it: `uid`, `index`, `data_source`.
-        n: leaves to train.
-        step: trainer step; with `index` it names the random generators.
-        levels: levels that learn in this step, None for all; a sampler need not roll out what only others need.
-        validate: evaluation only.
-        sampling: temperature, top-p and top-k of the recipe.
-        carried: what earlier steps have left of the task.
+    What a sampler reads of it: `id`, `record`, `over`, `complete`, `ret`, `path`, `nodes`, `boundaries`, `last_node`,
+    `last_result` and `turn_request`; it may set `greedy` and `trained` for the coming turns. See `EpisodeState`.
     """
 
-    task: Mapping[str, Any]
-    identity: Mapping[str, Any]
-    n: int
-    step: int = 0
-    levels: frozenset[int] | None = None
-    validate: bool = False
-    sampling: Sampling = field(default_factory=Sampling)
-    unfinished: tuple[UnfinishedEpisode, ...] = ()
-
-    @classmethod
-    def of(cls, graph: RolloutGraph, task: Mapping[str, Any]) -> Request:
-        """The request that a stored graph answers.
-
-        Raises:
-            GraphError: when the graph does not say.
-        """
-        asked = graph.request
-        if not asked:
-            raise GraphError(f"the graph of task {graph.task.get('uid')} does not say what was asked for.")
-        return cls(
-            task=task,
-            identity=graph.task,
-            n=asked["n"],
-            step=graph.step,
-            levels=None if asked["levels"] is None else frozenset(asked["levels"]),
-            validate=asked["validate"],
-            sampling=Sampling(asked["temperature"], asked["top_p"], asked["top_k"]),
-            unfinished=tuple(UnfinishedEpisode.resumed_in(graph)),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """What the graph keeps of it, for a replay."""
-        return {
-            "n": self.n,
-            "validate": self.validate,
-            "levels": None if self.levels is None else sorted(self.levels),
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "top_k": self.sampling.top_k,
-        }
-
-
-class Rollout:
-    """What a sampler holds: it starts episodes here and forks them; everything lands in `graph`.
-
-    Attributes:
-        n: leaves that the recipe wants trained for one task.
-        levels: levels that learn in this step, None for all.
-        expected: leaves below which the group counts as short; a sampler lowers it when a phase needs fewer.
-        budget: what the task may still cost.
-        top_logprobs: how many of the likeliest tokens to keep for each position (`Node.top`); set by a sampler that
-            `needs_top_logprobs`.
-        vocabulary: size of the model's vocabulary, 0 when unknown.
-        carried: episodes that earlier steps have left of the task, oldest first; see `resume`.
-    """
+    rollout: Rollout
 
     def __init__(
         self,
-        request: Request,
-        *,
-        policy: Policy,
-        renderer: Renderer,
-        pool: EnvironmentPool,
-        make_worker: Callable[[], Worker],
-        limits: Limits,
-        seed: int | None,
-        budget: BudgetOptions | None = None,
-        entropy: EntropyOptions | None = None,
-        vocabulary: int = 0,
-        on_lost: Callable[[EpisodeRecord], None] = lambda record: None,
+        rollout: Rollout,
+        record: EpisodeRecord,
+        worker: Worker,
+        seed_name: str,
+        worker_seed_name: str,
+        replayed: Sequence[Event] = (),
     ) -> None:
-        self.request = request
-        self.task = request.task
-        self.n = request.n
-        self.levels = request.levels
-        self.unfinished = request.unfinished
-        self.policy = policy
-        self.renderer = renderer
-        self.limits = limits
-        self.seed = seed
-        self.lost = on_lost
-        self.conversation = uuid.uuid4().hex
-        self.conversation_seed = conversation_name(request.step, request.identity.get("index"), request.validate)
-        self.budget = Budget(budget or BudgetOptions())
-        self.vocabulary = vocabulary
-        self._entropy = entropy or EntropyOptions()
-        self.top_logprobs = 0
-        self.graph = RolloutGraph(task=dict(request.identity), step=request.step, seed=seed, request=request.to_dict())
-        self.expected = request.n
-        self.episodes: list[Episode] = []
-        self._pool = pool
-        self._make_worker = make_worker
-        self._root: asyncio.Task[tuple[Handle, StepResult]] | None = None
+        super().__init__(rollout, record, type(worker).__name__, seed_name, worker_seed_name, replayed)
+        self._worker = worker
+        self._play: asyncio.Task[None] | None = None
+        self._one_turn_at_a_time = asyncio.Lock()
 
-    # ---- for samplers ---------------------------------------------------------------------------------------------
+    @property
+    def boundaries(self) -> list[int]:
+        """Numbers of shared nodes (`fork(after=…)`) between two turns: 0, and the end of each of its turns so far."""
+        return [0, *(place for place, node in enumerate(self.nodes, start=1) if not node.partial)]
+
+    async def step(self, tokens: int | None = None) -> Node | None:
+        """Let it make one turn, the environment's answer included, and return its last node; see `Rollout.advance`.
+
+        Args:
+            tokens: sample at most so many tokens. When the turn wants more, the node is `partial` and the next step
+                continues the turn; the environment answers when the turn is complete.
+
+        Raises:
+            RolloutError: when the policy server is gone or the worker itself is broken.
+        """
+        await self.rollout.advance([self], tokens)
+        return self.last_node
+
+    async def run(self, turns: int | None = None) -> Episode:
+        """Step until it is over, or for `turns` turns."""
+        while not self.over and (turns is None or turns > 0):
+            node = await self.step()
+            turns = turns if turns is None or (node is not None and node.partial) else turns - 1
+        return self
+
+    async def ready(self) -> bool:
+        """Run the worker until it asks for a turn; False when the episode ends before."""
+        if self._play is None and not self.over:
+            self._play = asyncio.create_task(play(self._worker, self))
+        waiting, ended = asyncio.ensure_future(self.waiting.wait()), asyncio.ensure_future(self.ended.wait())
+        try:
+            await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            ended.cancel()
+        if self._play is not None and self._play.done() and not self._play.cancelled():
+            error = self._play.exception()
+            if error is not None:
+                raise error
+        return not self.over
+
+    async def take_turn(self, tokens: int | None, grant: Grant) -> None:
+        """One turn, or a piece of one, within `grant`. Called by the rollout for an episode that is `ready`."""
+        async with self._one_turn_at_a_time:
+            if self.over:
+                return
+            self.grant = grant
+            self.most_tokens = min((limit for limit in (tokens, grant.tokens) if limit is not None), default=None)
+            self.waiting.clear()
+            self.permits.release()
+            try:
+                await self.ready()
+            finally:
+                self.grant = None
+
+    async def fork(
+        self,
+        after: int | None = None,
+        *,
+        forced: list[int] | None = None,
+        forced_logprobs: list[float] | None = None,
+        **decision: Any,
+    ) -> Episode:
+        """A new episode that shares the first `after` nodes (all of them when omitted) and goes on by itself.
+
+        Args:
+            after: number of shared nodes, 0 to `len(path)`; see `boundaries`.
+            forced: token ids that its next node begins with instead of sampling them; a whole turn when they end it.
+            forced_logprobs: log p of each of them; see `force`.
+            decision: why; stored with the episode and with the first node that it makes.
+
+        Raises:
+            BudgetSpent: when no further leaf is allowed.
+        """
+        path, rollout = self.path, self.rollout
+        shared = len(path) if after is None else after
+        if not 0 <= shared <= len(path):
+            raise ValueError(f"cannot share {shared} of {len(path)} turns")
+        kept = set(path[:shared])
+        replayed: list[Event] = []
+        for event in self.events:
+            if event.node is not None and event.node.id not in kept:
+                break
+            replayed.append(event)
+        rollout.count("forks")
+        record = EpisodeRecord(
+            len(rollout.episodes), source=self.id, shared=shared, tree=self.record.tree, decision=decision
+        )
+        record.leaf = path[shared - 1] if shared else -1
+        seed_name = f"{self.seed_name}>{record.id}@{shared}"
+        fork = Episode(rollout, record, rollout.make_worker(), seed_name, self.worker_seed_name, replayed)
+        rollout.register(fork)
+        self.keep_rewards_after(kept)
+        fork.force(forced or [], forced_logprobs)
+        if self.handle is not None and len(replayed) == len(self.events) and self.waiting.is_set():
+            try:
+                fork.handle = await self.handle.fork()  # saves the replay of its actions
+            except EnvironmentFailure as error:
+                fork.fail(error)
+        return fork
+
+    def force(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Let its next node begin with given tokens instead of sampling them; a whole turn when they end it.
+
+        Args:
+            tokens: token ids; none takes back what was given before.
+            logprobs: log p of each of them; omitted: the server is asked, which has to score prompts
+                (`SamplerSpec.needs_scores`). It answers at temperature 1.
+        """
+        self.forced = Forced(list(tokens), None if logprobs is None else list(logprobs))
+
+    def stop(self, reason: EndReason | str) -> None:
+        """End it here as a leaf that counts, `truncated` for `reason`; it neither solved nor failed the task."""
+        if not self.over:
+            self.end("truncated", reason)
+            self.record.success = None
+            self._cancel()
+
+    def prune(self, reason: EndReason | str = "") -> None:
+        """Give it up: its turns stay in the graph for the record, but it is no leaf."""
+        if not self.over:
+            self.end("pruned", reason or None)
+            self._cancel()
+
+    def discard(self, reason: EndReason | str) -> None:
+        """Give it up although it may be complete: it is no leaf, so its turns count only where a kept episode shares
+        them; its outcome stays in the record."""
+        self.prune(reason)
+        if self.complete:
+            self.end("pruned", reason)
+
+    async def close(self) -> None:
+        """Free its environment. Called by the rollout."""
+        if self._play is not None and not self._play.done():
+            self._play.cancel()
+            await asyncio.gather(self._play, return_exceptions=True)
+        if self.handle is not None:
+            handle, self.handle = self.handle, None
+            await handle.close()
+
+    def _cancel(self) -> None:
+        if self._play is not None:
+            self._play.cancel()
+
+
+class Rollout(TaskRollout):
+    """The rollout of one task: a sampler starts episodes here and forks them; everything is stored in `graph`.
+
+    Attributes:
+        make_worker: makes the worker of each episode.
+        n: leaves that the recipe wants trained for one task.
+        levels: levels that learn in this step, None for all.
+        expected: leaves below which the group counts as short; a sampler lowers it when a phase needs fewer.
+        episodes: all episodes so far, in the order of their numbers.
+    """
+
+    def __init__(self, request: Request, setup: RolloutSetup, make_worker: Callable[[], Worker]) -> None:
+        super().__init__(request, setup)
+        self.n = self.expected = request.n
+        self.levels = request.levels
+        self.episodes: list[Episode] = []
+        self.make_worker = make_worker
 
     def start(self, *, greedy: bool = False, trained: bool = True, **decision: Any) -> Episode:
-        """A fresh episode. `trained=False` makes it evaluation-only: it is no leaf to train."""
+        """A fresh episode. `trained=False` makes it evaluation-only: it is no leaf to train.
+
+        Raises:
+            BudgetSpent: when no further leaf is allowed.
+        """
         tree = 1 + max((e.record.tree for e in self.episodes), default=-1)
         record = EpisodeRecord(len(self.episodes), tree=tree, trained=trained, greedy=greedy, decision=decision)
-        origin = f"{self.conversation_seed}/{record.id}"
-        return self._enlist(Episode(self, record, self._make_worker(), str(record.id), origin))
+        worker_seed_name = f"{self.seed_name}/{record.id}"
+        return self.register(Episode(self, record, self.make_worker(), str(record.id), worker_seed_name))
 
     def resume(self, unfinished: UnfinishedEpisode, **decision: Any) -> Episode:
-        """An episode of an earlier step, which goes on.
+        """Continue an episode that an earlier step has left unfinished.
 
-        Its worker and its world run again on the turns that it had; these keep their log-probs and policy versions and
-        cost nothing of the budget. What follows is sampled now. A worker that asks otherwise than before, because its
-        world answers otherwise, costs the episode (`failed_replay_mismatch`).
+        Its worker and its environment run again on the turns that it had; these keep their log-probs and policy
+        versions and cost nothing of the budget. The turns after them are sampled now. When a prompt differs from the
+        one of the earlier step, the episode is lost (`failed_replay_mismatch`).
+
+        Raises:
+            BudgetSpent: when no further leaf is allowed.
         """
-        resumed = {"step": unfinished.step, "origin": unfinished.origin}
+        resumed = {"step": unfinished.step, "origin": unfinished.worker_seed_name}
         episode = self.start(resumed=resumed, **decision)
-        episode.restore(unfinished)
+        episode.worker_seed_name, episode.earlier_nodes = unfinished.worker_seed_name, deque(unfinished.nodes)
         return episode
 
     async def advance(self, episodes: Iterable[Episode], tokens: int | None = None) -> list[Episode]:
         """One turn of each episode that is not over, side by side; returns those that are not over afterwards.
 
-        Under a budget all of them wait for each other, so that what each may spend does not depend on who was faster;
-        the last ones are pruned when not all can be served.
+        Under a budget they wait for each other, so that what each may spend does not depend on which is faster; when
+        not all can be served, the last ones are pruned. Several calls side by side share the budget too, but then the
+        order of their answers decides which call is served first.
 
         Args:
             episodes: any episodes of this rollout.
@@ -182,8 +257,10 @@ class Rollout:
         with ExitStack() as turns:
             grants = [turns.enter_context(grant) for grant in await self.budget.grant(len(running), most)]
             for episode in running[len(grants) :]:
-                episode.out_of_budget()
-            await self.gather(episode.speak(tokens, grant) for episode, grant in zip(running, grants, strict=False))
+                if not episode.over:
+                    self.count("budget_pruned")
+                episode.prune(EndReason.BUDGET)
+            await self.gather(episode.take_turn(tokens, grant) for episode, grant in zip(running, grants, strict=False))
         return [episode for episode in running if not episode.over]
 
     async def run(self, episodes: Iterable[Episode]) -> None:
@@ -201,8 +278,8 @@ class Rollout:
             The first part. `node` stays the last part, its number grows by one.
         """
         first = self.graph.split(node, at)
-        said = [token for piece in self.graph.pieces(first)[:-1] for token in piece.action]
-        first.text = text_of(self.renderer, said, first.action, True)
+        before = [token for piece in self.graph.pieces(first)[:-1] for token in piece.action]
+        first.text = text_of(self.renderer, before, first.action, True)
         node.text = node.text[len(first.text) :]
         for episode in self.episodes:
             insert_before(episode.events, node, first)
@@ -214,19 +291,20 @@ class Rollout:
         the server returns no log-probs at all."""
         return node.entropy or [-logprob for logprob in node.logprobs]
 
-    def rng(self, *names: object) -> random.Random:
-        """A generator of its own for `names`: same seed, task, step and names give the same draws."""
-        return generator(self.seed or 0, self.conversation_seed, *names)
+    def register(self, episode: Episode) -> Episode:
+        """Add a new episode. Called by `start` and `Episode.fork`.
 
-    def adopt(self, source: Episode, shared: int, replay_log: list[Event], decision: dict[str, Any]) -> Episode:
-        """Used by `Episode.fork`."""
-        self.count("forks")
-        record = EpisodeRecord(
-            len(self.episodes), source=source.id, shared=shared, tree=source.record.tree, decision=decision
-        )
-        record.leaf = source.path[shared - 1] if shared else -1
-        lineage = f"{source.lineage}>{record.id}@{shared}"
-        return self._enlist(Episode(self, record, self._make_worker(), lineage, source.origin, replay_log))
+        Raises:
+            BudgetSpent: when no further leaf is allowed.
+        """
+        trained = [e for e in self.episodes if e.record.trained and e.record.status not in ("pruned", "failed")]
+        self.budget.used["leaves"] = len(trained)
+        if episode.record.trained and self.budget.left("leaves") < 1:
+            raise BudgetSpent("leaves")
+        self.budget.used["leaves"] += episode.record.trained
+        self.episodes.append(episode)
+        self.graph.episodes.append(episode.record)
+        return episode
 
     async def gather(self, work: Iterable[Awaitable[T]]) -> list[T]:
         """Run things side by side; the first fatal error cancels the rest and is raised."""
@@ -239,103 +317,9 @@ class Rollout:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    def count(self, name: str, by: int = 1) -> None:
-        """Add to a counter of the graph."""
-        self.graph.counts[name] = self.graph.counts.get(name, 0) + by
-
-    # ---- for episodes ---------------------------------------------------------------------------------------------
-
-    def sampling(self, name: str, greedy: bool, max_tokens: int, stop: tuple[str, ...]) -> Sampling:
-        """How the turn called `name` is sampled."""
-        seed = None if self.seed is None else derive(self.seed, self.conversation_seed, name)
-        base = replace(self.request.sampling, max_tokens=max_tokens, seed=seed, stop=stop)
-        return replace(base, temperature=0.0, top_p=1.0, top_k=-1) if greedy else base
-
-    async def generate(self, prompt: list[int], sampling: Sampling) -> Generation:
-        """One request to the policy, of this task's conversation."""
-        for_entropy = self._entropy.k if self._entropy.source == "top_k" else 0
-        wanted = replace(sampling, top_logprobs=max(self.top_logprobs, for_entropy))
-        return await self.policy.generate(prompt, wanted, self.conversation)
-
-    async def score(self, prompt: list[int], tokens: list[int], top: int = 0) -> Scored:
-        """See `Policy.score`."""
-        return await self.policy.score(prompt, tokens, self.conversation, top)
-
-    async def note_entropy(self, node: Node, prompt: list[int], generation: Generation) -> None:
-        """Keep what the server said about the tokens it sampled for `node`, after `prompt` and what was forced."""
-        forced = len(node.action) - len(generation.token_ids)
-        if generation.top_logprobs and self.top_logprobs:
-            read = [[[token, 0.0]] for token in node.action[:forced]]
-            node.top = read + [[list(pair) for pair in at[: self.top_logprobs]] for at in generation.top_logprobs]
-        if generation.token_ids:
-            known = await entropies(self._entropy, self.policy, prompt, generation, self.conversation)
-            node.entropy = [0.0] * forced + known if len(known) == len(generation.token_ids) else []
-
-    async def open_world(self) -> tuple[Handle, StepResult]:
-        """A world at the start of the task: a fork of one that was reset once, which is cheaper than another reset."""
-        if self._root is None:
-            seed = derive(self.seed or 0, "environment", self.request.identity.get("index"))
-            self._root = asyncio.ensure_future(self._pool.open(dict(self.task), seed))
-        handle, step = await asyncio.shield(self._root)
-        return await handle.fork(), step
-
-    async def world_after(self, events: list[Event]) -> Handle:
-        """A world after the recorded actions, replayed and checked.
-
-        Raises:
-            EnvironmentFailure: also when a replayed observation differs from the recorded one.
-        """
-        handle, _ = await self.open_world()
-        for event in events:
-            step = await handle.step(str(event.action))
-            self.count("replayed_calls")
-            if event.step is None or step.text != event.step.text:
-                await handle.close()
-                raise EnvironmentFailure("replay_mismatch", f"{event.action!r} was answered differently in the replay")
-        return handle
-
-    # ---- inside ---------------------------------------------------------------------------------------------------
-
-    def _enlist(self, episode: Episode) -> Episode:
-        trained = [e for e in self.episodes if e.record.trained and e.record.status not in ("pruned", "failed")]
-        self.budget.used["leaves"] = len(trained)
-        if episode.record.trained and self.budget.left("leaves") < 1:
-            raise BudgetSpent("leaves")
-        self.budget.used["leaves"] += episode.record.trained
-        self.episodes.append(episode)
-        self.graph.episodes.append(episode.record)
-        return episode
-
     async def close(self) -> None:
-        """End what still runs and free every world."""
+        """End what still runs and free every environment."""
         for episode in self.episodes:
-            episode.prune("sampler_finished")
+            episode.prune(EndReason.SAMPLER_FINISHED)
         await asyncio.gather(*(episode.close() for episode in self.episodes), return_exceptions=True)
-        if self._root is not None:
-            root = await asyncio.gather(self._root, return_exceptions=True)
-            if isinstance(root[0], tuple):
-                await root[0][0].close()
-
-
-async def roll_out(rollout: Rollout, sampler: Sampler) -> RolloutGraph:
-    """Let `sampler` roll out one task and return its checked graph.
-
-    Raises:
-        RolloutError: when the policy server is gone or a plugin is broken.
-    """
-    try:
-        await asyncio.wait_for(sampler.sample(rollout), rollout.budget.limits.wall_s)
-    except BudgetSpent:
-        rollout.count("budget_ended")
-    except asyncio.TimeoutError:
-        if rollout.budget.limits.wall_s is None or rollout.budget.left("wall_s") > 0:
-            raise
-        rollout.count("budget_ended")
-    finally:
-        await rollout.close()
-    graph = rollout.graph
-    graph.budget = rollout.budget.report()
-    graph.sort()
-    graph.short = sum(episode.trained for episode in graph.complete()) < rollout.expected
-    graph.check()
-    return graph
+        await super().close()

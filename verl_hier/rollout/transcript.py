@@ -1,20 +1,17 @@
-"""An episode in words: who said what, what it did to the world, and what the world answered."""
+"""An episode as text: its turns, their actions, and the environment's answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from verl_hier.environments.base import StepResult
 from verl_hier.graph.nodes import Node
-
-if TYPE_CHECKING:
-    from verl_hier.rollout.episode import Episode
+from verl_hier.rollout.episode_state import EpisodeState
 
 
 @dataclass(frozen=True)
 class EnvironmentCall:
-    """One action, and the world's answer."""
+    """One action, and the environment's answer."""
 
     action: str
     step: StepResult
@@ -25,9 +22,9 @@ class TranscriptTurn:
     """One turn.
 
     Attributes:
-        node: its entry in the rollout graph, the last one of several pieces: who spoke, level, segment, validity.
+        node: its entry in the rollout graph, the last one of several pieces.
         text: the decoded action.
-        calls: what it did to the world before the next turn.
+        calls: its actions before the next turn.
     """
 
     node: Node
@@ -41,7 +38,7 @@ class Transcript:
 
     Attributes:
         instruction: the task in words.
-        opening: what the world said at first; None when it was never reset.
+        opening: the answer to the reset; None when there was none.
         turns: in the order of time.
     """
 
@@ -50,8 +47,8 @@ class Transcript:
     turns: tuple[TranscriptTurn, ...]
 
     @classmethod
-    def of(cls, episode: Episode) -> Transcript:
-        """The transcript of an episode, from everything that its worker was answered."""
+    def of(cls, episode: EpisodeState) -> Transcript:
+        """The transcript of an episode, from all answers to its worker."""
         opening: StepResult | None = None
         turns: list[TranscriptTurn] = []
         pieces: list[str] = []

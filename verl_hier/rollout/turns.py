@@ -1,131 +1,106 @@
-"""From what a worker wants to say to a node of the graph: one request, or none when every token is forced."""
+"""From a requested turn to a node of the graph: one request to the policy, or none when all tokens are forced."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from verl_hier.environments.pool import EnvironmentFailure
-from verl_hier.graph.nodes import Node, RolloutGraph
-from verl_hier.rollout.context import Context, ContextMessage
-from verl_hier.rollout.interfaces import Generation, Renderer
+from verl_hier.graph.nodes import Node
+from verl_hier.rollout.end_reason import EndReason, EpisodeOver
+from verl_hier.rollout.entropy import entropies
+from verl_hier.rollout.episode_state import EpisodeState, Forced, TurnRequest
+from verl_hier.rollout.policy import Generation, Policy, Renderer
 
-if TYPE_CHECKING:
-    from verl_hier.rollout.episode import Episode
-
-
-_HALF = "\N{REPLACEMENT CHARACTER}"
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers decode the first tokens of a character to."""
 
 
-@dataclass(frozen=True)
-class TurnRequest:
-    """What a worker says about the turn it wants.
-
-    Attributes:
-        context: whose turn it is.
-        before: node whose tokens it continues, None in a new context.
-        observation: tokens that its prompt adds.
-        heard: the same in words.
-        segment, plan: see `Node`.
-    """
-
-    context: Context
-    before: Node | None
-    observation: list[int]
-    heard: list[ContextMessage]
-    segment: int
-    plan: Node | None
-
-
-@dataclass(frozen=True)
-class Forced:
-    """Tokens that a node begins with although they were not sampled for it, and log p of each; None: ask the server."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] | None = None
-
-
-async def sample_node(
-    episode: Episode,
-    turn_request: TurnRequest,
-    prompt: list[int],
-    forced: Forced,
-    most: int,
-    piece: int | None,
-    stop: tuple[str, ...],
-) -> tuple[Node, Generation]:
-    """The next node of an episode, not yet part of the graph, and what the server answered.
+async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[int], most: int) -> Node:
+    """Sample the next node of an episode and add it to the graph.
 
     Args:
-        episode: who speaks.
-        wish: what for.
+        episode: has the permission for the turn.
+        request: the turn.
         prompt: the exact tokens before the node.
-        forced: how it begins.
-        most: tokens that its turn may still have.
-        piece: tokens that this node may have; when that is fewer and not enough, the node is `partial`.
-        stop: strings that end the turn.
+        most: tokens that the turn may still have. `episode.most_tokens` limits this node of it; when that ends the
+            node before the turn is complete, the node is `partial`.
+
+    Raises:
+        EpisodeOver: when a limit of the episode is reached, or the policy generates nothing.
     """
-    rollout, tip = episode.rollout, episode.tip
+    rollout, limits = episode.rollout, episode.rollout.limits
+    if episode.next_turn >= limits.max_turns:
+        raise EpisodeOver(EndReason.MAX_TURNS)
+    forced, episode.forced = episode.forced, Forced()
     given = len(forced.tokens)
-    limit = most if piece is None else min(most, max(piece, given + 1))
-    sampling = rollout.sampling(f"{episode.lineage}/{len(episode.path)}", episode.greedy, limit - given, stop)
-    read, version = forced.logprobs or [], (0, 0)
+    room = limits.context_tokens - len(prompt)
+    if room < max(given, 1):
+        raise EpisodeOver(EndReason.CONTEXT_TOKENS)
+    most = min(room, most)
+    limit = most if episode.most_tokens is None else min(most, max(episode.most_tokens, given + 1))
+    sampling = rollout.sampling(
+        f"{episode.seed_name}/{len(episode.path)}", episode.greedy, limit - given, request.stop
+    )
+    policy, version = rollout.policy(request.context.policy), (0, 0)
+    logprobs = forced.logprobs or []
     if given and forced.logprobs is None:
-        scored = await rollout.score(prompt, forced.tokens)
-        read, version = scored.logprobs, scored.version
-    if given and (sampling.max_tokens < 1 or _ended(episode, forced.tokens, stop)):
+        scored = await policy.score(prompt, forced.tokens, rollout.conversation)
+        logprobs, version = scored.logprobs, scored.version
+    if given and (sampling.max_tokens < 1 or _ended(rollout.renderer, forced.tokens, request.stop)):
         generation = Generation([], [], version=version)
     else:
-        generation = await rollout.generate(prompt + forced.tokens, sampling)
+        generation = await policy.generate(prompt + forced.tokens, sampling, rollout.conversation)
     action = forced.tokens + generation.token_ids
-    logprobs = read + generation.logprobs
-    decision = {"seed": sampling.seed, "greedy": episode.greedy}
+    if not action:
+        raise EpisodeOver(EndReason.EMPTY_ACTION)
+    last = episode.last_node
+    decision: dict[str, Any] = {"seed": sampling.seed, "greedy": episode.greedy}
     if given:
         decision["forced"] = given
-    if tip is None or tip.episode != episode.id:
+    if last is None or last.episode != episode.id:
         decision |= episode.record.decision
-    said = [token for earlier in _unfinished(rollout.graph, tip) for token in earlier.action]
-    partial = limit < most and len(action) >= limit and not _ended(episode, action, stop)
+    pieces = rollout.graph.pieces(last) if last is not None and last.partial else []
+    partial = limit < most and len(action) >= limit and not _ended(rollout.renderer, action, request.stop)
+    logprobs = logprobs + generation.logprobs
     node = Node(
-        **_placed(episode, turn_request, tip),
-        observation=turn_request.observation,
+        **_place(episode, request),
+        observation=request.observation,
         action=action,
         logprobs=logprobs if len(logprobs) == len(action) else [],
         partial=partial,
         trained=episode.trained,
         anchor=_anchor(episode),
-        text=text_of(rollout.renderer, said, action, partial),
+        text=text_of(rollout.renderer, [token for piece in pieces for token in piece.action], action, partial),
         policy_version=list(generation.version),
         prompt_tokens=len(prompt) if generation.token_ids else 0,
         cached_tokens=generation.cached_tokens,
         stop_reason=generation.stop_reason,
         decision=decision,
+        policy=request.context.policy,
     )
-    return node, generation
+    rollout.graph.nodes.append(node)
+    if episode.grant is not None:
+        episode.grant.spend_turn(len(generation.token_ids))
+    await _note_entropy(episode, policy, node, prompt + forced.tokens, generation)
+    return node
 
 
-def restored_node(episode: Episode, turn_request: TurnRequest, old: Node) -> Node:
-    """The next node of a resumed episode, not yet part of the graph: what an earlier step has sampled.
+def restored_node(episode: EpisodeState, request: TurnRequest) -> Node:
+    """Add the next node that an earlier trainer step sampled for a resumed episode to the graph.
 
-    Tokens, log-probs, entropies and policy version are the old ones; worker and world say anew what they have to say.
-
-    Args:
-        episode: who speaks.
-        wish: what for.
-        old: the node as it was, see `UnfinishedEpisode`.
+    Tokens, log-probs, entropies and policy version are the old ones; the worker and the environment run again.
 
     Raises:
-        EnvironmentFailure: when the prompt is another one than it was.
+        EnvironmentFailure: when the prompt is not what it was in the earlier step.
     """
-    tip, path = episode.tip, episode.path
-    before = -1 if turn_request.before is None else path.index(turn_request.before.id)
-    if turn_request.observation != old.observation or before != old.context:
-        raise EnvironmentFailure("replay_mismatch", "what is asked now is not what the earlier step was asked")
-    decision = old.decision if path else old.decision | episode.record.decision
-    return replace(
+    old, path = episode.earlier_nodes.popleft(), episode.path
+    before = -1 if request.before is None else path.index(request.before.id)
+    if request.observation != old.observation or before != old.context:
+        raise EnvironmentFailure("replay_mismatch", "the prompt differs from the one of the earlier step")
+    node = replace(
         old,
-        **_placed(episode, turn_request, tip),
+        **_place(episode, request),
         reward=0.0,
         done=False,
         truncated=False,
@@ -134,64 +109,69 @@ def restored_node(episode: Episode, turn_request: TurnRequest, old: Node) -> Nod
         masks={},
         prompt_tokens=0,
         cached_tokens=0,
-        decision=dict(decision),
+        decision=dict(old.decision if path else old.decision | episode.record.decision),
         extra={},
     )
+    episode.rollout.graph.nodes.append(node)
+    episode.rollout.count("carried_tokens", len(node.action))
+    return node
 
 
-def _placed(episode: Episode, turn_request: TurnRequest, tip: Node | None) -> dict[str, Any]:
-    """Where the next node stands after `tip`, who speaks it, and what was said to them."""
-    return {
-        "id": len(episode.rollout.graph.nodes),
-        "parent": episode.record.leaf,
-        "context": _number(turn_request.before),
-        "episode": episode.id,
-        "agent": turn_request.context.agent,
-        "role": turn_request.context.role,
-        "level": turn_request.context.level,
-        "turn": _turn(tip),
-        "segment": turn_request.segment,
-        "plan": _number(turn_request.plan),
-        "messages": [heard.kept() for heard in turn_request.heard],
-    }
-
-
-def text_of(renderer: Renderer, said: list[int], action: list[int], partial: bool) -> str:
-    """What an action adds to the text of its turn, so that the texts of the pieces are the text of the whole.
+def text_of(renderer: Renderer, before: list[int], action: list[int], partial: bool) -> str:
+    """What an action adds to the text of its turn, so that the texts of the pieces join to the text of the turn.
 
     Args:
         renderer: decodes.
-        said: tokens of the turn's earlier pieces.
+        before: tokens of the turn's earlier pieces.
         action: the tokens that follow them.
-        partial: whether more will follow; half a character at the end is left to what follows.
+        partial: whether more will follow; an incomplete character at the end is left to what follows.
     """
-    before = renderer.decode(said).rstrip(_HALF) if said else ""
-    text = renderer.decode(said + action)[len(before) :]
-    return text.rstrip(_HALF) if partial else text
+    earlier = renderer.decode(before).rstrip(_INCOMPLETE) if before else ""
+    text = renderer.decode(before + action)[len(earlier) :]
+    return text.rstrip(_INCOMPLETE) if partial else text
 
 
-def _unfinished(graph: RolloutGraph, tip: Node | None) -> list[Node]:
-    """Pieces of the turn that goes on after `tip`."""
-    return graph.pieces(tip) if tip is not None and tip.partial else []
+async def _note_entropy(
+    episode: EpisodeState, policy: Policy, node: Node, prompt: list[int], generation: Generation
+) -> None:
+    """Store the entropies and likeliest tokens of a generation, whose tokens follow those that were forced."""
+    rollout = episode.rollout
+    forced = len(node.action) - len(generation.token_ids)
+    if generation.top_logprobs and rollout.top_logprobs:
+        top = [[list(pair) for pair in position[: rollout.top_logprobs]] for position in generation.top_logprobs]
+        node.top = [[[token, 0.0]] for token in node.action[:forced]] + top
+    if generation.token_ids:
+        known = await entropies(rollout.setup.entropy, policy, prompt, generation, rollout.conversation)
+        node.entropy = [0.0] * forced + known if len(known) == len(generation.token_ids) else []
 
 
-def _turn(tip: Node | None) -> int:
-    """Number of the turn of the node after `tip`."""
-    return 0 if tip is None else tip.turn + (not tip.partial)
+def _place(episode: EpisodeState, request: TurnRequest) -> dict[str, Any]:
+    """Where the next node of an episode stands in the graph, whose turn it is, and its messages.
+
+    Numbers are read now: a cut elsewhere in the graph may have changed them while the worker waited.
+    """
+    context = request.context
+    return {
+        "id": len(episode.rollout.graph.nodes),
+        "parent": episode.record.leaf,
+        "context": -1 if request.before is None else request.before.id,
+        "episode": episode.id,
+        "agent": context.agent,
+        "role": context.role,
+        "level": context.level,
+        "turn": episode.next_turn,
+        "segment": request.segment,
+        "plan": -1 if request.plan is None else request.plan.id,
+        "messages": [message.to_message() for message in request.messages],
+    }
 
 
-def _anchor(episode: Episode) -> str | None:
+def _anchor(episode: EpisodeState) -> str | None:
     """State before the next node; only the first piece of a turn has one."""
-    tip = episode.tip
-    return None if episode.latest is None or (tip is not None and tip.partial) else episode.latest.anchor
+    last, result = episode.last_node, episode.last_result
+    return None if result is None or (last is not None and last.partial) else result.anchor
 
 
-def _ended(episode: Episode, action: list[int], stop: tuple[str, ...]) -> bool:
-    """Whether a node that used up its piece ended its turn with the very last token."""
-    renderer = episode.rollout.renderer
-    return renderer.ends(action) or any(renderer.decode(action).endswith(word) for word in stop)
-
-
-def _number(node: Node | None) -> int:
-    """Its number now; a cut elsewhere in the graph may have changed it while the worker waited."""
-    return -1 if node is None else node.id
+def _ended(renderer: Renderer, action: list[int], stop: tuple[str, ...]) -> bool:
+    """Whether a node that used all tokens it may have ended its turn with the very last one."""
+    return renderer.ends(action) or any(renderer.decode(action).endswith(text) for text in stop)

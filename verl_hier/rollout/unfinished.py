@@ -1,8 +1,8 @@
-"""Episodes that one trainer step leaves and a later one goes on with: what is kept of them, and where.
+"""Episodes that one trainer step leaves unfinished and a later one continues.
 
-A sampler leaves an episode with `episode.discard(LEFT_UNFINISHED)`, and finds what earlier steps left of its task in
-`rollout.unfinished`, to be given to `rollout.resume`. Nothing but tokens and what the server said about them is kept:
-worker and world are run again, and have to ask and answer as before.
+A sampler leaves an episode with `episode.discard(EndReason.LEFT_UNFINISHED)`, and finds the unfinished episodes of its
+task in `rollout.unfinished`, to be given to `rollout.resume`. Only tokens and the server's numbers about them are kept:
+worker and environment run again, and must produce the same prompts.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
-
-LEFT_UNFINISHED = "carried_over"
-"""Why an episode is no leaf although it may go on: a later step gets it."""
+from verl_hier.rollout.end_reason import EndReason
 
 
 @dataclass(frozen=True)
 class UnfinishedEpisode:
-    """An episode as far as it came.
+    """The part of an episode that was played.
 
     Attributes:
         step: trainer step that left it.
-        origin: name of its worker's random generator.
+        worker_seed_name: name of its worker's random generator.
         nodes: its nodes, first one first; `context` and `plan` are places in this list. Their messages are left out:
-            the worker says them anew.
+            the worker makes them again.
     """
 
     step: int
-    origin: str
+    worker_seed_name: str
     nodes: tuple[Node, ...]
 
     @property
@@ -39,14 +37,14 @@ class UnfinishedEpisode:
 
     @classmethod
     def left_in(cls, graph: RolloutGraph) -> Iterator[UnfinishedEpisode]:
-        """What a finished rollout leaves to later steps."""
+        """The episodes that a finished rollout leaves to later steps."""
         for record in graph.episodes:
-            if record.status == "pruned" and record.error == LEFT_UNFINISHED and record.leaf >= 0:
+            if record.status == "pruned" and record.error == EndReason.LEFT_UNFINISHED and record.leaf >= 0:
                 yield cls(graph.step, _origin(graph, record), _detached(graph, graph.path(record.id)))
 
     @classmethod
     def resumed_in(cls, graph: RolloutGraph) -> Iterator[UnfinishedEpisode]:
-        """What a finished rollout was left by earlier steps and went on with."""
+        """The episodes of earlier steps that a finished rollout continued."""
         for record in graph.episodes:
             resumed = record.decision.get("resumed")
             if resumed is not None:
@@ -56,10 +54,10 @@ class UnfinishedEpisode:
 
 
 class UnfinishedEpisodes:
-    """What steps have left, by task, in the memory of one process.
+    """Unfinished episodes by task, in the memory of one process.
 
     Args:
-        most: episodes to keep; of more, those of the tasks that were left longest ago are dropped.
+        most: limit of episodes; beyond it those of the tasks that were left longest ago are dropped.
     """
 
     def __init__(self, most: int) -> None:
@@ -70,7 +68,7 @@ class UnfinishedEpisodes:
         return sum(map(len, self._left.values()))
 
     def keep(self, task: str, graph: RolloutGraph) -> None:
-        """Remember what a rollout leaves of a task."""
+        """Keep the unfinished episodes of a rollout of a task."""
         for unfinished in UnfinishedEpisode.left_in(graph):
             self._left.setdefault(task, []).append(unfinished)
             self._left.move_to_end(task)
@@ -81,7 +79,7 @@ class UnfinishedEpisodes:
                 self._left.popitem(last=False)
 
     def take(self, task: str, step: int) -> tuple[UnfinishedEpisode, ...]:
-        """What steps before `step` have left of a task, which is forgotten here with it."""
+        """Remove and return the unfinished episodes of a task that steps before `step` have left."""
         return tuple(unfinished for unfinished in self._left.pop(task, ()) if unfinished.step < step)
 
 
@@ -95,8 +93,8 @@ def sampled_in(node: Node, step: int) -> int:
     return int(node.decision.get("carried", step))
 
 
-def conversation_name(step: int, index: object, validate: bool) -> str:
-    """What names the random generators of one task in one step."""
+def task_seed_name(step: int, index: object, validate: bool) -> str:
+    """The name that all seeds of one task in one step are derived from."""
     return f"{step}/{index}/{int(validate)}"
 
 
@@ -105,7 +103,7 @@ def _origin(graph: RolloutGraph, record: EpisodeRecord) -> str:
         record = graph.episodes[record.source]
     if "resumed" in record.decision:
         return str(record.decision["resumed"]["origin"])
-    name = conversation_name(graph.step, graph.task.get("index"), graph.request.get("validate", False))
+    name = task_seed_name(graph.step, graph.task.get("index"), graph.request.get("validate", False))
     return f"{name}/{record.id}"
 
 

@@ -1,4 +1,4 @@
-"""Roll out without a server or processes: a scripted policy, a toy tokenizer and a pool in this process.
+"""Rollouts without servers and processes: a scripted policy, a toy tokenizer and environments in this process.
 
 For tests of workers and samplers: `await roll_out_scripted(...)` gives the rollout graph of one task.
 """
@@ -12,12 +12,14 @@ from typing import Any
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.graph import RolloutGraph
+from verl_hier.rollout import Generation, Limits, Policy, Request, Rollout, Sampler, Sampling, Scored, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
-from verl_hier.rollout.interfaces import Generation, Sampler, Sampling, Scored, Worker
 from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.recorded_policy import RecordedPolicy
-from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.rollout.sampler import roll_out
+from verl_hier.rollout.task import RolloutSetup
 from verl_hier.rollout.unfinished import UnfinishedEpisode
 
 _TASK = {"instruction": "do it"}
@@ -85,7 +87,7 @@ class ScriptedPolicy:
 
 
 class InlineHandle:
-    """`environments.pool.Handle` without a process: faults are told apart the same way, hangs are not caught."""
+    """`environments.pool.Handle` without a process: an exception loses the episode as there; hangs are not caught."""
 
     def __init__(self, make: Callable[[], Environment], task: Mapping[str, Any], seed: int) -> None:
         self._make = make
@@ -95,7 +97,7 @@ class InlineHandle:
         self.actions: tuple[str, ...] = ()
 
     async def open(self) -> StepResult:
-        """Reset the world."""
+        """Reset the environment."""
         return self._guarded(lambda: self._environment.reset(self._task, self._seed))
 
     async def step(self, action: str) -> StepResult:
@@ -113,7 +115,7 @@ class InlineHandle:
         return copy
 
     async def close(self) -> None:
-        """Free the world."""
+        """Free the environment."""
         self._environment.close()
 
     @staticmethod
@@ -131,7 +133,7 @@ class InlinePool:
         self._make = make
 
     async def open(self, task: Mapping[str, Any], seed: int) -> tuple[InlineHandle, StepResult]:
-        """A reset world."""
+        """An environment that was reset."""
         handle = InlineHandle(self._make, task, seed)
         return handle, await handle.open()
 
@@ -154,7 +156,7 @@ async def roll_out_scripted(
     policy: type[ScriptedPolicy] | None = None,
     unfinished: Sequence[UnfinishedEpisode] = (),
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
-    """Roll out one task and return its checked graph and the policy, whose `prompts` are what it saw."""
+    """Roll out one task and return its checked graph and the policy, whose `prompts` are those it was given."""
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
     request = Request(
         task=task or _TASK,
@@ -164,19 +166,8 @@ async def roll_out_scripted(
         levels=levels,
         unfinished=tuple(unfinished),
     )
-    rollout = Rollout(
-        request,
-        policy=scripted,
-        renderer=PlainRenderer(scripted.tokenizer),
-        pool=InlinePool(environment),  # type: ignore[arg-type]
-        make_worker=worker,
-        limits=limits or Limits(),
-        seed=seed,
-        budget=budget,
-        entropy=entropy,
-        vocabulary=_VOCABULARY,
-    )
-    return await roll_out(rollout, sampler), scripted
+    setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy)
+    return await roll_out(Rollout(request, setup, worker), sampler), scripted
 
 
 async def replay_scripted(
@@ -191,20 +182,30 @@ async def replay_scripted(
     budget: BudgetOptions | None = None,
     entropy: EntropyOptions | None = None,
 ) -> RolloutGraph:
-    """Make a graph of `roll_out_scripted` again from what it stored; `tokenizer` is its policy's.
+    """Replay a graph of `roll_out_scripted` with its recorded generations; `tokenizer` is its policy's.
 
-    `rollout.recorded.differences(stored, again)` says whether it is the same tree.
+    `rollout.recorded_policy.differences(stored, again)` lists where the two differ.
     """
-    rollout = Rollout(
-        Request.of(stored, task or _TASK),
-        policy=RecordedPolicy(stored),
+    setup = _setup(RecordedPolicy(stored), tokenizer, environment, stored.seed, limits, budget, entropy)
+    return await roll_out(Rollout(Request.of(stored, task or _TASK), setup, worker), sampler)
+
+
+def _setup(
+    policy: Policy,
+    tokenizer: WordTokenizer,
+    environment: Callable[[], Environment],
+    seed: int | None,
+    limits: Limits | None,
+    budget: BudgetOptions | None,
+    entropy: EntropyOptions | None,
+) -> RolloutSetup:
+    return RolloutSetup(
+        policies={DEFAULT_POLICY: policy},
         renderer=PlainRenderer(tokenizer),
-        pool=InlinePool(environment),  # type: ignore[arg-type]
-        make_worker=worker,
+        environments=InlinePool(environment),
         limits=limits or Limits(),
-        seed=stored.seed,
-        budget=budget,
-        entropy=entropy,
+        seed=seed,
+        budget=budget or BudgetOptions(),
+        entropy=entropy or EntropyOptions(),
         vocabulary=_VOCABULARY,
     )
-    return await roll_out(rollout, sampler)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import Worker
-from verl_hier.rollout.episode_view import EpisodeView
+from verl_hier.rollout import EpisodeView, Worker
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from typing import Literal
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import outcomes, play_out, start_episodes
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
 
 
 # What one more episode of a task is worth: pure arithmetic on the outcomes so far.

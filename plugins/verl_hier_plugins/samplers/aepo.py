@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
+from verl_hier.rollout import Rollout
 from verl_hier.rollout.branching import advance_turn
-from verl_hier.rollout.rollout import Rollout
 from verl_hier_plugins.samplers.arpo import ChainOptions, EntropyChains, Rule, chains_of, turn_entropy
 
 Reset = Literal["sane", "released"]
@@ -163,7 +163,7 @@ class AEPO(EntropyChains):
         episode.trained = False
         await rollout.advance([episode], tokens=self.options.root_tokens)
         episode.discard("probe")
-        tip = episode.tip
+        tip = episode.last_node
         return None if tip is None else turn_entropy(rollout, tip, self.options.entropy_positions)
 
     async def _tool_entropy(self, rollout: Rollout) -> float | None:

@@ -12,10 +12,8 @@ from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import Node
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
 
 
 # Chains that branch after turns in which the policy became less sure: what `arpo` and `aepo` share.
@@ -121,7 +119,7 @@ class Chain:
         Raises:
             RolloutError: when the server returned no log-probs.
         """
-        tip = self.episode.tip
+        tip = self.episode.last_node
         if tip is None or tip is self.heard or tip.partial or tip.episode != self.episode.id:
             return
         self.heard = tip

@@ -8,9 +8,7 @@ from typing import Literal
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
+from verl_hier.rollout import Episode, Rollout, Sampler
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Designs(Sampler):
 
     def _sound(self, rollout: Rollout, design: Episode) -> bool:
         """Whether a design can be executed; a failed one is counted and, as the recipe says, dropped."""
-        spoken = design.tip
+        spoken = design.last_node
         if spoken is not None and spoken.valid and not design.over:
             return True
         if design.complete:

@@ -3,8 +3,7 @@
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import NoOptions, SamplerSpec
-from verl_hier.rollout import Sampler
-from verl_hier.rollout.rollout import Rollout
+from verl_hier.rollout import Rollout, Sampler
 
 
 class Independent(Sampler):

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import start_episodes
 from verl_hier.rollout.budget import BudgetSpent
-from verl_hier.rollout.episode import Episode
 from verl_hier.rollout.offsets import action_tokens, place_before, reach, token_at
-from verl_hier.rollout.rollout import Rollout
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ from typing import Literal
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
+from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.seeds import generator
 
 
@@ -64,7 +62,7 @@ class Nested(Sampler):
         if not alive:
             return None
         if self._options.select == "random":
-            return generator(rollout.seed or 0, rollout.conversation_seed, "nested").choice(alive)
+            return generator(rollout.seed or 0, rollout.seed_name, "nested").choice(alive)
         return max(alive, key=lambda trial: trial.ret)
 
 

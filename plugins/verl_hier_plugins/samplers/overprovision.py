@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
 from verl_hier.rollout.branching import start_episodes
 from verl_hier.rollout.budget import BudgetSpent
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
-from verl_hier.rollout.unfinished import LEFT_UNFINISHED
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,8 @@ class Overprovision(Sampler):
             running = going
         # Who was first is told by turns and then by number, never by the clock.
         for episode in [*complete[rollout.n :], *running]:
-            episode.discard(LEFT_UNFINISHED)
-            rollout.count(LEFT_UNFINISHED)
+            episode.discard(EndReason.LEFT_UNFINISHED)
+            rollout.count(EndReason.LEFT_UNFINISHED)
 
     def _resume(self, rollout: Rollout, most: int) -> list[Episode]:
         """Episodes that earlier steps have left, oldest first, and that are not too old."""

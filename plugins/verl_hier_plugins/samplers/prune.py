@@ -11,11 +11,9 @@ from typing import Literal
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec, named_function
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import play_out, start_episodes
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.offsets import nodes_of, reach
-from verl_hier.rollout.rollout import Rollout
+from verl_hier.rollout.offsets import reach
 
 # How promising an unfinished episode is: the scores that `prune` brings, and those of a user's own.
 Score = Callable[[Episode], float | Awaitable[float]]
@@ -35,7 +33,7 @@ def confidence(episode: Episode) -> float:
     Raises:
         RecipeError: when the server gives no log-probs.
     """
-    nodes = nodes_of(episode)
+    nodes = episode.nodes
     if not all(node.logprobs for node in nodes):
         raise RecipeError(f"{LINE}: `confidence` needs log-probs of sampled tokens, and the rollout server gives none.")
     logprobs = [logprob for node in nodes for logprob in node.logprobs]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import (
     ForkPoint,
     fork_episodes,
@@ -16,8 +16,6 @@ from verl_hier.rollout.branching import (
     play_out,
     start_episodes,
 )
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
 
 
 @dataclass(frozen=True)

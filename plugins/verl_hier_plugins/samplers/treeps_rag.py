@@ -10,10 +10,8 @@ from typing import Literal
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.rollout import Rollout
 from verl_hier.rollout.transcript import Transcript
 
 # Which of several searches are kept: the ones that found different documents (arXiv 2601.06922).

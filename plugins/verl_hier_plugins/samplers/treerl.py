@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, fork_episodes, keep_leaves, play_out, start_episodes
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.offsets import nodes_of, place_before
-from verl_hier.rollout.rollout import Rollout
+from verl_hier.rollout.offsets import place_before
 
 Token = tuple[int, int]
 """An action token: the episode that sampled it, and its number among the action tokens of the path."""
@@ -78,7 +76,7 @@ class TreeRLSampler(Sampler):
         found: dict[Token, tuple[float, Episode]] = {}
         for leaf in leaves:
             offset = 0
-            for node in nodes_of(leaf):
+            for node in leaf.nodes:
                 for entropy in rollout.entropy_of(node):
                     found.setdefault((node.episode, offset), (entropy, leaf))
                     offset += 1

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import Worker
-from verl_hier.rollout.episode_view import EpisodeView, Turn
-from verl_hier.rollout.prompts import fields, fill, source_turns
+from verl_hier.rollout import EpisodeView, Turn, Worker
+from verl_hier.rollout.prompts import fields, fill, source_nodes
 from verl_hier_plugins.workers.react import parse_action
 
 STOP = "stop"
@@ -154,7 +153,7 @@ class _Flow:
         name = f"{role}_prompt"
         template = getattr(self._options, name)
         words = {"memory": turns, "step": [] if chosen is None else [chosen]}
-        context.observe(fill(template, known, name), sources=source_turns(template, words))
+        context.observe(fill(template, known, name), sources=source_nodes(template, words))
         return await self._episode.generate(context, segment=self._number, plan=self._plan)
 
 

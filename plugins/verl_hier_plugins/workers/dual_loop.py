@@ -8,9 +8,8 @@ from typing import Literal
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import Context, Worker
-from verl_hier.rollout.episode_view import EpisodeView, Turn
-from verl_hier.rollout.prompts import fields, fill, source_turns
+from verl_hier.rollout import Context, EpisodeView, Turn, Worker
+from verl_hier.rollout.prompts import fields, fill, source_nodes
 from verl_hier_plugins.workers.react import parse_action
 
 Route = Literal["done", "tactical", "strategic"]
@@ -103,7 +102,7 @@ class DualLoop(Worker):
             name = "repair_prompt" if attempt else "executor_prompt"
             template = getattr(options, name)
             prompt = fill(template, known(episode, step, first, plan=text), name)
-            context.observe(prompt, sources=source_turns(template, {"plan": [plan]}))
+            context.observe(prompt, sources=source_nodes(template, {"plan": [plan]}))
             turn = await episode.generate(context, segment=number, plan=plan)
             action = parse_action(turn.text, options.action_tag)
             if action is None:
@@ -137,7 +136,7 @@ class DualLoop(Worker):
         filled = known(episode, step, first, plan=plan.text[: options.longest_plan], action=action)
         words = {"plan": [plan], "action": [turn] if action else []}
         prompt = fill(options.refiner_prompt, filled, "refiner_prompt")
-        context.observe(prompt, sources=source_turns(options.refiner_prompt, words))
+        context.observe(prompt, sources=source_nodes(options.refiner_prompt, words))
         verdict = await episode.generate(context, segment=number, plan=plan)
         said = verdict.text.lower()
         if STRATEGIC not in said and TACTICAL not in said:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import Worker
-from verl_hier.rollout.episode_view import EpisodeView, Turn
-from verl_hier.rollout.prompts import fields, fill, source_turns
+from verl_hier.rollout import EpisodeView, Turn, Worker
+from verl_hier.rollout.prompts import fields, fill, source_nodes
 from verl_hier_plugins.workers.react import parse_action
 
 SUB_DONE = "<sub_done>"
@@ -92,7 +91,7 @@ class PlannerExecutor(Worker):
         known = fields(episode, step, first, subgoal=subgoal, blueprint=plan.text)
         words = {"subgoal": [plan], "blueprint": [plan]}
         prompt = fill(options.executor_prompt, known, "executor_prompt")
-        context.observe(prompt, sources=source_turns(options.executor_prompt, words))
+        context.observe(prompt, sources=source_nodes(options.executor_prompt, words))
         for _ in range(options.subgoal_turns):
             turn = await episode.generate(context, segment=number, plan=plan)
             if options.sub_done and SUB_DONE in turn.text:
@@ -105,7 +104,7 @@ class PlannerExecutor(Worker):
                 break
             known = fields(episode, step, first, subgoal=subgoal, blueprint=plan.text)
             heard = fill(options.observation_prompt, known, "observation_prompt")
-            context.observe(heard, sources=source_turns(options.observation_prompt, words))
+            context.observe(heard, sources=source_nodes(options.observation_prompt, words))
         return step
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import Worker
-from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, fill
 
 

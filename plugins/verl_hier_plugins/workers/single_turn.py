@@ -2,8 +2,7 @@
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import NoOptions, WorkerSpec
-from verl_hier.rollout import Worker
-from verl_hier.rollout.episode_view import EpisodeView
+from verl_hier.rollout import EpisodeView, Worker
 
 
 class SingleTurn(Worker):

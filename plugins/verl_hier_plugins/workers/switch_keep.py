@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import Context, Worker
-from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, fill
 from verl_hier.rollout.transcript import Transcript
 

@@ -26,8 +26,8 @@ from verl_hier.graph.nodes import Node
 from verl_hier.host.specs import EnvironmentSpec, NoOptions
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Part
+from verl_hier.rollout import Limits
 from verl_hier.rollout.plain_renderer import PlainRenderer
-from verl_hier.rollout.rollout import Limits
 from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
 from verl_hier.testing.models import write_byte_model
 from verl_hier.testing.rollout import WordTokenizer

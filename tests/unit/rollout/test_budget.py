@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.fixtures.corridor import Corridor
 from verl_hier.host.specs import NoOptions
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Generation, Sampler
 from verl_hier.rollout.budget import Budget, BudgetOptions
-from verl_hier.rollout.interfaces import Generation
 from verl_hier.testing.rollout import ScriptedPolicy, roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.react import React, ReactOptions

@@ -26,12 +26,12 @@ def test_plain_contexts_go_on_without_a_cue():
     tokenizer = WordTokenizer()
     context = Context(PlainRenderer(tokenizer), "a", 0).observe("ask")
     prompt, _ = context.prompt()
-    context.commit(prompt, tokenizer.encode("<go> up </go>"), node())
+    context.append_turn(prompt, tokenizer.encode("<go> up </go>"), node())
     context.extend("<saw> sky </saw>").extend("")
     longer, kept = context.prompt()
     assert tokenizer.decode(longer) == "ask <act> <go> up </go> <saw> sky </saw>"
     assert kept == len(prompt) + 3
-    context.commit(longer, tokenizer.encode("<go> down </go>"), node())
+    context.append_turn(longer, tokenizer.encode("<go> down </go>"), node())
     context.extend("")
     assert context.prompt()[0] == longer + tokenizer.encode("<go> down </go>")
 
@@ -42,13 +42,13 @@ def test_chat_contexts_go_on_in_one_message(byte_tokenizer):
     context = Context(renderer, "a", 0).observe("be brief", role="system").observe("ask")
     prompt, _ = context.prompt()
     said = byte_tokenizer.encode("<go>up</go>", add_special_tokens=False)
-    context.commit(prompt, said, node())
+    context.append_turn(prompt, said, node())
     context.extend("<saw>sky</saw>")
     longer, kept = context.prompt()
     assert kept == len(prompt + said)
     assert longer == prompt + byte_tokenizer.encode("<go>up</go><saw>sky</saw>", add_special_tokens=False)
     end = byte_tokenizer.eos_token_id
-    context.commit(longer, [*byte_tokenizer.encode("done", add_special_tokens=False), end], node())
+    context.append_turn(longer, [*byte_tokenizer.encode("done", add_special_tokens=False), end], node())
     context.observe("and now")
     whole, kept = context.prompt()
     assert kept == len(longer) + 5

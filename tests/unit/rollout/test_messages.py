@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from tests.fixtures.corridor import Corridor
 from verl_hier.graph import RolloutGraph, conversation, messages, who_saw
 from verl_hier.host.specs import NoOptions
-from verl_hier.rollout import Sampler, Worker
+from verl_hier.rollout import EndReason, Sampler, Worker
 from verl_hier.rollout.plain_renderer import PlainRenderer
-from verl_hier.rollout.prompts import source_turns
+from verl_hier.rollout.prompts import source_nodes
 from verl_hier.rollout.recorded_policy import differences
-from verl_hier.rollout.unfinished import LEFT_UNFINISHED, UnfinishedEpisode
+from verl_hier.rollout.unfinished import UnfinishedEpisode
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.agent_flow import AgentFlow, AgentFlowOptions
@@ -208,7 +209,7 @@ def test_what_a_later_step_goes_on_with_is_heard_anew():
             episode = rollout.start()
             await episode.step()
             await episode.step()
-            episode.discard(LEFT_UNFINISHED)
+            episode.discard(EndReason.LEFT_UNFINISHED)
             await rollout.start().run()
 
     class Resume(Sampler):
@@ -251,8 +252,8 @@ def test_windowed_contexts_keep_their_messages():
 
 
 def test_fields_that_a_template_uses():
-    plan, report = object(), object()
-    words = {"plan": [plan], "report": [report]}
-    assert source_turns("{plan} {x}", words) == [plan]
-    assert source_turns("{report[0]} {plan!r:>3}", words) == [plan, report]
-    assert source_turns("{{plan}}", words) == []
+    plan, report = SimpleNamespace(node=0), SimpleNamespace(node=1)
+    turns = {"plan": [plan], "report": [report]}
+    assert source_nodes("{plan} {x}", turns) == [plan.node]
+    assert source_nodes("{report[0]} {plan!r:>3}", turns) == [plan.node, report.node]
+    assert source_nodes("{{plan}}", turns) == []

@@ -7,10 +7,8 @@ import pytest
 from tests.fixtures.corridor import Corridor
 from verl_hier.errors import GraphError
 from verl_hier.graph import build_table, graph_rows
-from verl_hier.rollout import Sampler, Worker
+from verl_hier.rollout import Limits, Sampler, Scored, Worker
 from verl_hier.rollout.entropy import EntropyOptions, top_entropy
-from verl_hier.rollout.interfaces import Scored
-from verl_hier.rollout.rollout import Limits
 from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer, roll_out_scripted
 from verl_hier_plugins.workers.react import React, ReactOptions
 
@@ -185,7 +183,7 @@ def test_forced_tokens_that_do_not_fit_the_context_end_the_episode(run):
         episode = rollout.start()
         episode.force([10] * 40, [-1.0] * 40)
         await rollout.run([episode])
-        assert episode.record.error == "context_tokens" and episode.tip is None
+        assert episode.record.error == "context_tokens" and episode.last_node is None
 
     roll(run, body, limits=Limits(context_tokens=30))
 

@@ -12,10 +12,9 @@ from tests.fixtures.random_policy import RandomEnvironment, RandomPolicy, tokeni
 from verl_hier.graph import RolloutGraph, build_table, graph_rows
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import build_options
-from verl_hier.rollout import Sampler
+from verl_hier.rollout import Limits, Sampler
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences
-from verl_hier.rollout.rollout import Limits
 from verl_hier.testing.rollout import replay_scripted, roll_out_scripted
 from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
 from verl_hier_plugins.workers.react import React, ReactOptions

@@ -10,8 +10,7 @@ from tests.fixtures.corridor import Corridor
 from verl_hier.errors import RolloutError
 from verl_hier.graph import build_table, graph_rows
 from verl_hier.host.specs import NoOptions
-from verl_hier.rollout import Sampler, Worker
-from verl_hier.rollout.rollout import Limits
+from verl_hier.rollout import Limits, Sampler, Worker
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.samplers.nested import Nested, NestedOptions

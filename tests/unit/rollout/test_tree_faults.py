@@ -10,8 +10,10 @@ import pytest
 from tests.fixtures.faulty_environment import Options
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.graph import graph_rows
+from verl_hier.rollout import Limits, Request, Rollout
 from verl_hier.rollout.plain_renderer import PlainRenderer
-from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.rollout.sampler import roll_out
+from verl_hier.rollout.task import RolloutSetup
 from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer
 from verl_hier_plugins.samplers.tree_grpo import TreeGRPOSampler, TreeGRPOSamplerOptions
 from verl_hier_plugins.samplers.treepo import TreePOSampler, TreePOSamplerOptions
@@ -34,15 +36,9 @@ async def roll(fault: str, sampler, can_fork: bool):
     pool = EnvironmentPool(
         "tests.fixtures.faulty_environment:build", Options(can_fork=can_fork), processes=2, time_limit_s=1.5
     )
-    rollout = Rollout(
-        Request(task={"start": 0, "instruction": "count"}, identity={"uid": "u", "index": 0}, n=6),
-        policy=policy,
-        renderer=PlainRenderer(policy.tokenizer),
-        pool=pool,
-        make_worker=lambda: React(ReactOptions()),
-        limits=Limits(max_turns=4),
-        seed=7,
-    )
+    request = Request(task={"start": 0, "instruction": "count"}, identity={"uid": "u", "index": 0}, n=6)
+    setup = RolloutSetup({"default": policy}, PlainRenderer(policy.tokenizer), pool, Limits(max_turns=4), seed=7)
+    rollout = Rollout(request, setup, lambda: React(ReactOptions()))
     try:
         return await asyncio.wait_for(roll_out(rollout, sampler), 120)
     finally:

@@ -13,8 +13,8 @@ from tests.fixtures.sampler_cases import Trap, check_budgets, check_repeatable, 
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table, graph_rows
 from verl_hier.host.specs import build_options
+from verl_hier.rollout import Limits
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.rollout import Limits
 from verl_hier_plugins.samplers.aepo import AEPO, Balanced, BalancedOptions, Streak, hier_samplers, starting_chains
 
 from .test_arpo import wander

@@ -13,10 +13,9 @@ from tests.fixtures.corridor import Corridor
 from tests.fixtures.sampler_cases import Trap, check_budgets, check_repeatable, roll
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.host.specs import build_options
+from verl_hier.rollout import Generation, Limits
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
-from verl_hier.rollout.interfaces import Generation
-from verl_hier.rollout.rollout import Limits
 from verl_hier.testing.rollout import ScriptedPolicy
 from verl_hier_plugins.samplers.arpo import ARPO, ChainOptions, Rising, hier_samplers, step_entropy
 

@@ -12,8 +12,7 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table
 from verl_hier.host.specs import build_options
-from verl_hier.rollout import Worker
-from verl_hier.rollout.rollout import Limits
+from verl_hier.rollout import Limits, Worker
 from verl_hier.testing.conformance import credit_of
 from verl_hier_plugins.samplers.best_of_turn import BestOfTurn, BestOfTurnOptions
 

@@ -24,11 +24,10 @@ from tests.fixtures.sampler_cases import (
 from verl_hier.errors import RecipeError
 from verl_hier.graph import RolloutGraph, graph_rows
 from verl_hier.host.specs import build_options
-from verl_hier.rollout import Sampler, Worker
+from verl_hier.rollout import EndReason, Generation, Sampler, Worker
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.interfaces import Generation
 from verl_hier.rollout.recorded_policy import differences
-from verl_hier.rollout.unfinished import LEFT_UNFINISHED, UnfinishedEpisode, UnfinishedEpisodes, sampled_earlier
+from verl_hier.rollout.unfinished import UnfinishedEpisode, UnfinishedEpisodes, sampled_earlier
 from verl_hier.testing.rollout import WordTokenizer, replay_scripted, roll_out_scripted
 from verl_hier_plugins.samplers.overprovision import Overprovision, OverprovisionOptions
 
@@ -73,7 +72,7 @@ def test_the_first_to_be_complete_stay_and_the_others_are_carried_over():
     assert len(graph.episodes) == 6 and not graph.short
     turns = {e.id: len(graph.path(e.id)) for e in graph.episodes}
     done = [e.id for e in graph.complete()]
-    left = [e for e in graph.episodes if e.error == LEFT_UNFINISHED]
+    left = [e for e in graph.episodes if e.error == EndReason.LEFT_UNFINISHED]
     assert len(done) == 3 and len(left) == 3 == graph.counts["carried_over"]
     rounds = max(turns[e] for e in done)
     assert sorted(done) == sorted(sorted(turns, key=lambda e: (turns[e] if e in done else rounds + 1, e))[:3])
@@ -146,7 +145,7 @@ class LeavesAll(Sampler):
         running = [rollout.resume(c) for c in rollout.unfinished] or [rollout.start()]
         await rollout.advance(running)
         for episode in running:
-            episode.discard(LEFT_UNFINISHED)
+            episode.discard(EndReason.LEFT_UNFINISHED)
 
 
 def test_an_episode_may_be_carried_over_twice():

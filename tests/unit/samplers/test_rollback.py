@@ -13,10 +13,8 @@ from verl_hier.errors import RecipeError
 from verl_hier.graph import graph_rows
 from verl_hier.graph.nodes import Node
 from verl_hier.host.specs import build_options
-from verl_hier.rollout import Worker
+from verl_hier.rollout import Limits, Scored, Worker
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.interfaces import Scored
-from verl_hier.rollout.rollout import Limits
 from verl_hier.rollout.transcript import TranscriptTurn
 from verl_hier_plugins.samplers.rollback import Rollback, RollbackOptions, corrected
 

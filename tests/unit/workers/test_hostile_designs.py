@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.corridor import Corridor
 from verl_hier.graph import build_table
-from verl_hier.rollout.rollout import Limits as EpisodeLimits
+from verl_hier.rollout.task import Limits as EpisodeLimits
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
 from verl_hier_plugins.samplers.designs import Designs, DesignsOptions

@@ -12,7 +12,7 @@ import pytest
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import NoOptions, build_options
-from verl_hier.rollout.rollout import Limits
+from verl_hier.rollout import Limits
 from verl_hier.testing.rollout import WordTokenizer, roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 

@@ -9,7 +9,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 
 from verl_hier.errors import RolloutError
-from verl_hier.rollout.interfaces import Generation, Sampling, Scored
+from verl_hier.rollout import Generation, Sampling, Scored
 
 RESUME_HINT = "start the same command again: with `trainer.resume_mode: auto` it goes on from the last checkpoint"
 CPU_SERVER = "transformers"

@@ -9,8 +9,7 @@ from verl_hier.errors import GraphError
 from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.ops.exchange.build import add_episode, add_turn, checked, graph_of, spoken
 from verl_hier.ops.exchange.files import Line, read_lines
-from verl_hier.rollout.context import Context
-from verl_hier.rollout.interfaces import Renderer
+from verl_hier.rollout import Context, Renderer
 from verl_hier.rollout.plain_renderer import Tokenizer
 
 PathLike = str | os.PathLike[str]
@@ -77,10 +76,10 @@ def _add_conversation(
             raise GraphError(f"{line.where}: the chat template refuses the messages ({error}).") from error
         action = spoken(line, message["content"], tokenizer)
         before = context.node.id if kept and context.node is not None else -1
-        told = [heard.kept() for heard in context.heard(kept > 0)]
+        told = [message.to_message() for message in context.new_messages(kept > 0)]
         node = add_turn(graph, record, prompt[kept:], action, message["content"], told)
         node.context, node.agent, node.role, node.level = before, agent, role, level
-        context.commit(prompt, action, node)
+        context.append_turn(prompt, action, node)
     success = line.get("success", (bool, int, float), "a number or a truth value")
     record.success = None if success is None else success > 0.5
     _reward(graph, record, line)

@@ -15,12 +15,22 @@ from typing import Any
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import HierError
 from verl_hier.graph.nodes import Node
-from verl_hier.rollout import Sampler, Worker
+from verl_hier.rollout import (
+    Episode,
+    EpisodeView,
+    Generation,
+    Limits,
+    Request,
+    Rollout,
+    Sampler,
+    Sampling,
+    Scored,
+    Worker,
+)
 from verl_hier.rollout.entropy import EntropyOptions
-from verl_hier.rollout.episode import Episode
-from verl_hier.rollout.episode_view import EpisodeView
-from verl_hier.rollout.interfaces import Generation, Sampling, Scored
-from verl_hier.rollout.rollout import Limits, Request, Rollout, roll_out
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.sampler import roll_out
+from verl_hier.rollout.task import RolloutSetup
 from verl_hier.testing.rollout import InlinePool
 
 Case = Mapping[str, Any]
@@ -111,17 +121,16 @@ class _Prompt(Rollout):
 
     def __init__(self, case: Case, number: int, draws: random.Random, changed: asyncio.Event) -> None:
         result = case["tool_result_tokens"]
-        super().__init__(
-            Request(task={}, identity={"uid": str(number), "index": number}, n=case["n"]),
-            policy=self,  # type: ignore[arg-type]
+        setup = RolloutSetup(
+            policies={DEFAULT_POLICY: self},
             renderer=_Numbers(),
-            pool=InlinePool(lambda: _World(result)),  # type: ignore[arg-type]
-            make_worker=lambda: _Caller(case["tool_call_limit"], case["max_response_len"]),
+            environments=InlinePool(lambda: _World(result)),
             limits=Limits(_UNLIMITED, _UNLIMITED, _UNLIMITED),
-            seed=0,
             entropy=EntropyOptions("top_k", k=_UNLIMITED),
             vocabulary=case["vocab"],
         )
+        request = Request(task={}, identity={"uid": str(number), "index": number}, n=case["n"])
+        super().__init__(request, setup, lambda: _Caller(case["tool_call_limit"], case["max_response_len"]))
         self.task_of: asyncio.Task[Any]
         self._draws = draws
         self._changed = changed

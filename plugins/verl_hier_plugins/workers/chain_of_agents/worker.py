@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from verl_hier.environments.base import StepResult
-from verl_hier.rollout import Context, Worker
-from verl_hier.rollout.episode_view import EpisodeOver, EpisodeView, Turn
+from verl_hier.rollout import Context, EpisodeOver, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, fill
 from verl_hier_plugins.workers.chain_of_agents.grammar import (
     ANSWER,

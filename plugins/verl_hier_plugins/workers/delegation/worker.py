@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 from verl_hier.environments.base import StepResult
-from verl_hier.rollout import Worker
-from verl_hier.rollout.episode_view import EpisodeOver, EpisodeView, Turn
-from verl_hier.rollout.prompts import fields, fill, source_turns
+from verl_hier.rollout import EpisodeOver, EpisodeView, Turn, Worker
+from verl_hier.rollout.prompts import fields, fill, source_nodes
 from verl_hier_plugins.workers.delegation.options import ANSWER, RESULT, AgentOptions, DelegationOptions
 
 LONGEST_EVIDENCE = 8000
@@ -119,7 +118,7 @@ class _Episode:
             known = self._known(agent=tag, result=report.text[: options.longest_result], task=content)
             context.observe(
                 fill(options.result_prompt, known, "result_prompt"),
-                sources=source_turns(options.result_prompt, {"result": report.spoken, "task": [turn]}),
+                sources=source_nodes(options.result_prompt, {"result": report.spoken, "task": [turn]}),
             )
 
     def _read(self, turn: Turn) -> tuple[str | None, str]:
@@ -135,7 +134,7 @@ class _Episode:
             context.observe(agent.system, role="system")
         known = self._known(task=task, planned=planned.text)
         words = {"task": [planned], "planned": [planned]}
-        context.observe(fill(agent.prompt, known, f"agents.{name}.prompt"), sources=source_turns(agent.prompt, words))
+        context.observe(fill(agent.prompt, known, f"agents.{name}.prompt"), sources=source_nodes(agent.prompt, words))
         report = _Report()
         for _ in range(agent.turns):
             turn = await episode.generate(context, segment=number, plan=planned)
@@ -153,7 +152,7 @@ class _Episode:
             if self._step.done or self._step.truncated:
                 break
             heard = fill(options.observation_prompt, self._known(task=task), "observation_prompt")
-            context.observe(heard, sources=source_turns(options.observation_prompt, words))
+            context.observe(heard, sources=source_nodes(options.observation_prompt, words))
         return report
 
     async def _refine(self, planned: Turn, number: int, task: str, report: _Report) -> _Report:
@@ -166,7 +165,7 @@ class _Episode:
         known = self._known(task=task, result=report.text, evidence=evidence)
         words = {"task": [planned], "result": report.spoken, "evidence": report.spoken}
         prompt = fill(options.refiner_prompt, known, "refiner_prompt")
-        context.observe(prompt, sources=source_turns(options.refiner_prompt, words))
+        context.observe(prompt, sources=source_nodes(options.refiner_prompt, words))
         turn = await episode.generate(context, segment=number, plan=planned)
         self._agents.note(turn, None if turn.text.strip() else "empty_refinement")
         return _Report(turn.text, turn)

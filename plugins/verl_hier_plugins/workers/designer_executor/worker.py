@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from verl_hier.environments.base import StepResult
-from verl_hier.rollout import Context, Worker
-from verl_hier.rollout.episode_view import EpisodeView, Turn
-from verl_hier.rollout.prompts import fields, fill, source_turns
+from verl_hier.rollout import Context, EpisodeView, Turn, Worker
+from verl_hier.rollout.prompts import fields, fill, source_nodes
 from verl_hier_plugins.workers.designer_executor.design import (
     ACT,
     Call,
@@ -219,7 +218,7 @@ class _Execution:
     def _tell(self, context: Context, option: str, known: dict[str, str], words: dict[str, list[Turn]]) -> None:
         template = getattr(self._options, option)
         filled = fill(template, fields(self._episode, self._step, self._first, **known), option)
-        context.observe(filled, sources=source_turns(template, words))
+        context.observe(filled, sources=source_nodes(template, words))
 
     def _context(self, role: Role) -> Context:
         name = {"own": "", "kept": role.name, "shared": "*"}[role.context]

@@ -16,8 +16,7 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import NoOptions, build_options
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
-from verl_hier.rollout import Sampler
-from verl_hier.rollout.rollout import Limits
+from verl_hier.rollout import Limits, Sampler
 from verl_hier.testing.rollout import WordTokenizer, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
 from verl_hier_plugins.samplers.independent import Independent

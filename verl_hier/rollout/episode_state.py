@@ -1,0 +1,187 @@
+"""The state of one episode: its record, what its worker has been answered, and the turn that it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from verl_hier.environments.base import StepResult
+from verl_hier.environments.pool import EnvironmentFailure
+from verl_hier.graph.nodes import EpisodeRecord, Node, Status
+from verl_hier.rollout.budget import Grant
+from verl_hier.rollout.context import Context, ContextMessage
+from verl_hier.rollout.end_reason import EndReason, EpisodeOver
+from verl_hier.rollout.replay_log import Event, ReplayLog
+from verl_hier.rollout.task import EarlierReward, EnvironmentHandle, TaskRollout
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """A turn that a worker asks for.
+
+    Attributes:
+        context: whose turn it is.
+        before: node whose tokens the prompt continues, None in a new context.
+        observation: token ids that the prompt adds.
+        messages: the same as text.
+        segment, plan: see `Node`.
+        stop: strings that end the turn.
+    """
+
+    context: Context
+    before: Node | None
+    observation: list[int]
+    messages: list[ContextMessage]
+    segment: int
+    plan: Node | None
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Tokens that a node begins with instead of sampling them, and log p of each; None: the server is asked."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+
+
+class EpisodeState:
+    """What the sampler's side (`Episode`) and the worker's side (`EpisodeView`) of an episode have in common.
+
+    Attributes:
+        record: what the graph stores of it.
+        greedy: sample the coming turns at temperature 0.
+        trained: whether the coming turns are trained.
+        last_result: the environment's last answer; None before the reset, and in a fork before its first step.
+        turn_request: the turn that its worker waits for; None while the worker does not wait.
+        seed_name: the seeds of its turns are derived from this name.
+        worker_seed_name: name of its worker's random generator; a fork has its source's.
+    """
+
+    def __init__(
+        self,
+        rollout: TaskRollout,
+        record: EpisodeRecord,
+        worker: str,
+        seed_name: str,
+        worker_seed_name: str,
+        replayed: Sequence[Event] = (),
+    ) -> None:
+        self.rollout = rollout
+        self.record = record
+        self.greedy = record.greedy
+        self.trained = True
+        self.seed_name = seed_name
+        self.worker_seed_name = worker_seed_name
+        self.events: list[Event] = []
+        self.replay_log = ReplayLog(replayed, worker)
+        self.earlier_nodes: deque[Node] = deque()
+        self.last_result: StepResult | None = None
+        self.handle: EnvironmentHandle | None = None
+        self.turn_request: TurnRequest | None = None
+        self.forced = Forced()
+        self.grant: Grant | None = None
+        self.most_tokens: int | None = None
+        self.waiting = asyncio.Event()
+        self.permits = asyncio.Semaphore(0)
+        self.ended = asyncio.Event()
+
+    @property
+    def id(self) -> int:
+        """Number of the episode within its task."""
+        return self.record.id
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.record.status != "running"
+
+    @property
+    def complete(self) -> bool:
+        """Whether it finished or was truncated, so that its return is meaningful."""
+        return self.record.status in ("finished", "truncated")
+
+    @property
+    def ret(self) -> float:
+        """Sum of the rewards on its path so far."""
+        return sum(node.reward for node in self.nodes)
+
+    @property
+    def path(self) -> list[int]:
+        """Its nodes so far, as numbers."""
+        return self.rollout.graph.path(self.id)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Its nodes so far, first one first; a turn that was sampled in pieces is several nodes."""
+        return [self.rollout.graph.nodes[number] for number in self.path]
+
+    @property
+    def last_node(self) -> Node | None:
+        """Its last node, None before the first; also of an episode that is over."""
+        return self.rollout.graph.nodes[self.record.leaf] if self.record.leaf >= 0 else None
+
+    @property
+    def next_turn(self) -> int:
+        """Number of the turn that its next node belongs to."""
+        last = self.last_node
+        return 0 if last is None else last.turn + (not last.partial)
+
+    def end(self, status: Status, reason: EndReason | str | None) -> None:
+        """Write the end into the record."""
+        record = self.record
+        record.status, record.ret = status, self.ret
+        if self.complete:
+            solved = None if self.last_result is None else self.last_result.info.get("won")
+            record.success = None if solved is None else bool(solved)
+            last = self.last_node
+            if status == "truncated" and last is not None and reason is not None:
+                last.truncated = last.truncated or not last.done
+        record.error = reason.value if isinstance(reason, EndReason) else reason
+        self.ended.set()
+
+    def fail(self, error: EnvironmentFailure) -> EpisodeOver:
+        """End it as lost to its environment; returns what to raise in the worker."""
+        self.rollout.count(f"failed_{error.kind}")
+        self.end("failed", f"{error.kind}: {error}")
+        self.rollout.setup.on_lost(self.record)
+        return EpisodeOver("environment")
+
+    def credit(self, step: StepResult) -> None:
+        """Write the environment's answer to the last turn, and rewards for other agents to their last turns.
+
+        A turn that other episodes share too cannot take a reward of this one alone: such a reward stays with the turn
+        that it was given after, as the rewards do of agents that have not taken a turn (counted as
+        `rewards_without_turn`). The return of the episode is the same in all cases.
+        """
+        node = self.last_node
+        if node is None:
+            return
+        node.reward += step.reward
+        node.done, node.truncated = step.done, step.truncated
+        node.valid = node.valid and step.valid
+        if not step.rewards:
+            return
+        graph = self.rollout.graph
+        last_turns = {each.agent: each for each in self.nodes}
+        shared = {number for other in graph.episodes if other.id != self.id for number in graph.path(other.id)}
+        for agent, amount in step.rewards.items():
+            turn = last_turns.get(agent)
+            if turn is None:
+                self.rollout.count("rewards_without_turn")
+            elif turn is not node and turn.id not in shared:
+                turn.reward += amount
+                self.rollout.earlier_rewards.append(EarlierReward(node, turn, amount))
+                continue
+            node.reward += amount
+
+    def keep_rewards_after(self, shared: set[int]) -> None:
+        """Move rewards that were given after the `shared` nodes of a new fork from these to the turns after which they
+        were given, so that the fork does not begin with rewards of what only its source did."""
+        moved = [r for r in self.rollout.earlier_rewards if r.credited.id in shared and r.given.id not in shared]
+        for reward in moved:
+            reward.credited.reward -= reward.amount
+            reward.given.reward += reward.amount
+            self.rollout.earlier_rewards.remove(reward)

@@ -1,0 +1,238 @@
+"""What the episodes of one task share: the request, the graph, policies, environments, budget and random generators."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from verl_hier.environments.base import StepResult
+from verl_hier.environments.pool import EnvironmentFailure
+from verl_hier.errors import GraphError, RolloutError
+from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
+from verl_hier.rollout.budget import Budget, BudgetOptions
+from verl_hier.rollout.entropy import EntropyOptions
+from verl_hier.rollout.policy import DEFAULT_POLICY, Policy, Renderer, Sampling, Scored
+from verl_hier.rollout.replay_log import Event
+from verl_hier.rollout.seeds import derive, generator
+from verl_hier.rollout.unfinished import UnfinishedEpisode, task_seed_name
+
+
+class EnvironmentHandle(Protocol):
+    """One environment in which an episode acts; see `environments.pool.Handle`."""
+
+    async def step(self, action: str) -> StepResult:
+        """Apply an action. Raises `EnvironmentFailure` when the environment is lost."""
+
+    async def fork(self) -> EnvironmentHandle:
+        """An independent environment in the same state."""
+
+    async def close(self) -> None:
+        """Free the environment."""
+
+
+class Environments(Protocol):
+    """Where environments come from; see `environments.pool.EnvironmentPool`."""
+
+    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[EnvironmentHandle, StepResult]:
+        """An environment that was reset to `task`, and its answer to the reset."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one episode; see `recipe.schema.RolloutOptions`."""
+
+    max_turns: int = 30
+    max_tokens_per_turn: int = 512
+    context_tokens: int = 4096
+
+
+@dataclass(frozen=True)
+class Request:
+    """One task to roll out.
+
+    Attributes:
+        task: JSON-able task of the environment; `instruction` is the task in words.
+        identity: what the graph stores of it: `uid`, `index`, `data_source`.
+        n: leaves to train.
+        step: trainer step; with `index` it names the random generators.
+        levels: levels that learn in this step, None for all; a sampler need not roll out what only others need.
+        validate: evaluation only.
+        sampling: temperature, top-p and top-k of the recipe.
+        unfinished: episodes of the task that earlier steps have left unfinished.
+    """
+
+    task: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    n: int
+    step: int = 0
+    levels: frozenset[int] | None = None
+    validate: bool = False
+    sampling: Sampling = field(default_factory=Sampling)
+    unfinished: tuple[UnfinishedEpisode, ...] = ()
+
+    @classmethod
+    def of(cls, graph: RolloutGraph, task: Mapping[str, Any]) -> Request:
+        """The request that led to a stored graph.
+
+        Raises:
+            GraphError: when the graph does not contain it.
+        """
+        stored = graph.request
+        if not stored:
+            raise GraphError(f"the graph of task {graph.task.get('uid')} does not contain the request it answers.")
+        return cls(
+            task=task,
+            identity=graph.task,
+            n=stored["n"],
+            step=graph.step,
+            levels=None if stored["levels"] is None else frozenset(stored["levels"]),
+            validate=stored["validate"],
+            sampling=Sampling(stored["temperature"], stored["top_p"], stored["top_k"]),
+            unfinished=tuple(UnfinishedEpisode.resumed_in(graph)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the graph stores of it, for a replay."""
+        return {
+            "n": self.n,
+            "validate": self.validate,
+            "levels": None if self.levels is None else sorted(self.levels),
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "top_k": self.sampling.top_k,
+        }
+
+
+@dataclass(frozen=True)
+class EarlierReward:
+    """A reward that was given after the turn `given` and credited to `credited`, an earlier turn of another agent."""
+
+    given: Node
+    credited: Node
+    amount: float
+
+
+@dataclass(frozen=True)
+class RolloutSetup:
+    """What the rollouts of all tasks of a recipe have in common.
+
+    Attributes:
+        policies: by name; contexts that name none take `DEFAULT_POLICY`.
+        renderer: turns messages into tokens.
+        environments: opens environments.
+        limits: limits of each episode.
+        seed: root seed, None to let the policy server choose.
+        budget: limits of each task.
+        entropy: where the entropies of sampled tokens come from.
+        vocabulary: size of the model's vocabulary, 0 when unknown.
+        on_lost: called with the record of each episode that is lost to its environment.
+    """
+
+    policies: Mapping[str, Policy]
+    renderer: Renderer
+    environments: Environments
+    limits: Limits = field(default_factory=Limits)
+    seed: int | None = 0
+    budget: BudgetOptions = field(default_factory=BudgetOptions)
+    entropy: EntropyOptions = field(default_factory=EntropyOptions)
+    vocabulary: int = 0
+    on_lost: Callable[[EpisodeRecord], None] = lambda record: None
+
+
+class TaskRollout:
+    """What the episodes of one task share. Samplers see it as `Rollout`.
+
+    Attributes:
+        request: the task.
+        graph: every turn and episode so far.
+        budget: what the task has spent and may still spend.
+        top_logprobs: number of likeliest tokens to store for each position (`Node.top`); set by samplers that declare
+            `needs_top_logprobs`.
+        unfinished: episodes of the task that earlier steps have left unfinished, oldest first; see `Rollout.resume`.
+    """
+
+    def __init__(self, request: Request, setup: RolloutSetup) -> None:
+        self.request = request
+        self.setup = setup
+        self.task = request.task
+        self.unfinished = request.unfinished
+        self.renderer = setup.renderer
+        self.limits = setup.limits
+        self.seed = setup.seed
+        self.vocabulary = setup.vocabulary
+        self.conversation = uuid.uuid4().hex
+        self.seed_name = task_seed_name(request.step, request.identity.get("index"), request.validate)
+        self.budget = Budget(setup.budget)
+        self.top_logprobs = 0
+        self.graph = RolloutGraph(
+            task=dict(request.identity), step=request.step, seed=setup.seed, request=request.to_dict()
+        )
+        self.earlier_rewards: list[EarlierReward] = []
+        self._first: asyncio.Task[tuple[EnvironmentHandle, StepResult]] | None = None
+
+    def policy(self, name: str) -> Policy:
+        """A policy by name.
+
+        Raises:
+            RolloutError: when there is no such policy.
+        """
+        policies = self.setup.policies
+        if name not in policies:
+            raise RolloutError(
+                f"hier.worker: the worker asks for the policy {name!r}; this run has {', '.join(policies)}."
+            )
+        return policies[name]
+
+    def rng(self, *names: object) -> random.Random:
+        """A generator of its own for `names`: same seed, task, step and names give the same draws."""
+        return generator(self.seed or 0, self.seed_name, *names)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter of the graph."""
+        self.graph.counts[name] = self.graph.counts.get(name, 0) + by
+
+    def sampling(self, name: str, greedy: bool, max_tokens: int, stop: tuple[str, ...]) -> Sampling:
+        """How to sample the turn whose seed is derived from `name`."""
+        entropy = self.setup.entropy
+        top = max(self.top_logprobs, entropy.k if entropy.source == "top_k" else 0)
+        seed = None if self.seed is None else derive(self.seed, self.seed_name, name)
+        base = replace(self.request.sampling, max_tokens=max_tokens, seed=seed, stop=stop, top_logprobs=top)
+        return replace(base, temperature=0.0, top_p=1.0, top_k=-1) if greedy else base
+
+    async def score(self, prompt: list[int], tokens: list[int], top: int = 0, policy: str = DEFAULT_POLICY) -> Scored:
+        """See `Policy.score`."""
+        return await self.policy(policy).score(prompt, tokens, self.conversation, top)
+
+    async def open_environment(self) -> tuple[EnvironmentHandle, StepResult]:
+        """An environment at the start of the task: a fork of one that was reset once, which is cheaper than a reset."""
+        if self._first is None:
+            seed = derive(self.seed or 0, "environment", self.request.identity.get("index"))
+            self._first = asyncio.ensure_future(self.setup.environments.open(dict(self.task), seed))
+        handle, step = await asyncio.shield(self._first)
+        return await handle.fork(), step
+
+    async def environment_after(self, actions: Sequence[Event]) -> EnvironmentHandle:
+        """An environment in which recorded actions were replayed and their observations compared.
+
+        Raises:
+            EnvironmentFailure: also when an observation differs from the recorded one.
+        """
+        handle, _ = await self.open_environment()
+        for event in actions:
+            step = await handle.step(str(event.action))
+            self.count("replayed_calls")
+            if event.step is None or step.text != event.step.text:
+                await handle.close()
+                raise EnvironmentFailure("replay_mismatch", f"{event.action!r} was answered differently in the replay")
+        return handle
+
+    async def close(self) -> None:
+        """Free the environment that the others were forked from."""
+        if self._first is not None:
+            first = await asyncio.gather(self._first, return_exceptions=True)
+            if isinstance(first[0], tuple):
+                await first[0][0].close()

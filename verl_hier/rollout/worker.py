@@ -1,0 +1,50 @@
+"""The interface of workers: who takes the next turn, with what context."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from asyncio import CancelledError
+
+from verl_hier.errors import HierError, RolloutError
+from verl_hier.rollout.end_reason import EndReason, EpisodeOver
+from verl_hier.rollout.episode_state import EpisodeState
+from verl_hier.rollout.episode_view import EpisodeView
+
+
+class Worker(ABC):
+    """Decides who takes the next turn and what the agent sees: one coroutine for each episode.
+
+    The coroutine must be a pure function of what `episode` returns (its random numbers come from `episode.rng`): an
+    episode is forked, and a stored one replayed, by running the coroutine again on the recorded answers.
+    """
+
+    @abstractmethod
+    async def run(self, episode: EpisodeView) -> None:
+        """Play one episode: `await episode.reset()`, then `episode.generate(...)` and `episode.act(...)` in turns.
+
+        Returning ends the episode. `episode.generate` ends it from inside when a limit is reached.
+        """
+
+
+async def play(worker: Worker, state: EpisodeState) -> None:
+    """Run a worker through its episode and write the end into the record.
+
+    Raises:
+        RolloutError: when the worker itself is broken.
+    """
+    try:
+        await worker.run(EpisodeView(state))
+        done = state.last_result is not None and state.last_result.done
+        state.end("finished" if done else "truncated", None if done else EndReason.WORKER_STOPPED)
+    except EpisodeOver as over:
+        if not state.over:
+            state.end("truncated", over.reason)
+    except (HierError, CancelledError):
+        state.ended.set()
+        raise
+    except Exception as error:
+        state.ended.set()
+        raise RolloutError(
+            f"worker {type(worker).__name__} raised {type(error).__name__}: {error}; "
+            "this is a fault of the worker plugin named by `hier.worker.name`."
+        ) from error
