@@ -64,7 +64,7 @@ def test_chat_contexts_go_on_in_one_message(byte_tokenizer):
 
 
 def test_nothing_can_be_extended_before_it_is_said():
-    with pytest.raises(ValueError, match="not spoken yet"):
+    with pytest.raises(ValueError, match="not taken a turn yet"):
         Context(PlainRenderer(WordTokenizer()), "a", 0).extend("x")
 
 

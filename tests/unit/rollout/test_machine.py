@@ -150,7 +150,7 @@ def test_a_context_names_its_policy():
     class Other(Two):
         policy = "critic"
 
-    with pytest.raises(RolloutError, match="hier.worker: the worker asks for the policy 'critic'; this run has default"):
+    with pytest.raises(RolloutError, match=r"the worker asks for the policy 'critic'; this run has default\."):
         roll(OneRun(), Other)
     assert {node.policy for node in roll(OneRun()).nodes} == {"default"}
 
