@@ -1,76 +1,24 @@
-"""Recipes: where they are, and what they compose to.
+"""What a recipe composes to.
 
 A recipe is a primary Hydra config that starts from verl's own `ppo_trainer`. It is composed here exactly as
-`python -m verl.trainer.main_ppo --config-name RECIPE` would, but without importing verl, so that looking is quick.
+`python -m verl.trainer.main_ppo --config-name RECIPE` would, but without importing verl, which takes seconds.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import HierError, RecipeError, did_you_mean
+from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.specs import KINDS
+from verl_hier.recipe.catalogue import find, package_folder, translated
 
-PACKAGE = "verl_hier_recipes"
 MAIN = "verl.trainer.main_ppo"
 _UNKNOWN_KEY = re.compile(r"Could not override '([\w.]+)'")
 _PART_OVERRIDE = re.compile(rf"(hier\.(?:{'|'.join(KINDS)}))=\{{")
 _HIER_OVERRIDE = re.compile(r"hier\.[\w.]+=")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """One recipe file.
-
-    Attributes:
-        name: what `verl-hier train` and `--config-name` call it.
-        path: its YAML file.
-        summary: the comment on its first line.
-    """
-
-    name: str
-    path: Path
-    summary: str
-
-    @property
-    def shipped(self) -> bool:
-        """Whether it is one of ours, on the search path without further ado."""
-        return self.path.parent == folder()
-
-
-def folder() -> Path:
-    """The folder of the shipped recipes."""
-    return _package_folder(PACKAGE)
-
-
-def recipes() -> list[Recipe]:
-    """All shipped recipes by name."""
-    return [_read(path) for path in sorted(folder().glob("*.yaml"))]
-
-
-def find(reference: str) -> Recipe:
-    """A shipped recipe by name, or a user's own by the path of its YAML file.
-
-    Raises:
-        RecipeError: naming the nearest recipe when there is none of that name.
-    """
-    if reference.endswith((".yaml", ".yml")):
-        path = Path(reference).expanduser().resolve()
-        if not path.is_file():
-            raise RecipeError(f"there is no recipe file {reference}; `verl-hier recipes` lists the shipped ones.")
-        return _read(path)
-    known = {recipe.name: recipe for recipe in recipes()}
-    if reference not in known:
-        raise RecipeError(
-            f"there is no recipe {reference!r}{did_you_mean(reference, known)}; `verl-hier recipes` lists them, and a "
-            "path that ends in .yaml names one of your own."
-        )
-    return known[reference]
 
 
 def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
@@ -89,6 +37,7 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
     from verl_hier.compat.searchpath import register
 
     recipe = find(reference)
+    recipe.require_offered(overrides)
     register()
     given, home = overridden(overrides), verl_config_folder()
     if not recipe.shipped:
@@ -106,14 +55,15 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
 
 
 def overridden(overrides: Sequence[str]) -> list[str]:
-    """Overrides for Hydra, with two courtesies for what is below `hier.`.
+    """The overrides of our command line as Hydra's own, which differ in three things.
 
-    An option may be set whether or not the recipe mentions it: Hydra wants `+` for a key that no file has, and as our
-    own schema checks every key there, `++` loses nothing. And `hier.worker={name: …}` replaces the part instead of
-    mixing the old one's options into the new one's.
+    - `size=`, `model=` and `server=` stand for `hier/size=`, `hier/model=` and `hier/server=`.
+    - An option below `hier.` may be set whether or not the recipe mentions it. Hydra wants `+` for a key that no file
+      has; our own schema checks every key there, so `++` loses nothing.
+    - `hier.worker={name: …}` replaces the part instead of mixing the old one's options into the new one's.
     """
     given: list[str] = []
-    for text in overrides:
+    for text in map(translated, overrides):
         part = _PART_OVERRIDE.match(text)
         if part:
             given += [f"~{part[1]}", f"+{text}"]
@@ -131,19 +81,7 @@ def command(reference: str, overrides: Sequence[str] = ()) -> list[str]:
 
 def verl_config_folder() -> Path:
     """`verl/trainer/config`, found without importing verl."""
-    return _package_folder("verl") / "trainer" / "config"
-
-
-def _package_folder(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise HierError(f"the package {package} is not installed; reinstall verl-hier.")
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _read(path: Path) -> Recipe:
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return Recipe(path.stem, path, first.lstrip("# ").strip() if first.startswith("#") else "")
+    return package_folder("verl") / "trainer" / "config"
 
 
 def _unknown_key(key: str, config: Any) -> str:

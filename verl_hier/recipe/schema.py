@@ -104,6 +104,24 @@ class StoreOptions:
 
 
 @dataclass(frozen=True)
+class RecipeOptions:
+    """What the recipe is called, what was chosen for it, and what it offers."""
+
+    name: str = "custom"
+    """Name of the recipe; the run's name (`trainer.experiment_name`) starts with it."""
+    size: str = "custom"
+    """The choice of `hier/size`, noted by the group `hier/variant`."""
+    model: str = "custom"
+    """The choice of `hier/model`, noted by that group."""
+    server: str = "custom"
+    """The choice of `hier/server`, noted by that group."""
+    only_sizes: tuple[str, ...] | None = None
+    """Sizes that the recipe offers; null offers every size for which its environment and prompts have settings."""
+    only_servers: tuple[str, ...] | None = None
+    """Rollout servers that the recipe offers; null offers every one that its size can have."""
+
+
+@dataclass(frozen=True)
 class HierConfig:
     """The whole block."""
 
@@ -117,6 +135,8 @@ class HierConfig:
     """The estimator's name and options."""
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"name": "joint"})
     """The schedule's name and options."""
+    recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    """What the recipe is called and what was chosen for it."""
     plugins: Mapping[str, bool] = field(default_factory=lambda: {"builtin": True})
     """Plugin or distribution name to enabled; only what is listed and true is loaded."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)

@@ -1,0 +1,225 @@
+"""The recipes: where their files are, which sizes, models and servers each of them offers, and which it refuses.
+
+Everything here is read from the YAML files without composing them, so that listing the recipes is quick.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from verl_hier.errors import HierError, RecipeError, did_you_mean
+
+PACKAGE = "verl_hier_recipes"
+# Words of our command line that stand for the Hydra groups below `hier/`.
+CHOICES = ("size", "model", "server")
+_CHOICE = re.compile(rf"(?:hier/)?({'|'.join(CHOICES)})=(.+)")
+_FORMER_NAME = re.compile(r"(.+?)(?:_(1\.5b|7b)_(vllm|sglang)|_(cluster)|_(vllm_cpu)|_cpu)")
+_FORMER_BASES = {"grpo_arithmetic": "grpo_python_tool"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What goes with `hier/size`.
+
+    Attributes:
+        variant: folder below `hier/environment` and `hier/prompt` with the tasks and prompts of this size.
+        models: choices of `hier/model`; the first is the default.
+        servers: choices of `hier/server`; the first is the default.
+    """
+
+    variant: str
+    models: tuple[str, ...]
+    servers: tuple[str, ...]
+
+
+_INSTRUCT = ("qwen2.5-1.5b-instruct", "qwen2.5-7b-instruct")
+_GPU_SERVERS = ("vllm", "vllm_topk", "sglang")
+SIZES: Mapping[str, Size] = {
+    "cpu": Size("tiny", ("tiny",), ("transformers", "vllm_cpu")),
+    "node": Size("full", _INSTRUCT, _GPU_SERVERS),
+    "cluster": Size("full", _INSTRUCT[::-1], _GPU_SERVERS),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe file."""
+
+    name: str
+    """What `verl-hier train` and `--config-name` call it."""
+    path: Path
+    """Its YAML file."""
+    text: str
+    """What the file says."""
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it is one of ours, which Hydra finds without being told where."""
+        return self.path.parent == folder()
+
+    @property
+    def summary(self) -> str:
+        """The comment on its first line."""
+        first = self.text.partition("\n")[0]
+        return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+    @cached_property
+    def groups(self) -> Mapping[str, str]:
+        """The choices below `hier/` in its defaults list, such as `{"method": "himac", "size": "cpu"}`."""
+        entries = [entry for entry in self._content.get("defaults") or () if isinstance(entry, Mapping)]
+        named = [(str(key), str(value)) for entry in entries for key, value in entry.items()]
+        return {key.removeprefix("hier/"): value for key, value in named if key.startswith("hier/")}
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The sizes that it offers; empty for a recipe that leaves data and model to the user."""
+        if "variant" not in self.groups:
+            return ()
+        only = self._note.get("only_sizes")
+        return tuple(size for size in SIZES if self._has(SIZES[size].variant) and (only is None or size in only))
+
+    def servers(self, size: str) -> tuple[str, ...]:
+        """The rollout servers that it offers at a size."""
+        only = self._note.get("only_servers")
+        return tuple(server for server in SIZES[size].servers if only is None or server in only)
+
+    def combinations(self) -> Iterator[tuple[str, ...]]:
+        """Every combination that it offers, as words of the command line."""
+        for size in self.sizes:
+            for model in SIZES[size].models:
+                for server in self.servers(size):
+                    yield f"size={size}", f"model={model}", f"server={server}"
+
+    def require_offered(self, overrides: Sequence[str]) -> None:
+        """Refuse a size, model or server that the recipe does not offer, or that do not go together.
+
+        Names that are unknown altogether are left to Hydra, which lists the known ones.
+
+        Raises:
+            RecipeError: naming the choice to change.
+        """
+        given = {word[1]: word[2] for word in map(_CHOICE.fullmatch, overrides) if word}
+        chosen = {**self.groups, **given}
+        size = chosen.get("size", "")
+        if size not in SIZES:
+            return
+        if "variant" in self.groups and size not in self.sizes:
+            raise RecipeError(
+                f"hier/size: the recipe {self.name} is not offered for size={size}; it has "
+                f"{_either('size', self.sizes)} (`verl-hier recipes` shows what each recipe offers)."
+            )
+        known = {
+            "model": (SIZES[size].models, [name for other in SIZES.values() for name in other.models]),
+            "server": (self.servers(size), [name for other in SIZES.values() for name in other.servers]),
+        }
+        for kind, (fitting, names) in known.items():
+            name = chosen.get(kind)
+            if name in names and name not in fitting:
+                others = [other for other in self.sizes if name in (*SIZES[other].models, *self.servers(other))]
+                instead = f", or choose {_either('size', others)}" if others else ""
+                raise RecipeError(
+                    f"hier/{kind}: {kind}={name} does not go with {self.name} at size={size}; take "
+                    f"{_either(kind, fitting)}{instead}."
+                )
+
+    @cached_property
+    def _content(self) -> Mapping[str, Any]:
+        import yaml
+
+        try:
+            content = yaml.safe_load(self.text)
+        except yaml.YAMLError:
+            return {}  # Hydra says what is wrong when it composes the recipe.
+        return content if isinstance(content, Mapping) else {}
+
+    @property
+    def _note(self) -> Mapping[str, Any]:
+        return (self._content.get("hier") or {}).get("recipe") or {}
+
+    def _has(self, variant: str) -> bool:
+        groups = ((kind, self.groups.get(kind)) for kind in ("environment", "prompt"))
+        return all((folder() / "hier" / kind / variant / f"{name}.yaml").is_file() for kind, name in groups)
+
+
+def folder() -> Path:
+    """The folder of the shipped recipes."""
+    return package_folder(PACKAGE)
+
+
+def recipes() -> list[Recipe]:
+    """All shipped recipes by name."""
+    return [_read(path) for path in sorted(folder().glob("*.yaml"))]
+
+
+def find(reference: str) -> Recipe:
+    """A shipped recipe by name, or a user's own by the path of its YAML file.
+
+    Raises:
+        RecipeError: naming the nearest recipe when there is none of that name, or the command that replaced the name.
+    """
+    if reference.endswith((".yaml", ".yml")):
+        path = Path(reference).expanduser().resolve()
+        if not path.is_file():
+            raise RecipeError(f"there is no recipe file {reference}; `verl-hier recipes` lists the shipped ones.")
+        return _read(path)
+    known = {recipe.name: recipe for recipe in recipes()}
+    if reference in known:
+        return known[reference]
+    renamed = _renamed(reference, known)
+    if renamed:
+        raise RecipeError(f"the recipe is now {renamed[0]}: verl-hier train {' '.join(renamed)}")
+    raise RecipeError(
+        f"there is no recipe {reference!r}{did_you_mean(reference, known)}; `verl-hier recipes` lists them, and a "
+        "path that ends in .yaml names one of your own."
+    )
+
+
+def translated(override: str) -> str:
+    """An override with the short words of our command line in Hydra's: `size=node` becomes `hier/size=node`."""
+    word = _CHOICE.fullmatch(override)
+    return f"hier/{word[1]}={word[2]}" if word else override
+
+
+def package_folder(package: str) -> Path:
+    """The folder of an installed package, found without importing it.
+
+    Raises:
+        HierError: when it is not installed.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise HierError(f"the package {package} is not installed; reinstall verl-hier.")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _read(path: Path) -> Recipe:
+    return Recipe(path.stem, path, path.read_text(encoding="utf-8"))
+
+
+def _renamed(reference: str, known: Mapping[str, Recipe]) -> tuple[str, ...]:
+    """Recipe and choices of a name that once held size, model and server; empty for other names."""
+    former = _FORMER_NAME.fullmatch(reference)
+    if not former:
+        return ()
+    base, model, server, cluster, vllm_cpu = former.groups()
+    base = _FORMER_BASES.get(base, base)
+    if base not in known:
+        return ()
+    if vllm_cpu:
+        return base, "server=vllm_cpu"
+    size = "cluster" if cluster else "node"
+    if not (cluster or model):
+        return (base,)
+    offered = known[base].servers(size)
+    server = server if server in offered else offered[0]
+    return base, f"size={size}", f"model=qwen2.5-{model or '7b'}-instruct", f"server={server}"
+
+
+def _either(kind: str, names: Sequence[str]) -> str:
+    return " or ".join(f"{kind}={name}" for name in names)
