@@ -72,7 +72,7 @@ class InProcess:
 def config_of(model: Path, sampler: str) -> Any:
     """The flat ALFWorld recipe with another sampler."""
     return compose(
-        "grpo_alfworld_cpu",
+        "grpo_alfworld",
         [
             f"hier.sampler={sampler}",
             "hier.environment.goals=1",
@@ -159,7 +159,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or cold_start(
             ColdStart(
-                ("grpo_alfworld_cpu",),
+                ("grpo_alfworld",),
                 (("hier.environment.goals=1",),),
                 demonstrations=96 if options.quick else 480,
                 steps=200 if options.quick else 1300,

@@ -35,12 +35,12 @@ from verl_hier.recipe.compose import command
 VALIDATION = 128
 COLD_STARTS = {
     "households": ColdStart(
-        ("himac_alfworld_cpu", "grpo_alfworld_cpu"),
+        ("himac_alfworld", "grpo_alfworld"),
         tuple((f"hier.environment.goals={goals}",) for goals in (1, 2)),
         steps=2000,
     ),
-    "systems": ColdStart(("metaagentx_alfworld_cpu", "chain_of_agents_alfworld_cpu", "grpo_alfworld_cpu")),
-    "bugs": ColdStart(("dual_loop_bug_reproduction_cpu", "grpo_bug_reproduction_cpu"), steps=800),
+    "systems": ColdStart(("metaagentx_alfworld", "chain_of_agents_alfworld", "grpo_alfworld")),
+    "bugs": ColdStart(("dual_loop_bug_reproduction", "grpo_bug_reproduction"), steps=800),
 }
 
 
@@ -65,17 +65,17 @@ class Comparison:
     overrides: tuple[str, ...] = ()
 
 
-FLAT = {"gigpo": "gigpo_alfworld_cpu", "grpo": "grpo_alfworld_cpu"}
-HOUSEHOLDS = {"himac": "himac_alfworld_cpu", **FLAT}
+FLAT = {"gigpo": "gigpo_alfworld", "grpo": "grpo_alfworld"}
+HOUSEHOLDS = {"himac": "himac_alfworld", **FLAT}
 COMPARISONS = {
     "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 55_000, 4, ("hier.environment.goals=2",)),
     "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 40_000, 4, ("hier.environment.goals=1",)),
     "systems": Comparison(
         "households, 1 goal, designs and chains",
         {
-            "metaagentx": "metaagentx_alfworld_cpu",
-            "chain_of_agents": "chain_of_agents_alfworld_cpu",
-            "grpo": "grpo_alfworld_cpu",
+            "metaagentx": "metaagentx_alfworld",
+            "chain_of_agents": "chain_of_agents_alfworld",
+            "grpo": "grpo_alfworld",
         },
         "systems",
         32_000,
@@ -83,7 +83,7 @@ COMPARISONS = {
     ),
     "bugs": Comparison(
         "tests that show bugs",
-        {"dual_loop": "dual_loop_bug_reproduction_cpu", "grpo": "grpo_bug_reproduction_cpu"},
+        {"dual_loop": "dual_loop_bug_reproduction", "grpo": "grpo_bug_reproduction"},
         "bugs",
         20_000,
         10,

@@ -57,7 +57,7 @@ def overrides(folder: Path, steps: int, prompts: int) -> list[str]:
 
 def run(side: str, folder: Path, arguments: list[str]) -> list[dict[str, float]]:
     """Timing of every step of one run but the first, which warms up."""
-    recipe = ["--config-name", "flat_cpu"] if side == "hier_sync" else ["+hier/size=cpu"]
+    recipe = ["--config-name", "flat"] if side == "hier_sync" else ["+hier/size=cpu"]
     records = CpuRun(folder / side, [MAIN, *recipe, *arguments]).finish()
     return [{part: record[f"timing_s/{part}"] for part in PARTS} for record in records[1:]]
 

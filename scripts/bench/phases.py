@@ -20,7 +20,7 @@ from verl_hier.coldstart.recipe import ColdStart, cold_start
 from verl_hier.ops.local_run import CpuRun
 from verl_hier.recipe.compose import command
 
-RECIPE = "himac_alfworld_cpu"
+RECIPE = "himac_alfworld"
 ARMS = {
     "joint": ["hier.schedule={name: joint}"],
     "A": ["hier.schedule.levels=[0]"],

@@ -21,7 +21,7 @@ from verl_hier_plugins.workers.chain_of_agents.grammar import LEVELS
 pytest.importorskip("alfworld")
 pytestmark = pytest.mark.slow
 
-RECIPE = "chain_of_agents_alfworld_cpu"
+RECIPE = "chain_of_agents_alfworld"
 WORLD = ["hier.environment.pool=16", "hier.environment.validation=4", "hier.environment.max_steps=6"]
 
 

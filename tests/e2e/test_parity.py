@@ -44,7 +44,7 @@ def test_hier_sync_is_sync(train, byte_model, tmp_path):
     store = f"hier.store.path={tmp_path}/graphs"
     for name, recipe, mode in (
         ("stock", "ppo_trainer", ["+hier/size=cpu", "trainer.v1.trainer_mode=probe_sync"]),
-        ("hier", "flat_cpu", ["trainer.v1.trainer_mode=probe_hier_sync", store]),
+        ("hier", "flat", ["trainer.v1.trainer_mode=probe_hier_sync", store]),
     ):
         runs[name] = train(recipe, [*mode, *overrides(byte_model)], name)
         assert runs[name].code == 0, runs[name].log[-3000:]

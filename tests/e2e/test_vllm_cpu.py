@@ -30,7 +30,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 BUILD_LIMIT_S, RUN_LIMIT_S = 1800, 600
 BLOCK = 32
-"""`block_size` of recipes/hier/engine/vllm_cpu.yaml."""
+"""`block_size` of recipes/hier/server/vllm_cpu.yaml."""
 
 SMALL = (
     *("trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.logger=[console,file]"),
@@ -86,7 +86,8 @@ def train(vllm_python: str, model: Path, plugin: Path, tmp_path: Path) -> Train:
     """`train(*overrides)` runs the recipe in `tmp_path`; what hangs is killed with all its processes."""
 
     def run(*overrides: str) -> Run:
-        main = [vllm_python, "-m", "verl.trainer.main_ppo", "--config-name", "arpo_alfworld_vllm_cpu"]
+        recipe = ["--config-name", "arpo_alfworld", "hier/server=vllm_cpu"]
+        main = [vllm_python, "-m", "verl.trainer.main_ppo", *recipe]
         variables = {"PYTHONPATH": str(plugin), "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl")}
         with only_trainer(), open(tmp_path / "log.txt", "w") as log:
             process = subprocess.Popen(

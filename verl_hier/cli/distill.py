@@ -79,8 +79,9 @@ def distill(
 
 
 def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
-    """The worker that the teacher plays, and the limits of its episodes."""
+    """The worker that the teacher plays, and the limits of its episodes; another recipe has the student's size."""
     from verl_hier.host.specs import build_options
+    from verl_hier.recipe.catalogue import SIZES
     from verl_hier.recipe.composed import ComposedRecipe
     from verl_hier.recipe.parts import Part
 
@@ -89,7 +90,8 @@ def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
     if name in student.host.specs("worker"):
         spec = student.host.spec("worker", name)
         return Part(spec, build_options(spec, {})), student.limits
-    system = ComposedRecipe.named(name)
+    size = student.hier.recipe.size
+    system = ComposedRecipe.named(name, [f"size={size}"] if size in SIZES else ())
     return system.parts.worker, system.limits
 
 

@@ -1,4 +1,4 @@
-"""`recipes`, `check`, `train`."""
+"""`check` and `train`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,25 +24,50 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Hydra overrides: ke
 _OUR_ERROR = re.compile(rb"verl_hier\.errors\.\w+: (.+)")
 
 
-def recipes(
-    names: Annotated[bool, typer.Option("--names", help="Only names, one a line.")] = False,
+def check(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe's name, or the path of a YAML file.")
+    ] = None,
+    overrides: Overrides = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Check each combination that the recipe, or any, offers.")
+    ] = False,
 ) -> None:
-    """List the recipes that come with verl-hier."""
-    from verl_hier.recipe.compose import recipes as shipped
-
-    if names:
-        for recipe in shipped():
-            line(recipe.name)
-        return
-    table(((recipe.name, recipe.summary) for recipe in shipped()), head=("recipe", "what it does"))
-
-
-def check(recipe: Reference, overrides: Overrides = None) -> None:
     """Say what a recipe would run, or why it cannot. Starts nothing."""
+    from verl_hier.errors import HierError
     from verl_hier.recipe.check import check_recipe
     from verl_hier.recipe.compose import compose
 
-    _show(recipe, check_recipe(compose(recipe, overrides or ())))
+    if every:
+        _check_all(recipe, overrides or ())
+    elif recipe is None:
+        raise HierError("name a recipe (`verl-hier recipes` lists them), or check all of them with --all.")
+    else:
+        _show(recipe, check_recipe(compose(recipe, overrides or ())))
+
+
+def _check_all(reference: str | None, overrides: list[str]) -> None:
+    """One line for each combination of size, model and server; exit code 2 when one of them is refused."""
+    from verl_hier.errors import HierError
+    from verl_hier.recipe.catalogue import find
+    from verl_hier.recipe.catalogue import recipes as shipped
+    from verl_hier.recipe.check import check_recipe
+    from verl_hier.recipe.compose import compose
+
+    started, checked, refused = time.monotonic(), 0, 0
+    for recipe in [find(reference)] if reference else shipped():
+        for choices in recipe.combinations():
+            name = str(recipe.path) if not recipe.shipped else recipe.name
+            try:
+                check_recipe(compose(name, [*choices, *overrides]))
+                verdict = "ok"
+            except HierError as error:
+                verdict, refused = f"refused: {error}", refused + 1
+            checked += 1
+            line(f"{' '.join((recipe.name, *choices))}: {verdict}")
+    line(f"{checked} combinations in {time.monotonic() - started:.0f} s, {refused} refused")
+    if refused:
+        raise typer.Exit(2)
 
 
 def train(recipe: Reference, overrides: Overrides = None) -> None:
@@ -131,3 +157,7 @@ def _show(recipe: str, report: Report) -> None:
     table(report.lines())
     for note in report.notes:
         line(f"note: {note}")
+    if report.first:
+        line(f"first make the model at {report.model.path}:")
+        for command in report.first:
+            line(f"  {command}")

@@ -41,7 +41,7 @@ class ColdStart:
     demonstrations: int = 480
     steps: int = 1300
     seed: int = 0
-    system: str = "himac_alfworld_cpu"
+    system: str = "himac_alfworld"
 
 
 def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = logger.info) -> Path:

@@ -77,6 +77,12 @@ class Recipe:
         return {key.removeprefix("hier/"): value for key, value in named if key.startswith("hier/")}
 
     @property
+    def method_and_environment(self) -> tuple[str, str] | None:
+        """What its name is made of; None for a recipe with a name of its own."""
+        method, environment = self.groups.get("method", ""), self.groups.get("environment", "")
+        return (method, environment) if self.name == f"{method}_{environment}" else None
+
+    @property
     def sizes(self) -> tuple[str, ...]:
         """The sizes that it offers; empty for a recipe that leaves data and model to the user."""
         if "variant" not in self.groups:
@@ -118,6 +124,8 @@ class Recipe:
             "model": (SIZES[size].models, [name for other in SIZES.values() for name in other.models]),
             "server": (self.servers(size), [name for other in SIZES.values() for name in other.servers]),
         }
+        if "variant" in self.groups:
+            chosen.setdefault("server", SIZES[size].servers[0])
         for kind, (fitting, names) in known.items():
             name = chosen.get(kind)
             if name in names and name not in fitting:

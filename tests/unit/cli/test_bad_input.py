@@ -26,14 +26,14 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path) -> Refused:
-    """Run `verl-hier train himac_alfworld_cpu …`, which must end before anything runs; returns its sentence."""
+    """Run `verl-hier train himac_alfworld …`, which must end before anything runs; returns its sentence."""
 
     def started(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(train, "run", started)
 
-    def run(*overrides: str, recipe: str = "himac_alfworld_cpu", path: Path | None = None) -> str:
+    def run(*overrides: str, recipe: str = "himac_alfworld", path: Path | None = None) -> str:
         place = f"actor_rollout_ref.model.path={path or model}"
         monkeypatch.setattr(sys, "argv", ["verl-hier", "train", recipe, place, *overrides])
         children = set(psutil.Process().children(recursive=True))
@@ -145,7 +145,7 @@ def test_n_that_does_not_fit_the_sampler(refused: Refused) -> None:
 
 
 def test_groups_of_one(refused: Refused) -> None:
-    sentence = refused("actor_rollout_ref.rollout.n=1", recipe="grpo_alfworld_cpu")
+    sentence = refused("actor_rollout_ref.rollout.n=1", recipe="grpo_alfworld")
     assert "estimator 'grpo' compares the episodes of a task" in sentence and "at least 2" in sentence
 
 
@@ -196,7 +196,7 @@ def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest
         (("hier.wroker={name: react}",), "hier.wroker: the hier block has no option 'wroker'"),
         (("hier.schedule.levels=[0,2]",), "hier.schedule.levels: schedule 'alternating' works on levels 0 and 2"),
         (
-            ("hier/method=grpo", "hier/prompt=react_tiny", "hier.schedule={name: alternating}"),
+            ("hier/method=grpo", "hier/prompt=react", "hier.schedule={name: alternating}"),
             "hier.schedule.levels: schedule 'alternating' works on levels 0 and 1, but worker 'react' has only level 0",
         ),
         (("hier/method=grpo",), "hier.worker.planner_prompt: 'react' has no option 'planner_prompt'"),
@@ -252,7 +252,7 @@ def test_refused(refused: Refused, overrides: tuple[str, ...], words: str) -> No
     ],
 )
 def test_designs_stages_and_horizons_refused(refused: Refused, overrides: tuple[str, ...], words: str) -> None:
-    assert words in refused(*overrides, recipe="metaagentx_alfworld_cpu")
+    assert words in refused(*overrides, recipe="metaagentx_alfworld")
 
 
 def test_a_model_that_is_not_there(refused: Refused, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_an_estimator_without_its_critic(refused: Refused, install: Install) -> 
 
 def test_an_estimator_without_its_tree(refused: Refused, install: Install) -> None:
     part(install, "hier_estimators", "EstimatorSpec", "needs_tree=True")
-    sentence = refused("hier.plugins.mine=true", "hier.estimator={name: mine}", recipe="grpo_alfworld_cpu")
+    sentence = refused("hier.plugins.mine=true", "hier.estimator={name: mine}", recipe="grpo_alfworld")
     assert "needs turns with several children" in sentence and "nested" in sentence
 
 
@@ -307,7 +307,7 @@ def test_a_server_without_top_logprobs(refused: Refused, install: Install) -> No
 
 def test_a_server_that_scores_nothing(refused: Refused) -> None:
     server = "actor_rollout_ref.rollout.name=trtllm"
-    sentence = refused("hier.sampler={name: rollback}", server, recipe="grpo_alfworld_cpu")
+    sentence = refused("hier.sampler={name: rollback}", server, recipe="grpo_alfworld")
     assert sentence == (
         "actor_rollout_ref.rollout.name: sampler 'rollback' needs the log-probs of given tokens, which the rollout "
         "server 'trtllm' does not return; use one of transformers, vllm, sglang."
@@ -330,14 +330,14 @@ def test_a_zero_budget(refused: Refused, limit: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "n"),
     [
-        ("arpo_alfworld_cpu", 2),
-        ("aepo_alfworld_cpu", 2),
-        ("tree_grpo_alfworld_cpu", 5),
-        ("treerl_alfworld_cpu", 99),
-        ("treepo_alfworld_cpu", 1),
-        ("latr_alfworld_cpu", 1),
-        ("portool_alfworld_cpu", 0),
-        ("metaagentx_alfworld_cpu", 3),
+        ("arpo_alfworld", 2),
+        ("aepo_alfworld", 2),
+        ("tree_grpo_alfworld", 5),
+        ("treerl_alfworld", 99),
+        ("treepo_alfworld", 1),
+        ("latr_alfworld", 1),
+        ("portool_alfworld", 0),
+        ("metaagentx_alfworld", 3),
     ],
 )
 def test_n_that_does_not_fit_a_tree(refused: Refused, recipe: str, n: int) -> None:
@@ -346,12 +346,12 @@ def test_n_that_does_not_fit_a_tree(refused: Refused, recipe: str, n: int) -> No
 
 
 def test_likeliest_tokens_on_a_server_that_returns_none(refused: Refused) -> None:
-    sentence = refused("actor_rollout_ref.rollout.name=sglang", recipe="latr_alfworld_cpu")
+    sentence = refused("actor_rollout_ref.rollout.name=sglang", recipe="latr_alfworld")
     assert "sampler 'latr' needs the log-probs of the likeliest tokens" in sentence and "'sglang'" in sentence
 
 
 def test_a_score_that_is_not_there(refused: Refused) -> None:
-    sentence = refused("hier.sampler={name: prune, score: 'os.path:nowhere'}", recipe="grpo_alfworld_cpu")
+    sentence = refused("hier.sampler={name: prune, score: 'os.path:nowhere'}", recipe="grpo_alfworld")
     assert sentence == "hier.sampler.score: 'os.path' has no 'nowhere'."
 
 

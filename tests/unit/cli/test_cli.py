@@ -73,7 +73,7 @@ def test_version(verl_hier: Run) -> None:
 
 def test_recipes(verl_hier: Run) -> None:
     _, out, _ = verl_hier("recipes", "--names")
-    assert "quickstart" in out.splitlines() and "himac_alfworld_7b_vllm" in out.splitlines()
+    assert "quickstart" in out.splitlines() and "himac_alfworld" in out.splitlines()
     assert "HiMAC on two-goal households" in verl_hier("recipes")[1]
 
 

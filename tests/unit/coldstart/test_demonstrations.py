@@ -107,7 +107,7 @@ def test_roles_that_an_expert_cannot_play_are_refused(tmp_path):
 
 def bug_rows(folder, noise, *overrides):
     """Twelve demonstrations of the dual loop, with the tokenizer of their language."""
-    recipe = ComposedRecipe.named("dual_loop_bug_reproduction_cpu", overrides)
+    recipe = ComposedRecipe.named("dual_loop_bug_reproduction", overrides)
     tokenizer = AutoTokenizer.from_pretrained(str(build_tiny(folder / "tiny", texts_of(recipe))))
     file = demonstrations_of(recipe, tokenizer, folder / "d.parquet", 12, noise)
     return parquet.read_table(file).to_pylist(), tokenizer

@@ -299,7 +299,7 @@ def test_a_wrong_call_is_one_sentence(given, words, chain_tokenizer, tmp_path):
     small = ["hier.environment.pool=2", "hier.environment.validation=2"]
     with pytest.raises(HierError, match=words):
         command(
-            "chain_of_agents_alfworld_cpu", small, out=tmp_path, **{"model": str(tmp_path / "model"), "n": 1, **given}
+            "chain_of_agents_alfworld", small, out=tmp_path, **{"model": str(tmp_path / "model"), "n": 1, **given}
         )
 
 
@@ -425,7 +425,7 @@ def test_filters_are_asked_in_order():
 
 def test_a_cold_start_distils_for_workers_that_tell(tmp_path):
     """The expert cannot play a chain of agents, so it plays the system, and the chain tells what that did."""
-    plan = ColdStart(("chain_of_agents_alfworld_cpu", "grpo_alfworld_cpu"), demonstrations=4)
+    plan = ColdStart(("chain_of_agents_alfworld", "grpo_alfworld"), demonstrations=4)
     recipes = [ComposedRecipe.named(name) for name in plan.recipes]
     words = itertools.chain.from_iterable(texts_of(recipe) for recipe in recipes)
     tokenizer = AutoTokenizer.from_pretrained(build_tiny(tmp_path / "tiny", words))

@@ -12,16 +12,29 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.catalogue import SIZES, find, folder, recipes
 from verl_hier.recipe.check import check_recipe
-from verl_hier.recipe.compose import command, compose, find, folder, overridden, recipes
+from verl_hier.recipe.compose import command, compose, overridden
 
 ROOT = Path(__file__).parents[3]
-NAMES = [recipe.name for recipe in recipes()]
+RECIPES = recipes()
+NAMES = [recipe.name for recipe in RECIPES]
 METHODS = ("himac", "chain_of_agents", "gigpo", "grpo", "metaagentx")
-SIZES = ("cpu", "1.5b_vllm", "1.5b_sglang", "7b_vllm", "7b_sglang", "cluster")
 BRANCHING = ("tree_grpo", "portool", "treeps_rag", "at_grpo", "anchored")
+GPUS = ["size=node", "server=vllm"]
 # Recipes that leave their data and model to the user, and what a user would add.
-LEFT_OPEN = {"flat_cpu": ("data.train_files=x.parquet", "data.val_files=x.parquet", "algorithm.adv_estimator=grpo")}
+LEFT_OPEN = {"flat": ("data.train_files=x.parquet", "data.val_files=x.parquet", "algorithm.adv_estimator=grpo")}
+# One combination for each recipe at each scale of its tasks, and every combination of one recipe.
+CHECKED = [
+    *((name, LEFT_OPEN[name]) for name in LEFT_OPEN),
+    *(
+        (recipe.name, next(words for words in recipe.combinations() if words[0] == f"size={size}"))
+        for recipe in RECIPES
+        for size in recipe.sizes
+        if size != "cluster"
+    ),
+    *(("himac_alfworld", words) for words in find("himac_alfworld").combinations()),
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,31 +50,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def local(name: str, model: Path) -> tuple[str, ...]:
-    """Overrides that give a CPU recipe a model."""
-    if find(name).path.read_text().find("hier/size: cpu") < 0 and "hier/size/cpu" not in find(name).path.read_text():
-        return ()
-    return (f"actor_rollout_ref.model.path={model}", *LEFT_OPEN.get(name, ()))
-
-
 def test_the_promised_recipes_are_there() -> None:
-    assert {"quickstart", *(f"{method}_alfworld_{size}" for method in METHODS for size in SIZES)} <= set(NAMES)
-    sizes = ("cpu", "1.5b_vllm", "7b_vllm")
-    assert {f"{method}_alfworld_{size}" for method in BRANCHING for size in sizes} <= set(NAMES)
+    assert {"quickstart", *(f"{method}_alfworld" for method in (*METHODS, *BRANCHING))} <= set(NAMES)
+    for method in (*METHODS, *BRANCHING):
+        assert find(f"{method}_alfworld").sizes == ("cpu", "node", "cluster")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_recipe_passes_every_check_offline(name: str, model: Path) -> None:
-    report = check_recipe(compose(name, local(name, model)))
+@pytest.mark.parametrize(
+    ("name", "words"), sorted(set(CHECKED)), ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_recipe_passes_every_check_offline(name: str, words: tuple[str, ...], model: Path) -> None:
+    on_cpu = find(name).groups.get("size", "cpu") == "cpu" and not {"size=node", "size=cluster"} & set(words)
+    report = check_recipe(compose(name, (*words, *([f"actor_rollout_ref.model.path={model}"] if on_cpu else ()))))
     assert report.trainer.startswith("hier_")
     assert {"vllm", "sglang"}.isdisjoint(sys.modules), "validation must not need the engines"
     assert dict(report.lines())["environment"]
 
 
+def test_the_sizes_name_what_there_is() -> None:
+    models = {name for size in SIZES.values() for name in size.models}
+    servers = {name for size in SIZES.values() for name in size.servers}
+    for kind, names in (("size", set(SIZES)), ("variant", set(SIZES)), ("model", models), ("server", servers)):
+        assert {path.stem for path in folder().glob(f"hier/{kind}/*.yaml")} == names
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_is_short_and_says_what_it_is(name: str) -> None:
     recipe = find(name)
-    assert recipe.summary.endswith((".", ":")) and len(recipe.summary) <= 120
+    assert recipe.summary.endswith(".") and len(recipe.summary) <= 120
     own = yaml.safe_load(recipe.path.read_text())
     defaults = own.pop("defaults")
     assert defaults[0] == "ppo_trainer" and defaults[1] == "hier/base" and defaults[-1] == "_self_"
@@ -78,8 +94,14 @@ def leaves(value: object) -> int:
 def test_group_is_global_and_used(path: Path) -> None:
     assert path.read_text().startswith("# @package _global_\n")
     group = str(path.relative_to(folder()).with_suffix(""))
-    spelled = (f"- {group}\n", f"- {os.path.dirname(group)}: {path.stem}\n", f" {group},", f" {group}]")
-    assert any(word in recipe.path.read_text() for recipe in recipes() for word in spelled), f"no recipe uses {group}"
+    kind, name = os.path.dirname(group).removeprefix("hier/"), path.stem
+    kind, _, variant = kind.partition("/")
+    if group == "hier/base":
+        assert all("- hier/base\n" in recipe.text or " hier/base," in recipe.text for recipe in RECIPES)
+    elif kind in ("method", "environment", "prompt"):
+        used = [recipe for recipe in RECIPES if recipe.groups.get(kind) == name or f" {group}," in recipe.text]
+        scales = {SIZES[size].variant for recipe in used for size in recipe.sizes}
+        assert used and (not variant or variant in scales), f"no recipe uses {group}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,12 +111,12 @@ def test_recipe_is_documented(name: str) -> None:
 
 def test_verls_own_main_composes_the_same(tmp_path: Path) -> None:
     """`python -m verl.trainer.main_ppo --config-name RECIPE`: no search path, no flag of ours."""
-    arguments = command("himac_alfworld_cpu", ["hier.sampler.select=random", "data.train_batch_size=4"])
+    arguments = command("himac_alfworld", ["hier.sampler.select=random", "data.train_batch_size=4"])
     done = subprocess.run(
         [sys.executable, "-m", *arguments, "--cfg", "job"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     theirs = OmegaConf.create(done.stdout[done.stdout.index("model_engine:") :])
-    ours = compose("himac_alfworld_cpu", ["hier.sampler.select=random", "data.train_batch_size=4"])
+    ours = compose("himac_alfworld", ["hier.sampler.select=random", "data.train_batch_size=4"])
     assert theirs == ours
     assert ours.hier.sampler == {"name": "nested", "plans": 8, "select": "random"}
 
@@ -102,35 +124,36 @@ def test_verls_own_main_composes_the_same(tmp_path: Path) -> None:
 def test_a_recipe_of_the_users_own(tmp_path: Path, model: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "# Mine.\ndefaults: [ppo_trainer, hier/base, hier/method: grpo, hier/environment: alfworld_tiny, "
-        "hier/model: tiny, hier/size: cpu, _self_]\ntrainer: {experiment_name: mine}\n"
+        "# Mine.\ndefaults: [ppo_trainer, hier/base, hier/method: grpo, hier/environment: alfworld, "
+        "hier/prompt: react, hier/size: cpu, hier/variant: '${hier/size}', _self_]\nhier: {recipe: {name: mine}}\n"
     )
     config = compose(str(file), [f"actor_rollout_ref.model.path={model}"])
-    assert config.trainer.experiment_name == "mine"
+    assert config.trainer.experiment_name == "mine_cpu_tiny_transformers"
     assert check_recipe(config).parts.estimator.spec.name == "grpo"
     assert command(str(file))[1:3] == ["--config-dir", str(tmp_path)]
 
 
 def test_a_mini_batch_that_does_not_divide_the_batch_is_noted(model: Path) -> None:
     overrides = (f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.actor.ppo_mini_batch_size=3")
-    report = check_recipe(compose("grpo_alfworld_cpu", overrides))
+    report = check_recipe(compose("grpo_alfworld", overrides))
     assert report.sizes.optimiser_steps == 2 and "2 equal part(s)" in report.notes[0]
 
 
 def test_groups_can_be_exchanged(model: Path) -> None:
-    config = compose("himac_alfworld_cpu", ["hier/method=gigpo", "hier.worker.history=0"])
+    config = compose("himac_alfworld", ["hier/method=gigpo", "hier.worker.history=0"])
     assert (config.hier.estimator.name, config.hier.worker.name) == ("gigpo", "react")
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_recipe_of_a_vllm_on_a_cpu_goes_to_gpus(engine: str) -> None:
-    groups = ("hier/size=node", "hier/environment=alfworld", "hier/prompt=react", "hier/model=qwen2.5-1.5b-instruct")
-    report = check_recipe(compose("arpo_alfworld_vllm_cpu", (f"hier/engine={engine}", *groups)))
-    assert report.server == engine and report.sizes.devices == 8 and report.memory is None
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_a_recipe_goes_from_a_vllm_on_a_cpu_to_gpus(server: str) -> None:
+    small = compose("arpo_alfworld", ["server=vllm_cpu"])
+    assert (small.actor_rollout_ref.rollout.name, small.trainer.device) == ("vllm", "cpu")
+    report = check_recipe(compose("arpo_alfworld", ("size=node", f"server={server}")))
+    assert report.server == server and report.sizes.devices == 8 and report.memory is None
 
 
 def test_a_part_is_replaced_and_an_option_is_merged() -> None:
-    config = compose("himac_alfworld_cpu", ["hier.schedule={name: joint}", "hier.sampler.plans=4"])
+    config = compose("himac_alfworld", ["hier.schedule={name: joint}", "hier.sampler.plans=4"])
     assert config.hier.schedule == {"name": "joint"}
     assert config.hier.sampler == {"name": "nested", "plans": 4}
     assert overridden(["trainer.x=1", "+hier.y=2"]) == ["trainer.x=1", "+hier.y=2"]
@@ -154,13 +177,16 @@ def test_composing_imports_neither_verl_nor_torch() -> None:
 
 
 def test_kl_and_sizes_are_those_of_the_papers() -> None:
-    himac = compose("himac_alfworld_7b_vllm")
+    himac = compose("himac_alfworld", [*GPUS, "model=qwen2.5-7b-instruct"])
     assert himac.actor_rollout_ref.actor.use_kl_loss and himac.actor_rollout_ref.actor.kl_loss_coef == 0.01
     assert himac.actor_rollout_ref.rollout.n == 8 and himac.hier.sampler.plans == 8
     assert himac.data.max_prompt_length == 2048 and himac.hier.rollout.max_tokens_per_turn == 512
-    metaagentx = compose("metaagentx_alfworld_7b_vllm")
+    metaagentx = compose("metaagentx_alfworld", [*GPUS, "model=qwen2.5-7b-instruct"])
     assert not metaagentx.actor_rollout_ref.actor.use_kl_loss and metaagentx.data.max_response_length == 8192
     assert metaagentx.actor_rollout_ref.rollout.n == 4 * 4
-    gigpo = compose("gigpo_alfworld_1.5b_vllm")
+    gigpo = compose("gigpo_alfworld", GPUS)
     assert gigpo.hier.estimator == {"name": "gigpo", "omega": 1.0, "gamma": 0.95, "norm": "mean_norm"}
     assert gigpo.data.train_batch_size * gigpo.actor_rollout_ref.rollout.n == 128
+
+
+# ---- names and choices --------------------------------------------------------------------------------------------

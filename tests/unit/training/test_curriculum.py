@@ -70,7 +70,7 @@ def test_a_batch_of_verls_data_loader_is_exchanged():
     from verl_hier.recipe.compose import compose
 
     overrides = ["hier.environment.goals=[1,2]", "hier.curriculum.horizons=[1,2]", "hier.curriculum.steps=[3]"]
-    config = compose("metaagentx_alfworld_cpu", [*overrides, "hier.environment.pool=8"])
+    config = compose("metaagentx_alfworld", [*overrides, "hier.environment.pool=8"])
     trainer = object.__new__(HierSync)
     trainer.hier = HierConfig.of(config)
     trainer.train_dataset = TaskDataset("train", None, config.data)

@@ -1,4 +1,4 @@
-"""verl's vLLM worker extension for a build for the CPU; a recipe names it, see recipes/hier/engine/vllm_cpu.yaml.
+"""verl's vLLM worker extension for a build for the CPU; a recipe names it, see recipes/hier/server/vllm_cpu.yaml.
 
 vLLM's CPU backend packs the weights of linear layers into the layout of its kernels and drops the originals
 (vllm/model_executor/layers/utils.py). verl then has nothing to load new weights into: the receiver fails and the

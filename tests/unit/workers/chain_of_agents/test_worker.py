@@ -341,11 +341,12 @@ def test_options_that_make_no_sense(options, words):
 
 
 def test_a_server_that_cannot_stop_at_strings_is_refused():
-    off = compose("chain_of_agents_alfworld_1.5b_sglang", ["actor_rollout_ref.rollout.skip_tokenizer_init=true"])
+    sglang = ["size=node", "server=sglang"]
+    off = compose("chain_of_agents_alfworld", [*sglang, "actor_rollout_ref.rollout.skip_tokenizer_init=true"])
     with pytest.raises(RecipeError, match=r"skip_tokenizer_init: worker 'chain_of_agents'.*set it to false"):
         check_recipe(off)
-    check_recipe(compose("chain_of_agents_alfworld_1.5b_sglang"))
-    check_recipe(compose("grpo_alfworld_1.5b_sglang"))
+    check_recipe(compose("chain_of_agents_alfworld", sglang))
+    check_recipe(compose("grpo_alfworld", sglang))
 
 
 def test_a_field_that_nobody_fills_is_named(play):

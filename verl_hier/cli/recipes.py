@@ -1,0 +1,75 @@
+"""`recipes`: which methods there are on which environments, and what each recipe offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from verl_hier.cli.output import line, table
+
+if TYPE_CHECKING:
+    from verl_hier.recipe.catalogue import Recipe
+
+
+def recipes(
+    word: Annotated[
+        str | None,
+        typer.Argument(metavar="[WORD]", help="Show those with this word in their name, and what they offer."),
+    ] = None,
+    names: Annotated[bool, typer.Option("--names", help="Only names, one a line.")] = False,
+) -> None:
+    """List the recipes: methods, environments, and the sizes that each offers."""
+    from verl_hier.errors import HierError
+    from verl_hier.recipe.catalogue import recipes as shipped
+
+    found = [recipe for recipe in shipped() if (word or "") in recipe.name]
+    if not found:
+        raise HierError(f"no recipe has {word!r} in its name; `verl-hier recipes` lists them all.")
+    if names:
+        for recipe in found:
+            line(recipe.name)
+    elif word:
+        for recipe in found:
+            _offer(recipe)
+    else:
+        _matrix(found)
+
+
+def _offer(recipe: Recipe) -> None:
+    """What a recipe does, and one line for each size that it offers."""
+    from verl_hier.recipe.catalogue import SIZES
+
+    line(f"{recipe.name}: {recipe.summary}")
+    for size in recipe.sizes:
+        line(f"  size={size}")
+        line(f"    model={' | '.join(SIZES[size].models)}")
+        line(f"    server={' | '.join(recipe.servers(size))}")
+
+
+def _matrix(found: Sequence[Recipe]) -> None:
+    """Methods by environments with the sizes of each recipe, and the recipes that are no product of the two."""
+    from verl_hier.recipe.catalogue import SIZES
+
+    cells = {place: recipe for recipe in found if (place := recipe.method_and_environment)}
+    environments = sorted({environment for _, environment in cells})
+    line("A recipe is called METHOD_ENVIRONMENT, for example himac_alfworld. Its cell shows")
+    line(f"the sizes that it offers, of {', '.join(SIZES)}, or all of them;")
+    line("`verl-hier recipes WORD` shows models and servers of the recipes with that word.\n")
+    rows = [
+        (method, *(_sizes(cells.get((method, environment))) for environment in environments))
+        for method in sorted({method for method, _ in cells})
+    ]
+    table(rows, head=("method", *(environment.replace("_", "_\n") for environment in environments)))
+    for recipe in found:
+        if not recipe.method_and_environment:
+            line(f"\n{recipe.name}\n  {recipe.summary}")
+
+
+def _sizes(recipe: Recipe | None) -> str:
+    from verl_hier.recipe.catalogue import SIZES
+
+    if recipe is None:
+        return ""
+    return "all" if len(recipe.sizes) == len(SIZES) else ", ".join(recipe.sizes)
