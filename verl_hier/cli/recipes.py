@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def recipes(
     word: Annotated[
         str | None,
-        typer.Argument(metavar="[WORD]", help="Show those with this word in their name, and what they offer."),
+        typer.Argument(metavar="[WORD]", help="Show what the recipes with this in their name offer."),
     ] = None,
     names: Annotated[bool, typer.Option("--names", help="Only names, one a line.")] = False,
 ) -> None:

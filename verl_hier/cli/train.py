@@ -29,9 +29,7 @@ def check(
         str | None, typer.Argument(metavar="[RECIPE]", help="A recipe's name, or the path of a YAML file.")
     ] = None,
     overrides: Overrides = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Check each combination that the recipe, or any, offers.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Check every combination that the recipe offers.")] = False,
 ) -> None:
     """Say what a recipe would run, or why it cannot. Starts nothing."""
     from verl_hier.errors import HierError
