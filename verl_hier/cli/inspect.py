@@ -129,7 +129,7 @@ def _machine() -> None:
     table(
         [
             ("CPU cores", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
-            ("free memory", f"{free / 2**30:.1f} GiB" if free else "unknown"),
+            ("free memory", f"{free / 2**30:.1f} GiB"),
             ("GPUs", str(gpus)),
             *((name, "installed" if found else "not installed") for name, found in there.items()),
             ("can run", _can_run(gpus, there)),

@@ -12,24 +12,26 @@ FAILURE: BaseException | None = None
 
 
 def _register() -> None:
+    from wrapt import register_post_import_hook
+
     from verl_hier.compat import searchpath
-    from verl_hier.compat.import_hooks import when_imported
     from verl_hier.compat.servers import vllm_cpu, vllm_topk
     from verl_hier.runtime_cpu import activate
 
     activate()
     searchpath.register()
     vllm_cpu.activate()
-    when_imported("verl.workers.rollout.replica", vllm_topk.register_replica)
-    when_imported("verl.workers.rollout.base", vllm_topk.register_adapter)
+    register_post_import_hook(vllm_topk.register_replica, "verl.workers.rollout.replica")
+    register_post_import_hook(vllm_topk.register_adapter, "verl.workers.rollout.base")
 
     def trainers(module: object) -> None:
         from verl_hier.compat import trainer
 
         trainer.register()
 
-    # The trainer registry is slow to import; ours join it when somebody imports it.
-    when_imported("verl.trainer.ppo.v1", trainers)
+    # verl's registries are slow to import (FSDP, transformers), and this runs in every process: our entries join a
+    # registry when somebody imports it.
+    register_post_import_hook(trainers, "verl.trainer.ppo.v1")
 
 
 try:

@@ -31,6 +31,7 @@ from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph
+from verl_hier.recipe.checks.needs import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.curriculum import Curriculum
 from verl_hier.training.ledger import RowIdentity
@@ -101,11 +102,7 @@ class HierTrainerMixin(_Base):
         self._step: TrainingStep | None = None
         self._without_rows: list[RolloutGraph] = []
         self._phases: set[str] = set()
-        if config.algorithm.use_kl_in_reward and not self.parts.estimator.spec.native:
-            raise RecipeError(
-                "algorithm.use_kl_in_reward: our estimators credit turns, not tokens with a KL penalty; "
-                "use actor_rollout_ref.actor.use_kl_loss, or `hier.estimator.name: verl`."
-            )
+        check_kl(config, self.parts)
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:

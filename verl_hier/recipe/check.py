@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_hier.compat.servers.table import rollout_server
 from verl_hier.compat.versions import require_supported
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks.memory import check_memory, lower_bound
@@ -22,9 +23,6 @@ from verl_hier.recipe.checks.tasks import check_curriculum, check_source, check_
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
-
-# Rollout servers that are packages of their own, and the module; the others come with verl or with us.
-ENGINES = {"vllm": "vllm", "vllm_topk": "vllm", "sglang": "sglang"}
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ def check_recipe(config: Any, *, offline: bool = True) -> Report:
 
 def check_machine(config: Mapping[str, Any]) -> None:
     """Refuse a recipe that this machine cannot run: its rollout engine or its GPUs are missing."""
-    server = config["actor_rollout_ref"]["rollout"]["name"]
-    module = ENGINES.get(server)
+    module = rollout_server(str(config["actor_rollout_ref"]["rollout"]["name"])).module
     if module and importlib.util.find_spec(module) is None:
         raise RecipeError(
             f"actor_rollout_ref.rollout.name: {module} is not installed here; `pip install 'verl-hier[{module}]'`, "
@@ -173,7 +170,7 @@ def _notes(config: Mapping[str, Any], parts: Parts) -> list[str]:
             f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini} does not divide data.train_batch_size = {tasks}; "
             f"the step is cut into {max(1, tasks // mini)} equal part(s)."
         )
-    module = ENGINES.get(config["actor_rollout_ref"]["rollout"]["name"])
+    module = rollout_server(str(config["actor_rollout_ref"]["rollout"]["name"])).module
     if module and importlib.util.find_spec(module) is None:
         notes.append(
             f"{module} is not installed on this machine; `pip install 'verl-hier[{module}]'` where the recipe runs."

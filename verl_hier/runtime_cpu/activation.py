@@ -8,7 +8,7 @@ import logging
 import os
 from types import ModuleType
 
-from verl_hier.compat.import_hooks import when_imported
+from wrapt import register_post_import_hook
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +52,12 @@ def activate() -> bool:
         return True
     if not is_wanted():
         return False
-    when_imported("verl.plugin.platform.platform_manager", _register_platform)
-    when_imported("verl.utils.distributed", _fix_process_group)
-    when_imported("verl.workers.engine.fsdp.transformer_impl", _register_engines)
-    when_imported("verl.workers.rollout.replica", _register_replica)
-    when_imported("verl.workers.rollout.base", _register_adapter)
-    when_imported("verl.checkpoint_engine.base", _register_checkpoint_engine)
+    register_post_import_hook(_register_platform, "verl.plugin.platform.platform_manager")
+    register_post_import_hook(_fix_process_group, "verl.utils.distributed")
+    register_post_import_hook(_register_engines, "verl.workers.engine.fsdp.transformer_impl")
+    register_post_import_hook(_register_replica, "verl.workers.rollout.replica")
+    register_post_import_hook(_register_adapter, "verl.workers.rollout.base")
+    register_post_import_hook(_register_checkpoint_engine, "verl.checkpoint_engine.base")
     _active = True
     logger.debug("CPU runtime of verl-hier is active")
     return True

@@ -8,15 +8,16 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
+from verl_hier.compat.servers.table import rollout_server, servers_with
 from verl_hier.errors import RolloutError
 from verl_hier.rollout import Generation, Sampling, Scored
 
 RESUME_HINT = "start the same command again: with `trainer.resume_mode: auto` it goes on from the last checkpoint"
-CPU_SERVER = "transformers"
 
 
 def sampling_params(engine: str, sampling: Sampling) -> dict[str, Any]:
-    """verl's `sampling_params` for an engine (`actor_rollout_ref.rollout.name`)."""
+    """verl's `sampling_params` for a server (`actor_rollout_ref.rollout.name`)."""
+    server = rollout_server(engine)
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -28,9 +29,8 @@ def sampling_params(engine: str, sampling: Sampling) -> dict[str, Any]:
     if sampling.stop:
         params["stop"] = list(sampling.stop)
     if sampling.seed is not None:
-        # SGLang's request field for it is `sampling_seed`, see sglang's SamplingParams.
-        params["sampling_seed" if engine == "sglang" else "seed"] = sampling.seed
-    if sampling.top_logprobs and (engine == CPU_SERVER or engine.endswith("_topk")):
+        params[server.seed] = sampling.seed
+    if sampling.top_logprobs and server.top_logprobs:
         params["logprobs"] = sampling.top_logprobs
     return params
 
@@ -49,8 +49,7 @@ def scoring_params(engine: str, start: int, top: int) -> dict[str, Any]:
         "logprobs": False,
         "prompt_logprobs": top,
     }
-    if engine == CPU_SERVER:
-        # The others compute the whole prompt for it; ours takes from its cache what comes before.
+    if rollout_server(engine).scores_from:
         params["prompt_logprobs_start"] = start
     return params
 
@@ -115,7 +114,8 @@ class ServerPolicy:
         if "prompt_logprobs" not in extra:
             raise RolloutError(
                 f"actor_rollout_ref.rollout.name: the rollout server {self._engine!r} returned no log-probs of a "
-                f"prompt; use `{CPU_SERVER}` or `vllm`, or an entropy of sampled tokens, which every server returns."
+                f"prompt; use {servers_with('prompt_scores')}, or an entropy of sampled tokens, which every "
+                "server returns."
             )
         # Entry i belongs to token i + 1, the last one is a dummy; the CPU server has left out what was not asked for.
         last = len(extra["prompt_logprobs"]) - 1

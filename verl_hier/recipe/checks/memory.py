@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from verl_hier.errors import RecipeError
 
 # Measured with verl 0.9.1 on Linux: a Ray process that imports verl holds 0.4-0.6 GB, of which 0.25 are its own and
@@ -70,7 +72,7 @@ def lower_bound(plan: Plan, parameters: int, copies: int, critic: int) -> int:
 def check_memory(needed: int, config: Mapping[str, Any]) -> None:
     """Refuse a plan that needs more than the machine has free."""
     free = available_bytes()
-    if free is None or needed <= free:
+    if needed <= free:
         return
     raise RecipeError(
         f"actor_rollout_ref.model.path: this plan needs at least {_gib(needed)} of memory and {_gib(free)} are free; "
@@ -80,21 +82,11 @@ def check_memory(needed: int, config: Mapping[str, Any]) -> None:
     )
 
 
-def available_bytes() -> int | None:
-    """Free memory of this machine or container; None where the system does not say."""
-    known = [value for value in (_meminfo(), _cgroup()) if value is not None]
-    return min(known) if known else None
-
-
-def _meminfo() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def available_bytes() -> int:
+    """Free memory of this machine or, if that is less, of this container; psutil knows machines only."""
+    free = int(psutil.virtual_memory().available)
+    container = _cgroup()
+    return free if container is None else min(free, container)
 
 
 def _cgroup() -> int | None:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from verl_hier.compat.servers.table import TOP_LOGPROBS, rollout_server, servers_with
 from verl_hier.credit.columns import missing_column
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
@@ -14,11 +15,6 @@ from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, Spec, WorkerSpec
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
 
-# Rollout servers that return the log-probs of the likeliest tokens; stock verl's return the sampled token's only.
-TOP_LOGPROB_SERVERS = ("transformers",)
-TOP_LOGPROB_SUFFIX = "_topk"
-# Those that return log-probs of prompts; verl's TensorRT-LLM server does not.
-SCORING_SERVERS = ("transformers", "vllm", "sglang")
 TOKEN_COLUMNS = ("turn", "logprob")
 CRITIC_COLUMNS = ("value", "tokens.value")
 
@@ -124,18 +120,18 @@ def check_sampler(config: Mapping[str, Any], parts: Parts, host: PluginHost) -> 
             f"choose hier.sampler.name: independent, or an environment that can "
             f"({', '.join(able) or 'none installed'})."
         )
-    server = str(config["actor_rollout_ref"]["rollout"]["name"])
-    if sampler.needs_top_logprobs and not _returns_top_logprobs(server):
+    server = rollout_server(str(config["actor_rollout_ref"]["rollout"]["name"]))
+    if sampler.needs_top_logprobs and not server.top_logprobs:
         raise RecipeError(
             f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of the likeliest tokens, "
             f"which "
-            f"the rollout server {server!r} does not return; use `transformers`, or a server whose name ends in "
-            f"`{TOP_LOGPROB_SUFFIX}`."
+            f"the rollout server {server.name!r} does not return; use `transformers`, or a server whose name ends in "
+            f"`{TOP_LOGPROBS}`."
         )
-    if sampler.needs_scores and not _returns_scores(server):
+    if sampler.needs_scores and not server.prompt_scores:
         raise RecipeError(
             f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of given tokens, which the "
-            f"rollout server {server!r} does not return; use one of {', '.join(SCORING_SERVERS)}."
+            f"rollout server {server.name!r} does not return; use one of {servers_with('prompt_scores')}."
         )
     if parts.estimator.spec.needs_tree and not sampler.needs_fork:
         able = [name for name, spec in host.specs("sampler").items() if getattr(spec, "needs_fork", False)]
@@ -147,34 +143,27 @@ def check_sampler(config: Mapping[str, Any], parts: Parts, host: PluginHost) -> 
 
 def check_entropy(config: Mapping[str, Any], hier: HierConfig) -> None:
     """Refuse entropies from log-probs that the server does not return."""
-    server = str(config["actor_rollout_ref"]["rollout"]["name"])
-    if hier.rollout.entropy.source == "top_k" and not _returns_top_logprobs(server):
+    server = rollout_server(str(config["actor_rollout_ref"]["rollout"]["name"]))
+    if hier.rollout.entropy.source == "top_k" and not server.top_logprobs:
         raise RecipeError(
             f"hier.rollout.entropy.source: top_k needs the log-probs of the likeliest tokens, which the rollout server "
-            f"{server!r} does not return; use sampled or prefill, or set actor_rollout_ref.rollout.name to "
-            f"`transformers` or to a server whose name ends in `{TOP_LOGPROB_SUFFIX}`."
+            f"{server.name!r} does not return; use sampled or prefill, or set actor_rollout_ref.rollout.name to "
+            f"`transformers` or to a server whose name ends in `{TOP_LOGPROBS}`."
         )
-    if hier.rollout.entropy.source == "prefill" and not _returns_scores(server):
+    if hier.rollout.entropy.source == "prefill" and not server.prompt_scores:
         raise RecipeError(
-            f"hier.rollout.entropy.source: prefill needs the log-probs of prompts, which the rollout server {server!r} "
-            "does not return; use sampled, or set actor_rollout_ref.rollout.name to one of "
-            f"{', '.join(SCORING_SERVERS)}."
+            f"hier.rollout.entropy.source: prefill needs the log-probs of prompts, which the rollout server "
+            f"{server.name!r} does not return; use sampled, or set actor_rollout_ref.rollout.name to one of "
+            f"{servers_with('prompt_scores')}."
         )
-
-
-def _returns_scores(server: str) -> bool:
-    return server.removesuffix(TOP_LOGPROB_SUFFIX) in SCORING_SERVERS
-
-
-def _returns_top_logprobs(server: str) -> bool:
-    return server in TOP_LOGPROB_SERVERS or server.endswith(TOP_LOGPROB_SUFFIX)
 
 
 def check_stop_strings(config: Mapping[str, Any], parts: Parts) -> None:
     """Refuse a worker that ends turns at strings on SGLang without a tokenizer, which dies of the first request
     (sgl-project/sglang#27882)."""
     worker, rollout = parts.worker.spec, config["actor_rollout_ref"]["rollout"]
-    if worker.needs_stop_strings and rollout["name"] == "sglang" and rollout.get("skip_tokenizer_init", True):
+    needs = worker.needs_stop_strings and rollout_server(str(rollout["name"])).stop_strings_need_tokenizer
+    if needs and rollout.get("skip_tokenizer_init", True):
         raise RecipeError(
             f"actor_rollout_ref.rollout.skip_tokenizer_init: worker {worker.name!r} ends its turns at strings, which "
             "SGLang cannot see without its tokenizer; set it to false."
