@@ -19,8 +19,6 @@ from torch.cpu import (  # noqa: F401  verl reads these as attributes of the dev
     stream,
 )
 
-from verl_hier.recipe.checks.memory import available_bytes
-
 # ru_maxrss is in kibibytes on Linux and in bytes on macOS.
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -77,7 +75,8 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """(available, total) bytes of main memory."""
-    return available_bytes(), int(psutil.virtual_memory().total)
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:

@@ -52,7 +52,7 @@ def _value_model_with_configured_attention() -> Iterator[None]:
 
     Reason: `verl.utils.model.load_valuehead_model` asks for flash_attention_2 whatever `override_config` says, which
     has no CPU kernels. The parent looks the function up when it needs it, so exchanging it for the call is enough.
-    Link: https://github.com/volcengine/verl/blob/main/verl/utils/model.py
+    Link: https://github.com/verl-project/verl/blob/main/verl/utils/model.py
     Removal: when load_valuehead_model leaves the attention implementation to `model_config`.
     """
     original = verl.utils.model.load_valuehead_model

@@ -16,7 +16,7 @@ def use_one_backend_for_cpu(distributed: ModuleType) -> None:
     Reason: both initialisers ask for `f"cpu:gloo,{device}:{backend}"`, which on a CPU is `cpu:gloo,cpu:gloo` and is
     refused by torch ("Duplicate device type"). The workers of actor, critic and SFT import the initialisers by name
     when they are first needed, after this has run, so every role is covered without a line in the recipe.
-    Link: https://github.com/volcengine/verl/blob/main/verl/utils/distributed.py
+    Link: https://github.com/verl-project/verl/blob/main/verl/utils/distributed.py
     Removal: when both initialisers leave out the second entry for the device `cpu`.
 
     Args:

@@ -44,10 +44,6 @@ OPEN_TO_PLUGINS = {
 }
 # Circles that are being removed; a circle outside of these modules, and a module here that is in none, fail.
 KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
-    frozenset(
-        f"verl_hier.rollout.{name}"
-        for name in ("context", "entropy", "episode", "episode_view", "interfaces", "rollout", "turns")
-    ),
     frozenset(f"verl_hier_plugins.environments.textarena.{name}" for name in ("environment", "expert")),
     frozenset(f"verl_hier_plugins.environments.textworld.{name}" for name in ("environment", "expert")),
     frozenset(f"verl_hier_plugins.workers.chain_of_agents.{name}" for name in ("transcribe", "worker")),

@@ -1,4 +1,4 @@
-"""What a seam is: one symbol or behaviour of verl that verl-hier leans on; the lists are `seams` and `engine_seams`."""
+"""What a seam is: one symbol or behaviour of verl that verl-hier depends on; `table` collects them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from verl_hier.compat.seams.inspection import Check, SeamBroken, exists, reads, spells, takes, together
 
-FILES = "https://github.com/volcengine/verl/blob/v0.9.1/verl/"
+FILES = "https://github.com/verl-project/verl/blob/v0.9.1/verl/"
 TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _NEVER = "stays: this is the interface that we build on"
 

@@ -1,0 +1,63 @@
+"""What we use of verl's agent loop, of its chat tokenisation and of what rollout servers return."""
+
+from __future__ import annotations
+
+from verl_hier.compat.seams.inspection import fields, reads, takes
+from verl_hier.compat.seams.seam import seam
+
+_WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
+
+ROLLOUT = (
+    seam(
+        "agent_loop_worker",
+        _WORKER,
+        "our rollout runs inside verl's worker; it is a Ray actor class that has to be unwrapped to be extended",
+        reads("verl.trainer.ppo.v1.agent_loop_tq", "@ray.remote\nclass AgentLoopWorkerTQ(AgentLoopWorker)"),
+        removal="when the worker class is a setting, or a plain class wrapped by its manager",
+    ),
+    seam(
+        "run_prompt",
+        f"{_WORKER}._run_prompt",
+        "one task is one rollout graph",
+        takes(f"{_WORKER}._run_prompt", "prompt", "sampling_params", "trajectory", "trace"),
+    ),
+    seam(
+        "agent_loop_postprocess",
+        f"{_WORKER}._agent_loop_postprocess",
+        "one put a session, in verl's own row format",
+        takes(f"{_WORKER}._agent_loop_postprocess", "outputs", "validate", "session_id"),
+    ),
+    seam(
+        "compute_score",
+        f"{_WORKER}._compute_score",
+        "verl's reward functions score episodes of environments without tasks of their own",
+        takes(f"{_WORKER}._compute_score", "outputs", "kwargs"),
+    ),
+    seam(
+        "agent_loop_manager",
+        "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ",
+        "the manager starts the worker class that its attribute names",
+        reads("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.__init__", "self.agent_loop_workers_class"),
+    ),
+    seam(
+        "agent_loop_output",
+        "verl.experimental.agent_loop.agent_loop:AgentLoopOutput",
+        "a row of ours is one of these; the identity of its turns travels in extra_fields",
+        fields(
+            "verl.experimental.agent_loop.agent_loop:AgentLoopOutput",
+            *("prompt_ids", "response_ids", "response_mask", "response_logprobs"),
+            *("reward_score", "num_turns", "metrics", "extra_fields"),
+        ),
+    ),
+    seam(
+        "chat_tokens",
+        "verl.utils.tokenizer.continuous_token_wiring:create_continuous_token_builder",
+        "chats are tokenised exactly as verl's own agent loops do",
+    ),
+    seam(
+        "token_output",
+        "verl.workers.rollout.replica:TokenOutput",
+        "what every rollout server answers",
+        fields("verl.workers.rollout.replica:TokenOutput", "token_ids", "log_probs", "stop_reason", "extra_fields"),
+    ),
+)

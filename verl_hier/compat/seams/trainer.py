@@ -1,0 +1,126 @@
+"""What we use of verl's v1 trainer and of TransferQueue."""
+
+from __future__ import annotations
+
+from verl_hier.compat.seams.inspection import exists, reads, takes
+from verl_hier.compat.seams.seam import TRAINER, override, seam
+
+TRAINERS = (
+    seam(
+        "trainer_registry",
+        "verl.trainer.ppo.v1:register_trainer",
+        "hier_sync, hier_colocate_async and hier_separate_async are registered trainers",
+        exists(
+            "verl.trainer.ppo.v1:PPOTrainerSync",
+            "verl.trainer.ppo.v1:PPOTrainerColocateAsync",
+            "verl.trainer.ppo.v1:PPOTrainerSeparateAsync",
+            "verl.trainer.ppo.v1:get_trainer_cls",
+        ),
+    ),
+    seam(
+        "trainer_mode_names",
+        TRAINER,
+        "verl compares the mode with its own three names, so ours is set back to the one it extends",
+        reads(TRAINER, 'self.trainer_mode == "sync"', "self.config.trainer.v1.get(self.trainer_mode, {})"),
+        removal="when verl asks the class and not the name (hasattr or a class attribute)",
+    ),
+    override("_build_replay_buffer", "the poll interval is a setting of ours; verl's 2 s dominate small steps"),
+    seam(
+        "replay_buffer_poll",
+        "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer",
+        "the poll interval is an attribute that is read at every wait",
+        reads("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer", "time.sleep(self.poll_interval)"),
+        removal="when verl has a config key for the poll interval",
+    ),
+    override(
+        "_next_train_batch", "the schedule's phase travels to the rollout workers with the prompts", "num_prompts"
+    ),
+    override(
+        "_get_required_batch_multiple",
+        "padding is bounded by ranks x optimiser steps, not by the batch size",
+        "dp_size",
+    ),
+    override(
+        "_balance_batch", "rows are identified and put into a fixed order before they are balanced", "batch", "metrics"
+    ),
+    override("_compute_advantage", "credit comes from the turn table", "batch", "metrics", says=("tq.kv_batch_put(",)),
+    override(
+        "_update_actor",
+        "mini-batches are a fixed number, however many rows there are",
+        "batch",
+        "metrics",
+        says=('"mini_batch_size": ppo_mini_batch_size', "self.actor_rollout_wg.update_actor(batch)"),
+    ),
+    override(
+        "_update_critic", "as for the actor", "batch", "metrics", says=("self.critic_wg.train_mini_batch(batch)",)
+    ),
+    override("_save_checkpoint", "the schedule's state is part of a checkpoint", says=("default_local_dir",)),
+    override("_load_checkpoint", "the schedule's state is read back", says=("resume_from_path",)),
+    override("_compute_metrics", "our metrics and the end-of-step hook", "batch", "metrics"),
+    override("on_validate_begin", "what validation asks the servers is not counted as the step's"),
+    override("on_validate_end", "as above"),
+    seam(
+        "rollout_servers",
+        f"{TRAINER}._rollout_server_managers",
+        "the servers' own counters become metrics of the step",
+        reads("verl.workers.rollout.llm_server:LLMServerManager", "self.server_handles = [server._server_handle"),
+    ),
+    seam(
+        "sole_server_client",
+        "verl.workers.rollout.llm_server:LLMServerClient",
+        "where there is one server, the synchronous trainer's client does not ask the load balancer before each turn",
+        reads(
+            "verl.workers.rollout.llm_server:LLMServerClient", "await self._acquire_server(", "self._release_server("
+        ),
+        removal="when verl's client asks once a conversation",
+    ),
+    seam(
+        "resuming_client",
+        "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient",
+        "the asynchronous trainers get a client that keeps every field of an answer",
+        exists(f"{TRAINER}.get_llm_client"),
+        takes("verl.workers.rollout.llm_server:LLMServerManager.get_client", "client_cls"),
+        reads(
+            "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient",
+            "output = await super().generate(",
+            "final_output = TokenOutput(",
+        ),
+        removal="when verl's resuming client keeps extra_fields",
+    ),
+    seam(
+        "mini_batch_request",
+        "verl.workers.engine_workers:TrainingWorker.train_mini_batch",
+        "a request carries the size of its mini-batches",
+        reads("verl.workers.engine_workers:TrainingWorker.train_mini_batch", 'key="mini_batch_size"', 'key="epochs"'),
+    ),
+    seam(
+        "loss_weights",
+        "verl.workers.utils.losses:ppo_loss",
+        "row weights ride on the importance weights that the policy loss multiplies by",
+        reads("verl.workers.utils.losses:ppo_loss", '"rollout_is_weights" in data'),
+        removal="when verl's policy losses take a weight a row",
+    ),
+    seam(
+        "rollout_correction",
+        "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_add_to_batch",
+        "verl's correction of rollout and training mismatch is applied as verl applies it",
+    ),
+    seam(
+        "response_to_nested",
+        "verl.workers.utils.padding:response_to_nested",
+        "corrected masks go back to the queue's layout",
+    ),
+    seam(
+        "non_tensor_data",
+        "verl.utils.tensordict_utils:assign_non_tensor_data",
+        "the phase is attached to the prompts of a step",
+    ),
+    seam(
+        "transfer_queue",
+        "transfer_queue:kv_batch_put",
+        "rows, credit and faults travel through TransferQueue",
+        exists("transfer_queue:kv_list", "transfer_queue:kv_clear", "transfer_queue:async_kv_put"),
+        takes("transfer_queue:kv_batch_get", "keys", "partition_id", "select_fields"),
+        takes("transfer_queue:kv_batch_put", "keys", "partition_id", "fields"),
+    ),
+)
