@@ -18,7 +18,7 @@ from typing import Any
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier_plugins.environments.alfworld import SPEC
 from verl_hier_plugins.environments.alfworld.engine import Game
-from verl_hier_plugins.environments.alfworld.environment import build
+from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment
 from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
 from verl_hier_plugins.environments.alfworld.pddl import game_data
 from verl_hier_plugins.environments.alfworld.world import build_world
@@ -80,7 +80,7 @@ def fast(games: list[dict[str, Any]], steps: int) -> Times:
 def forks(tasks: list[dict[str, Any]], options: AlfworldOptions) -> Times:
     """A fork of the environment object."""
     times: Times = {}
-    environment = build(options)
+    environment = AlfworldEnvironment(options)
     environment.reset(tasks[0], 0)
     for _ in range(100):
         with timed(times, "fork after 8 steps"):

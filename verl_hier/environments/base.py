@@ -7,7 +7,7 @@ behind `environments.pool`, which adds time limits, crash recovery by replay and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,3 +58,8 @@ class Environment(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional
         """Free the resources of the instance. Called once."""
+
+
+def with_admissible(text: str, commands: Iterable[str]) -> str:
+    """An observation followed by the admissible commands."""
+    return f"{text}\nYou can: {'; '.join(commands)}"

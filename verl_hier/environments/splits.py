@@ -17,10 +17,14 @@ MISSES = 1000
 """Consecutive draws without a new task after which a generator counts as exhausted."""
 
 
+def hash_number(text: str, size: int = 8) -> int:
+    """A number of `size` bytes that depends on the text alone, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest(), "big")
+
+
 def split_of(fingerprint: str) -> str:
     """The split of a task: three fifths are for training, one fifth each for `val` and `test`."""
-    number = int.from_bytes(hashlib.blake2b(fingerprint.encode(), digest_size=8).digest(), "big") % 5
-    return SPLITS[max(0, number - 2)]
+    return SPLITS[max(0, hash_number(fingerprint) % 5 - 2)]
 
 
 def draw_tasks(

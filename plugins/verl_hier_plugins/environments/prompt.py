@@ -1,4 +1,4 @@
-"""A world of one action: the answer. The reward comes later, from verl."""
+"""An environment of one action, the answer; verl's reward function scores it afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_hier.host.specs import EnvironmentSpec, NoOptions
 
 
 class PromptEnvironment(Environment):
-    """See `plugins/prompt`. Whatever the action, the task is over."""
+    """Ends the task after any action."""
 
     def __init__(self, options: NoOptions) -> None:
         self._options = options
@@ -25,7 +25,7 @@ class PromptEnvironment(Environment):
         return StepResult(text="", done=True)
 
     def fork(self) -> Environment:
-        """See `Environment.fork`; there is no state."""
+        """See `Environment.fork`; there is no state to copy."""
         return PromptEnvironment(self._options)
 
 

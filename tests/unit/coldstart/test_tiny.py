@@ -7,7 +7,7 @@ from verl_hier.coldstart import TinyShape, build_tiny, collect_texts
 from verl_hier.coldstart.tiny import ACT, END, PAD, SUB_DONE, UNKNOWN
 from verl_hier.coldstart.words import split_words
 from verl_hier_plugins.environments.alfworld import SPEC
-from verl_hier_plugins.environments.alfworld.environment import build
+from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment
 
 
 def test_every_text_survives_a_round_trip(tokenizer, texts):
@@ -18,7 +18,7 @@ def test_every_text_survives_a_round_trip(tokenizer, texts):
 
 
 def test_held_out_worlds_use_no_other_words(tokenizer, options):
-    environment = build(options)
+    environment = AlfworldEnvironment(options)
     for split in ("val", "test"):
         for task in SPEC.tasks(options, split):
             first = environment.reset(task, 0)
@@ -33,7 +33,7 @@ def test_a_worker_that_writes_plans_of_its_own_finds_their_signs(options, worker
 
 
 def test_a_decoded_action_is_understood(tokenizer, options):
-    environment = build(options)
+    environment = AlfworldEnvironment(options)
     first = environment.reset(SPEC.tasks(options, "train")[0], 0)
     for action in first.admissible:
         ids = tokenizer.encode(action, add_special_tokens=False)

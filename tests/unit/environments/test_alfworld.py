@@ -12,7 +12,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.alfworld import SPEC
-from verl_hier_plugins.environments.alfworld.environment import build
+from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment
 from verl_hier_plugins.environments.alfworld.options import GOAL_TYPES, AlfworldOptions
 from verl_hier_plugins.environments.alfworld.pddl import game_data
 from verl_hier_plugins.environments.alfworld.texts import shorten
@@ -27,7 +27,7 @@ def test_conforms():
 @pytest.mark.parametrize("remember", [True, False])
 def test_the_expert_wins_every_goal_type(kind, remember):
     tasks, options = tasks_of(goal_types=(kind,), pool=12, max_steps=40)
-    environment = build(options)
+    environment = AlfworldEnvironment(options)
     for task in tasks:
         *_, (_, last) = play(environment, task, remember=remember)
         assert last.done and last.reward == 1.0 and last.info["goals_done"] == 1
@@ -39,7 +39,7 @@ def test_the_expert_wins_compounds(count, split):
     tasks, options = tasks_of(
         split, goal_types=GOAL_TYPES, goals=count, level="small", pool=8, validation=8, max_steps=80
     )
-    environment = build(options)
+    environment = AlfworldEnvironment(options)
     for task in tasks:
         *_, (_, last) = play(environment, task)
         assert last.done and last.info["goals_done"] == count == last.info["goals"]
@@ -47,7 +47,7 @@ def test_the_expert_wins_compounds(count, split):
 
 def test_the_expert_recovers_from_random_actions():
     tasks, options = tasks_of(goals=2, pool=12, max_steps=200)
-    environment = build(options)
+    environment = AlfworldEnvironment(options)
     won = 0
     for number, task in enumerate(tasks):
         *_, (_, last) = play(environment, task, seed=number, random_share=0.1, remember=False)
@@ -86,7 +86,7 @@ def test_tasks_are_small_and_cover_types_and_counts():
 
 def test_equal_states_have_equal_anchors():
     tasks, options = tasks_of(pool=1)
-    one, two = build(options), build(options)
+    one, two = AlfworldEnvironment(options), AlfworldEnvironment(options)
     room = one.reset(tasks[0], 0).info["places"].split(" ")
     place, other = " ".join(room[:2]), " ".join(room[2:4])
     start = two.reset(tasks[0], 0).anchor
@@ -100,7 +100,7 @@ def test_equal_states_have_equal_anchors():
 
 def test_anchors_tell_states_apart_and_hold_in_other_processes():
     tasks, options = tasks_of(pool=2, goals=2)
-    environment, rng = build(options), random.Random(0)
+    environment, rng = AlfworldEnvironment(options), random.Random(0)
     seen = {}
     step = environment.reset(tasks[0], 0)
     for _ in range(300):
@@ -110,18 +110,18 @@ def test_anchors_tell_states_apart_and_hold_in_other_processes():
         step = environment.step(wander(step.admissible, rng))
     assert len(seen) > 20
     code = (
-        "import json, sys; from verl_hier_plugins.environments.alfworld.environment import build;"
+        "import json, sys; from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment;"
         "from verl_hier_plugins.environments.alfworld.options import AlfworldOptions;"
-        "print(build(AlfworldOptions()).reset(json.loads(sys.argv[1]), 0).anchor)"
+        "print(AlfworldEnvironment(AlfworldOptions()).reset(json.loads(sys.argv[1]), 0).anchor)"
     )
     command = [sys.executable, "-c", code, json.dumps(tasks[1])]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert answer.stdout.strip() == build(AlfworldOptions()).reset(tasks[1], 0).anchor
+    assert answer.stdout.strip() == AlfworldEnvironment(AlfworldOptions()).reset(tasks[1], 0).anchor
 
 
 def test_forks_are_independent():
     tasks, options = tasks_of(pool=1, goals=2)
-    environment, rng = build(options), random.Random(0)
+    environment, rng = AlfworldEnvironment(options), random.Random(0)
     step = environment.reset(tasks[0], 0)
     for _ in range(6):
         step = environment.step(wander(step.admissible, rng))
@@ -137,11 +137,11 @@ def test_forks_are_independent():
 
 def test_games_interleaved_in_one_process_do_not_disturb_each_other():
     tasks, options = tasks_of(pool=3, goals=2, max_steps=100)
-    alone = [[step.text for _, step in play(build(options), task)] for task in tasks]
-    from verl_hier_plugins.environments.alfworld.environment import _library
+    alone = [[step.text for _, step in play(AlfworldEnvironment(options), task)] for task in tasks]
+    from verl_hier_plugins.environments.alfworld.environment import _games
 
-    _library.cache_clear()
-    walks = [play(build(options), task) for task in tasks]
+    _games.cache_clear()
+    walks = [play(AlfworldEnvironment(options), task) for task in tasks]
     together = [[] for _ in tasks]
     running = set(range(len(tasks)))
     while running:
@@ -155,7 +155,7 @@ def test_games_interleaved_in_one_process_do_not_disturb_each_other():
 
 def test_invalid_actions_cost_and_change_nothing():
     tasks, options = tasks_of(pool=1, invalid_penalty=0.05, max_steps=3)
-    environment = build(options)
+    environment = AlfworldEnvironment(options)
     first = environment.reset(tasks[0], 0)
     step = environment.step("heat the moon")
     assert (step.valid, step.reward, step.text, step.anchor) == (False, -0.05, "Nothing happens.", first.anchor)
@@ -165,10 +165,10 @@ def test_invalid_actions_cost_and_change_nothing():
 
 def test_observation_styles():
     tasks, options = tasks_of(pool=1, observation="short", show_admissible=True)
-    step = build(options).reset(tasks[0], 0)
+    step = AlfworldEnvironment(options).reset(tasks[0], 0)
     assert step.text.splitlines()[0] == step.info["places"]
     assert step.text.splitlines()[1].startswith("You can: go to ")
-    full = build(AlfworldOptions()).reset(tasks[0], 0).text
+    full = AlfworldEnvironment(AlfworldOptions()).reset(tasks[0], 0).text
     assert full.startswith("-= Welcome") and tasks[0]["instruction"] in full
     assert shorten("You arrive at fridge 1. The fridge 1 is closed.") == "fridge 1 closed"
     assert (
@@ -220,7 +220,7 @@ def test_the_data_set_plays(tmp_path):
     options = AlfworldOptions(source="dataset", data=str(tmp_path), pool=0, goal_types=GOAL_TYPES)
     tasks = SPEC.tasks(options, "train")
     assert [task["instruction"] for task in tasks] == [world.instruction]
-    *_, (_, last) = play(build(options), tasks[0])
+    *_, (_, last) = play(AlfworldEnvironment(options), tasks[0])
     assert last.done and last.info["goals_done"] == 1
     with pytest.raises(RecipeError, match="alfworld-download"):
         SPEC.tasks(options, "val")
@@ -240,5 +240,5 @@ def test_the_spec_is_light_to_import():
 def test_translation_leaves_the_command_line_alone():
     before = list(sys.argv)
     tasks, options = tasks_of(pool=1, seed=99)
-    build(options).reset(tasks[0], 0)
+    AlfworldEnvironment(options).reset(tasks[0], 0)
     assert sys.argv == before

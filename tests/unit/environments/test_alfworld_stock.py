@@ -9,7 +9,7 @@ from textworld.envs.pddl import PddlEnv
 
 from tests.fixtures.alfworld_walks import play, tasks_of, wander
 from verl_hier_plugins.environments.alfworld.engine import NOTHING_HAPPENS, Game
-from verl_hier_plugins.environments.alfworld.environment import build
+from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment
 from verl_hier_plugins.environments.alfworld.pddl import game_data
 from verl_hier_plugins.environments.alfworld.world import build_world
 
@@ -66,7 +66,7 @@ def test_random_walks_say_the_same(number):
 @pytest.mark.parametrize("kinds", [("clean", "heat", "cool"), ("look", "two", "pick")])
 def test_expert_walks_say_the_same_and_win(kinds):
     tasks, options = tasks_of(goal_types=kinds, pool=3, level="small", max_steps=100)
-    environment = build(options)
+    environment = AlfworldEnvironment(options)
     for task in tasks:
         stock = Stock(game_data(build_world(task["world"])))
         for action, step in play(environment, task, seed=1, random_share=0.1):

@@ -19,7 +19,7 @@ from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.textworld import SPEC
 from verl_hier_plugins.environments.textworld.engine import World, plain
-from verl_hier_plugins.environments.textworld.environment import build
+from verl_hier_plugins.environments.textworld.environment import TextworldEnvironment
 from verl_hier_plugins.environments.textworld.making import cache_folder, compiled, fingerprint, generate
 from verl_hier_plugins.environments.textworld.options import TextworldOptions
 from verl_hier_plugins.environments.textworld.story import clean, events, spoken
@@ -64,7 +64,7 @@ def test_the_full_style_conforms(cache):
 @pytest.mark.parametrize("seed", range(3))
 def test_full_texts_and_logic_are_those_of_the_compiled_game(cache, seed):
     """Random walks on both engines: words, admissible commands, score and end."""
-    ours = build(full(cache, max_steps=60))
+    ours = TextworldEnvironment(full(cache, max_steps=60))
     file = compiled(generate(WORLD), cache)
     generate(WORLD).save(str(file.with_suffix(".json")))
     theirs, rng = stock(file), random.Random(seed)
@@ -95,7 +95,7 @@ def test_the_logic_is_that_of_the_state_engine(seed, tmp_path):
     game = generate(world)
     file = tmp_path / "game.json"
     game.save(str(file))
-    theirs, ours, rng = stock(file), build(short(max_steps=60)), random.Random(seed)
+    theirs, ours, rng = stock(file), TextworldEnvironment(short(max_steps=60)), random.Random(seed)
     step, state = ours.reset({"world": world}, 0), theirs.reset()
     for number in range(40):
         assert list(step.admissible) == [plain(command) for command in state.admissible_commands]
@@ -141,7 +141,7 @@ def test_games_of_one_knowledge_base_are_those_of_their_own():
 
 
 def test_equal_states_meet_and_are_one_object():
-    one, two = build(short()), build(short())
+    one, two = TextworldEnvironment(short()), TextworldEnvironment(short())
     task = SPEC.tasks(short(), "train")[0]
     first = one.reset(task, 0)
     assert two.reset(task, 0).anchor == first.anchor and two.node is one.node
@@ -163,7 +163,7 @@ def test_a_quest_is_done_once():
 
 
 def test_forks_of_the_machine_are_independent(cache):
-    environment, rng = build(full(cache)), random.Random(0)
+    environment, rng = TextworldEnvironment(full(cache)), random.Random(0)
     step = environment.reset(TASK, 0)
     for _ in range(3):
         step = environment.step(rng.choice(step.admissible))
@@ -178,7 +178,7 @@ def test_forks_of_the_machine_are_independent(cache):
 
 def test_the_machine_never_hears_what_is_not_for_the_world(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    environment = build(full(cache, invalid_penalty=0.05, max_steps=100))
+    environment = TextworldEnvironment(full(cache, invalid_penalty=0.05, max_steps=100))
     first = environment.reset(TASK, 0)
     for action in ("save", "QUIT", "restart", "tw-trace-actions", "look. quit", "look then quit", "", "  ", "é" * 150):
         step = environment.step(action)
@@ -202,7 +202,7 @@ def test_what_the_machine_says_is_cleaned():
 def test_short_texts_say_what_changed():
     seen = set()
     for seed in range(12):
-        environment = build(short(max_steps=80))
+        environment = TextworldEnvironment(short(max_steps=80))
         step = environment.reset({"world": {**WORLD, "seed": seed}}, 0)
         rng = random.Random(seed)
         assert re.fullmatch(r"[a-z0-9 ]+ : .*exits (none|(north|east|south|west| )+)", step.text)
@@ -238,7 +238,7 @@ def test_short_rooms_list_each_way_out_that_can_be_gone():
 
 def test_commands_in_plain_words():
     assert plain("Take the dish-pit TYPE B key22") == "take the dish pit type b key 22"
-    environment = build(short(theme="basic"))
+    environment = TextworldEnvironment(short(theme="basic"))
     step = environment.reset({"world": {**WORLD, "theme": "basic"}}, 0)
     command = next(c for c in step.admissible if re.search(r"\d", c))
     tight = re.sub(r" (\d)", r"\1", command)
@@ -246,7 +246,7 @@ def test_commands_in_plain_words():
 
 
 def test_admissible_commands_can_be_shown():
-    step = build(short(show_admissible=True)).reset(TASK, 0)
+    step = TextworldEnvironment(short(show_admissible=True)).reset(TASK, 0)
     assert step.text.splitlines()[1] == f"You can: {'; '.join(step.admissible)}"
 
 
@@ -256,7 +256,7 @@ def test_admissible_commands_can_be_shown():
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_the_expert_wins_and_recovers(noise):
     options = short(pool=10, world_size=4, nb_objects=8, quest_length=4, max_steps=60)
-    environment = build(options)
+    environment = TextworldEnvironment(options)
     for number, task in enumerate(SPEC.tasks(options, "train")):
         rng, step = random.Random(number), environment.reset(task, 0)
         expert = environment.expert(rng)
@@ -273,7 +273,7 @@ def test_the_expert_wins_and_recovers(noise):
 
 
 def test_the_expert_follows_the_compiled_game(cache):
-    environment = build(full(cache))
+    environment = TextworldEnvironment(full(cache))
     step = environment.reset(TASK, 0)
     expert = environment.expert(random.Random(0))
     for subgoal in range(len(expert.subgoals)):
@@ -318,7 +318,7 @@ def test_games_of_a_folder(cache, tmp_path):
     assert [task["game"] for task in SPEC.tasks(options, "val")] == ["valid/game2.json", "valid/game3.json"]
     with pytest.raises(RecipeError, match="no game for the split 'test'"):
         SPEC.tasks(options, "test")
-    generated, read = build(short()), build(options)
+    generated, read = TextworldEnvironment(short()), TextworldEnvironment(options)
     assert generated.reset({"world": {**WORLD, "seed": 0}}, 0) == read.reset(tasks[0], 0)
     assert tasks[0]["instruction"].count(" ; ") >= 3
     check_environment(SPEC, options, tasks=1, isolated=False)
@@ -335,7 +335,7 @@ def test_a_compiled_file_is_played_as_it_is(cache, tmp_path):
     options = full(empty, data_path=str(tmp_path))
     (task,) = SPEC.tasks(options, "test")
     assert task["game"] == "test/mine.z8" and task["instruction"] == generate(WORLD).objective
-    assert build(options).reset(task, 0).text == build(full(cache)).reset(TASK, 0).text
+    assert TextworldEnvironment(options).reset(task, 0).text == TextworldEnvironment(full(cache)).reset(TASK, 0).text
     assert not empty.exists(), "nothing had to be compiled"
 
 

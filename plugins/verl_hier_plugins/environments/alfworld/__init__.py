@@ -9,7 +9,7 @@ from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
 
 SPEC = EnvironmentSpec(
     "alfworld",
-    lazy("verl_hier_plugins.environments.alfworld.environment:build"),
+    lazy("verl_hier_plugins.environments.alfworld.environment:AlfworldEnvironment"),
     AlfworldOptions,
     tasks=lazy("verl_hier_plugins.environments.alfworld.tasks:tasks"),
     can_fork=True,

@@ -32,7 +32,7 @@ class Operator:
 
 @dataclass(eq=False)
 class Node:
-    """One state of a game. `edges` fills as commands are tried."""
+    """One state of a game. `edges` grows as commands are tried."""
 
     game: Game
     path: Path
@@ -45,11 +45,11 @@ class Node:
 
     @cached_property
     def scene(self) -> Scene:
-        """What texts about this state are derived from."""
+        """The input from which texts about this state are derived."""
         return Scene(self.facts, self.game.types, self.game.entities, {})
 
     def walk(self, command: str) -> tuple[Node, str] | None:
-        """The state after a command and what the game says; None when the command is not admissible."""
+        """The state after a command and the game's text; None when the command is not admissible."""
         if command not in self.edges:
             if command not in self.operators:
                 return None
@@ -58,14 +58,14 @@ class Node:
 
 
 class Game:
-    """A game file, translated once. Not thread-safe: use it in the thread that made it.
+    """A game file, translated once. Not thread-safe: to be used in the thread that made it.
 
     Attributes:
         task: the task sentence of the game.
         types: PDDL object to type.
-        entities: PDDL object to what texts call it.
+        entities: PDDL object to the name that texts use.
         start: the state after a reset.
-        intro: what the game says at a reset.
+        intro: the game's text at a reset.
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ class Game:
 
     @property
     def states(self) -> int:
-        """How many states were met so far."""
+        """The number of states discovered so far."""
         return len(self._nodes)
 
     def expand(self, node: Node, operator: Operator) -> tuple[Node, str]:
@@ -113,7 +113,7 @@ class Game:
         return reached, self.grammar.derive(operator.feedback, scene, self.task)
 
     def _node(self, path: Path, facts: Facts) -> Node:
-        """The node of the planner's live state, which `facts` describe."""
+        """The node of the planner's current state, which `facts` describe."""
         key = self._identity(facts)
         if key not in self._nodes:
             live = planner()
@@ -130,11 +130,10 @@ class Game:
         return self._nodes[key]
 
     def _identity(self, facts: Facts) -> tuple[frozenset[tuple[str, ...]], ...]:
-        """What tells two states apart: all that an action, the goal or a text can depend on.
+        """The identity of a state: everything that an action, the goal or a text can depend on.
 
-        That an object is not in a receptacle is only ever read for the receptacle that stands where the object lies,
-        so it matters only where two receptacles share a place; elsewhere it would merely record where the object
-        has been.
+        That an object is not in a receptacle is read only for the receptacle at the object's location, so it matters
+        only where two receptacles share a location; elsewhere it would merely record where the object has been.
         """
         key = []
         for name in self._dynamic:
@@ -191,7 +190,7 @@ def _problem_atoms(task: Any) -> Iterable[Atom]:
 def _dynamic_predicates(task: Any, read_by_texts: frozenset[str]) -> tuple[str, ...]:
     """Predicates (with `not_` for those that texts read negated) that can change and that anything depends on.
 
-    What is left out, such as `checked`, records history that no action, goal or text ever looks at.
+    The others, such as `checked`, record history that no action, goal or text depends on.
     """
     read = {name for action in task.actions for name in _predicates(action.precondition)}
     read |= set(_predicates(task.goal)) | {name for axiom in task.axioms for name in _predicates(axiom.condition)}
@@ -219,7 +218,7 @@ def _predicates(condition: Any) -> Iterable[str]:
 
 
 def _entities(facts: Facts, types: Mapping[str, str]) -> dict[str, Entity]:
-    """Entities under the names that ALFWorld's own demangler gives them (`cabinet 1`)."""
+    """Entities with the names that ALFWorld's demangler gives them (`cabinet 1`)."""
     from alfworld.agents.utils.misc import Demangler
 
     mentioned = sorted({argument for held in facts.values() for arguments in held for argument in arguments})
@@ -231,7 +230,7 @@ def _entities(facts: Facts, types: Mapping[str, str]) -> dict[str, Entity]:
 
 
 def _shared_receptacles(facts: Facts) -> frozenset[str]:
-    """Receptacles that stand at one location with another one."""
+    """Receptacles that share their location with another one."""
     at: dict[str, list[str]] = {}
     for receptacle, location in facts.get("receptacleatlocation", ()):
         at.setdefault(location, []).append(receptacle)

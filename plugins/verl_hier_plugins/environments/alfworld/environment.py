@@ -1,14 +1,15 @@
-"""ALFWorld as an `Environment`: games are kept and shared, so a reset or a fork of a known task is a look-up."""
+"""ALFWorld as an `Environment`. Games are cached and shared, so a reset or a fork of a known task is a look-up."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
 from collections.abc import Mapping
 from typing import Any
 
-from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.base import Environment, StepResult, with_admissible
 from verl_hier.environments.expert import Expert
 from verl_hier.environments.world_cache import WorldCache
 from verl_hier.errors import RecipeError
@@ -18,95 +19,80 @@ from verl_hier_plugins.environments.alfworld.grammar import parse_grammar
 from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
 from verl_hier_plugins.environments.alfworld.pddl import domain_and_grammar, game_data
 from verl_hier_plugins.environments.alfworld.tasks import data_root
-from verl_hier_plugins.environments.alfworld.texts import shorten, with_admissible
+from verl_hier_plugins.environments.alfworld.texts import shorten
 from verl_hier_plugins.environments.alfworld.world import Goal, build_world, names
 
 KEPT_GAMES = 1024
 KEPT_STATES = 100_000
 
 
-class Library:
-    """Games by task, shared by all environments of a process; the ones used last are kept."""
+LoadedGame = tuple[Game, tuple[Goal, ...]]
+"""A game, and its goals where they are known."""
 
-    def __init__(self, options: AlfworldOptions) -> None:
-        self._options = options
-        self._shelf: WorldCache[tuple[Game, tuple[Goal, ...]]] = WorldCache(
-            KEPT_GAMES, KEPT_STATES, lambda kept: kept[0].states
-        )
 
-    def game(self, task: Mapping[str, Any]) -> tuple[Game, tuple[Goal, ...]]:
-        """The game of a task, and its goals where they are known (generated tasks)."""
-        key = json.dumps(task["world"], sort_keys=True) if "world" in task else str(task.get("game"))
-        return self._shelf.get(key, lambda: self._load(task))
+@functools.cache
+def _games(options: AlfworldOptions) -> WorldCache[LoadedGame]:
+    """The games that all environments of a process share."""
+    return WorldCache(KEPT_GAMES, KEPT_STATES, lambda kept: kept[0].states)
 
-    def _load(self, task: Mapping[str, Any]) -> tuple[Game, tuple[Goal, ...]]:
-        if "world" in task:
-            world = build_world(task["world"])
-            return Game(game_data(world)), world.goals
-        if "game" in task:
-            file = data_root(self._options) / task["game"]
-            return Game(json.loads(file.read_text())), goals_of_file(file)
-        raise RecipeError("hier.environment: an alfworld task needs a `world` or a `game` entry; make it with `tasks`.")
+
+def _load(task: Mapping[str, Any], options: AlfworldOptions) -> LoadedGame:
+    if "world" in task:
+        world = build_world(task["world"])
+        return Game(game_data(world)), world.goals
+    if "game" in task:
+        file = data_root(options) / task["game"]
+        return Game(json.loads(file.read_text())), goals_of_file(file)
+    raise RecipeError("hier.environment: an alfworld task needs a `world` or a `game` entry; make it with `tasks`.")
 
 
 class AlfworldEnvironment(Environment):
-    """One episode of ALFWorld. Its whole state is a node of a game and a step count."""
+    """One episode of ALFWorld. Its state is a node of a game and a step count.
 
-    def __init__(self, options: AlfworldOptions, library: Library) -> None:
+    Attributes:
+        node: the current state; set by `reset`.
+        goals: the goals of a generated task; empty for a game of the data set whose goals are unknown.
+    """
+
+    node: Node
+
+    def __init__(self, options: AlfworldOptions) -> None:
+        self.goals: tuple[Goal, ...] = ()
         self._options = options
-        self._library = library
-        self._node: Node | None = None
-        self._goals: tuple[Goal, ...] = ()
         self._steps = 0
 
-    @property
-    def node(self) -> Node:
-        """The state, for experts and tests."""
-        if self._node is None:
-            raise RuntimeError("reset() comes before anything else")
-        return self._node
-
-    @property
-    def goals(self) -> tuple[Goal, ...]:
-        """What a generated task asks for; empty for a game of the data set."""
-        return self._goals
-
     def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """Start a task. Everything random was drawn when the task was made, so `seed` changes nothing."""
-        game, self._goals = self._library.game(task)
-        self._node, self._steps = game.start, 0
+        """Start a task. `seed` has no effect, because all random choices are part of the task."""
+        options = self._options
+        key = json.dumps(task.get("world") or task.get("game"), sort_keys=True)
+        game, self.goals = _games(options).get(key, lambda: _load(task, options))
+        self.node, self._steps = game.start, 0
         return self._answer(self._opening(game))
 
     def step(self, action: str) -> StepResult:
-        """Say a command to the game."""
+        """Give the game a command."""
         command = " ".join(action.split())
         walked = self.node.walk(command)
         self._steps += 1
         if walked is None:
             return self._answer(NOTHING_HAPPENS, valid=False)
         before = self.node.won
-        self._node, text = walked
-        return self._answer(text, reward=float(self._node.won and not before))
+        self.node, text = walked
+        return self._answer(text, reward=float(self.node.won and not before))
 
     def fork(self) -> AlfworldEnvironment:
-        """A copy; both point at the same state and move on independently."""
-        copy = AlfworldEnvironment(self._options, self._library)
-        copy._node, copy._goals, copy._steps = self._node, self._goals, self._steps
-        return copy
-
-    def close(self) -> None:
-        """Let go of the game."""
-        self._node = None
+        """A copy that refers to the same state; the two move on independently."""
+        return copy.copy(self)
 
     def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Expert:
-        """A scripted expert for the task that was reset; see `verl_hier.environments.expert`."""
+        """A scripted expert for the current task; see `verl_hier.environments.expert`."""
         from verl_hier_plugins.environments.alfworld.expert import AlfworldExpert, plan
 
-        if not self._goals:
+        if not self.goals:
             raise RecipeError(
                 "hier.environment.source: the expert needs a game whose goals are known (traj_data.json)."
             )
-        return AlfworldExpert(self, plan(self._goals, rng, skip_stage), remember)
+        return AlfworldExpert(self, plan(self.goals, rng, skip_stage), remember)
 
     def vocabulary(self) -> list[str]:
         """Names of all entities of generated worlds, and the words of the grammar."""
@@ -127,7 +113,7 @@ class AlfworldEnvironment(Environment):
             text = shorten(text)
         if options.show_admissible:
             text = with_admissible(text, node.admissible)
-        done = goals_done(self._goals, node) if self._goals else int(node.won)
+        done = goals_done(self.goals, node) if self.goals else int(node.won)
         return StepResult(
             text=text,
             reward=reward if valid else reward - options.invalid_penalty,
@@ -140,17 +126,7 @@ class AlfworldEnvironment(Environment):
                 "won": node.won,
                 "score": float(node.won),
                 "goals_done": done,
-                "goals": len(self._goals) or 1,
+                "goals": len(self.goals) or 1,
                 **({} if self._steps else {"places": " ".join(node.game.places)}),
             },
         )
-
-
-@functools.cache
-def _library(options: AlfworldOptions) -> Library:
-    return Library(options)
-
-
-def build(options: AlfworldOptions) -> AlfworldEnvironment:
-    """A new environment; all those of one process and one set of options share their games."""
-    return AlfworldEnvironment(options, _library(options))

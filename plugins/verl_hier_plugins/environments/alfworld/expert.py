@@ -1,7 +1,7 @@
-"""A scripted expert: it searches the room as a player must, knows the recipe of each goal type, and never gives up.
+"""A scripted expert: it searches the room as a player has to, and knows the steps of each goal type.
 
-It looks for things only where it has been, so its demonstrations can be imitated from the texts alone, and it decides
-anew in every state, so a random action in between costs steps but not the episode.
+It uses only what it has observed, so its demonstrations can be imitated from the texts alone. It decides anew in every
+state, so a random action in between costs steps but does not lose the episode.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from verl_hier_plugins.environments.alfworld.engine import Node
 from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment
-from verl_hier_plugins.environments.alfworld.goals import PROOFS, of_type
+from verl_hier_plugins.environments.alfworld.goals import PROOFS, held_item, of_type
 from verl_hier_plugins.environments.alfworld.world import STAGES, Goal
 
 
@@ -54,14 +54,14 @@ def plan(goals: Iterable[Goal], rng: random.Random, skip_stage: float = 0.0) -> 
 
 
 class View:
-    """What the expert reads of a state, in the names that commands use."""
+    """A state in the terms that the expert needs, with the names that commands use."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.facts = node.facts
         location = {place for _, place in self.facts.get("atlocation", ())}
         self.here = {r for r, place in self.facts.get("receptacleatlocation", ()) if place in location}
-        self.held = next((item for _, item in self.facts.get("holds", ())), None)
+        self.held = held_item(self.facts)
 
     def name(self, entity: str) -> str:
         return self.node.game.entities[entity].name
@@ -104,7 +104,7 @@ class AlfworldExpert:
         """The next command towards a subgoal, None when it is reached."""
         view = View(self._environment.node)
         if subgoal != self._current and not self._remember:
-            # A context that starts here shows the last observation only, so what lies around is not known to it.
+            # A context that starts here contains the last observation only, so nothing else is known.
             self._searched.clear()
             self._seen.clear()
             self._arrived = self._environment.node
@@ -122,11 +122,11 @@ class AlfworldExpert:
         return self._stage(view, step)
 
     def mistake(self, subgoal: int, rng: random.Random) -> str | None:
-        """The command that would reach the subgoal if only the agent were at the right place with the right thing."""
+        """The command that would reach the subgoal if the agent were at the right place with the right object."""
         view, step = View(self._environment.node), self._steps[subgoal]
         item = view.name(rng.choice(sorted(view.items(step.item))))
         if step.verb == "find":
-            # Mostly the place that was just looked at: seeing what is not there is the commonest mistake.
+            # Mostly where the agent is: taking an object that is not there is the commonest mistake.
             spots = sorted(view.here) or view.receptacles()
             return f"take {item} from {view.name(rng.choice(spots))}"
         if step.verb == "put":
@@ -152,7 +152,7 @@ class AlfworldExpert:
         return self._take(view, {item: r for item, r in self._seen.items() if item in wanted and r not in done}, done)
 
     def _take(self, view: View, known: dict[str, str], done: set[str]) -> str:
-        """Fetch one of the items whose place is known, or search on."""
+        """Fetch an item whose place is known, or search on."""
         for item, receptacle in sorted(known.items()):
             if receptacle in view.here:
                 return f"take {view.name(item)} from {view.name(receptacle)}"
@@ -161,7 +161,7 @@ class AlfworldExpert:
         return self._search(view, done)
 
     def _search(self, view: View, done: set[str]) -> str:
-        # Where the agent stood when the subgoal began is looked at last: nothing told it whether it is open.
+        # Where the agent stood when the subgoal began comes last: its context does not say whether that is open.
         here = [] if self._arrived is not None else sorted(view.here)
         open_here = [r for r in here if view.closed(r) and r not in done]
         if open_here:
@@ -169,12 +169,12 @@ class AlfworldExpert:
         places = [r for r in view.receptacles() if r not in done and r not in view.here]
         left = [r for r in places if r not in self._searched]
         if not left:
-            # Everything was seen and something must have moved since: look again.
+            # Everything was seen, so something must have been moved since: search again.
             self._searched.clear()
         return self._go(view, (left or places)[0])
 
     def _drop(self, view: View, item: str) -> str:
-        """Put down what is in the way, here if possible."""
+        """Put down an object that is not needed, here if possible."""
         fit = [r for r in view.receptacles() if view.can_hold(r, item)]
         near = [r for r in fit if r in view.here]
         return self._place(view, item, (near or fit)[0])
@@ -200,7 +200,7 @@ class AlfworldExpert:
 
     def _put(self, view: View, step: Subgoal) -> str | None:
         wanted = view.items(step.item)
-        # All items of a goal go to one receptacle: the one that already has most of them.
+        # All items of a goal go to one receptacle: the one that already contains most of them.
         target = max(view.receptacles(step.target), key=lambda r: len(view.inside(r) & wanted))
         if view.held not in wanted and len(view.inside(target) & wanted) >= step.count:
             return None

@@ -1,4 +1,4 @@
-"""Which goals of a compound task hold in a state. `won` is the engine's word; this counts the parts."""
+"""Which goals of a compound task hold in a state. The engine decides `won`; this counts the parts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PROOFS = {"clean": "isclean", "heat": "ishot", "cool": "iscool"}
 
 
 def goals_done(goals: tuple[Goal, ...], node: Node) -> int:
-    """How many goals hold now."""
+    """The number of goals that hold."""
     return sum(holds(goal, node.facts) for goal in goals)
 
 
 def holds(goal: Goal, facts: Facts) -> bool:
-    """Whether one goal holds, read off the facts as ALFWorld's PDDL goal of this type reads them."""
+    """Whether one goal holds by the facts, as ALFWorld's PDDL goal of its type defines it."""
     items = of_type(facts, "objecttype", goal.item)
     if goal.kind == "look":
-        return _held(facts) in items and _under_light(goal, facts)
+        return held_item(facts) in items and _under_light(goal, facts)
     proof = PROOFS.get(goal.kind)
     fit = items if proof is None else {i for i in items if (i,) in facts.get(proof, ())}
     targets = of_type(facts, "receptacletype", goal.target)
@@ -45,7 +45,8 @@ def of_type(facts: Facts, predicate: str, kind: str) -> set[str]:
     return {name for name, named in facts.get(predicate, ()) if named == wanted}
 
 
-def _held(facts: Facts) -> str | None:
+def held_item(facts: Facts) -> str | None:
+    """The object in the agent's hand."""
     return next((item for _, item in facts.get("holds", ())), None)
 
 

@@ -1,8 +1,8 @@
 """ALFWorld's text grammar, evaluated without parsing it again for every sentence.
 
-TextWorld parses a rule each time it derives a text and copies the context of every symbol; nearly all of the stock
-step time goes there. The rules are still read by TextWorld's own parser (once a process and grammar), so the language
-is the same; `tests/unit/environments/test_alfworld_stock.py` compares the texts word for word.
+TextWorld parses a rule each time it derives a text and copies the context of every symbol, which takes nearly all of
+its step time. Here TextWorld's own parser reads the rules once a process and grammar, so the language is the same;
+`tests/unit/environments/test_alfworld_stock.py` compares the texts word for word.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _Rule = tuple[Query | None, tuple[_Symbol, ...]]
 
 
 class Entity:
-    """What grammar expressions may read of an entity: `name`, `id`, `definite`, `indefinite`."""
+    """The attributes of an entity that grammar expressions use: `name`, `id`, `definite`, `indefinite`."""
 
     __slots__ = ("definite", "id", "indefinite", "name")
 
@@ -116,7 +116,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a text is derived from: the facts, the types and names of entities, the placeholders bound so far."""
+    """The input of a text: the facts, the types and names of entities, the placeholders bound so far."""
 
     facts: Facts
     types: Mapping[str, str]
@@ -129,8 +129,8 @@ class Grammar:
 
     Attributes:
         templates: action name to its command template, as source text.
-        feedback: action name to the rule that says what the action did.
-        reads: predicates that any text can depend on (with a `not_` prefix where negated).
+        feedback: action name to the rule of the text that reports the action.
+        reads: predicates that texts depend on (with the prefix `not_` where negated).
     """
 
     def __init__(self, source: str) -> None:
@@ -151,10 +151,10 @@ class Grammar:
         self.reads = frozenset(predicate for query in self._queries.values() for predicate, _ in query.terms)
 
     def words(self) -> list[str]:
-        """The literal texts of the rules that speak about ordinary play."""
-        spoken = [text for rules in self._rules.values() for _, symbols in rules for text in _literals(symbols)]
-        # Rules of actions that ALFWorld's domain leaves out say the action's own name (`PutObjectIn…`).
-        return [text for text in spoken if not re.search("[a-z][A-Z]", text)]
+        """The literal texts of the rules for ordinary play."""
+        found = [text for rules in self._rules.values() for _, symbols in rules for text in _literals(symbols)]
+        # Rules of actions that ALFWorld's domain does not have give the action's own name (`PutObjectIn…`).
+        return [text for text in found if not re.search("[a-z][A-Z]", text)]
 
     def derive(self, start: str, scene: Scene, task: str = "") -> str:
         """The text of `start` (a rule reference or a command template); `task` fills the task sentence."""

@@ -1,4 +1,4 @@
-"""What a recipe can say about ALFWorld: the schema of `hier.environment` when its name is `alfworld`."""
+"""The options of ALFWorld in a recipe: the schema of `hier.environment` when its name is `alfworld`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from typing import Literal
 GOAL_TYPES = ("pick", "clean", "heat", "cool", "look", "two")
 """The six goal types, by short name; `world.GOALS` maps them to ALFWorld's own names."""
 
-SPLITS = {
-    "train": "train",
-    "val": "valid_seen",
-    "valid_seen": "valid_seen",
-    "test": "valid_unseen",
-    "valid_unseen": "valid_unseen",
-}
-"""Split names that `tasks` understands, and ALFWorld's name for each."""
+SPLITS = {"train": "train"} | dict.fromkeys(("val", "valid_seen"), "valid_seen")
+SPLITS |= dict.fromkeys(("test", "valid_unseen"), "valid_unseen")
+"""The names of splits, and ALFWorld's name of each."""
 
 LEVELS: dict[str, tuple[int, int]] = {"tiny": (5, 5), "small": (8, 8), "room": (14, 14)}
-"""Receptacles and objects of a generated world. `tiny` is what a model of 200k parameters learns on a CPU."""
+"""Receptacles and objects of a generated world. A model of 200k parameters can learn `tiny` on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +23,12 @@ class AlfworldOptions:
     source: Literal["generated", "dataset"] = "generated"
     """`generated` builds worlds from a seed and needs no download; `dataset` plays ALFWorld's own games."""
     data: str = ""
-    """Root of ALFWorld's download (the directory that holds `json_2.1.1`, or that directory itself); empty means
+    """Root of ALFWorld's download: the directory that holds `json_2.1.1`, or that directory itself. Empty means
     `$ALFWORLD_DATA`, then ALFWorld's cache. Only for `source: dataset`."""
     goal_types: tuple[str, ...] = ("pick", "clean", "heat", "cool")
-    """Which of pick, clean, heat, cool, look, two may occur."""
+    """The goal types that may occur, of pick, clean, heat, cool, look and two."""
     goals: int | tuple[int, ...] = 1
-    """How many goals a generated task joins ("A then B"); a list mixes task sizes evenly."""
+    """Number of goals that a generated task joins ("A then B"); a list mixes task sizes evenly."""
     level: Literal["tiny", "small", "room"] = "tiny"
     """Preset for the size of generated worlds, see `LEVELS`."""
     receptacles: int | None = None
@@ -45,11 +40,11 @@ class AlfworldOptions:
     validation: int = 64
     """Tasks in each held-out split; 0 means all games of a data set."""
     seed: int = 0
-    """Seed of the task pools. Splits are disjoint whatever the seeds are."""
+    """Seed of the task pools. Splits are disjoint for every seed."""
     max_steps: int = 50
-    """Steps after which the world cuts an episode (`truncated`)."""
+    """Steps after which an episode is truncated."""
     observation: Literal["full", "short"] = "full"
-    """`full` says ALFWorld's own texts; `short` drops articles and repeated sentences."""
+    """`full` gives ALFWorld's own texts; `short` drops articles and repeated sentences."""
     show_admissible: bool = False
     """Append the admissible commands to each observation."""
     invalid_penalty: float = 0.02

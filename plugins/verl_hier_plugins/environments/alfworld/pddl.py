@@ -1,4 +1,4 @@
-"""A generated world as the game file that ALFWorld's engine starts: domain, grammar, problem."""
+"""A generated world in the form of ALFWorld's game files: PDDL domain, text grammar, PDDL problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verl_hier_plugins.environments.alfworld.world import (
 )
 
 TYPES_IN_DOMAIN = ("KnifeType", "ButterKnifeType")
-"""Object types that the domain's actions name, so every problem has to declare them."""
+"""Object types that the domain's actions mention, so every problem has to declare them."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -31,7 +31,7 @@ def domain_and_grammar() -> tuple[str, str]:
 
 
 def game_data(world: World) -> dict[str, Any]:
-    """What a `game.tw-pddl` file of this world would hold; both TextWorld and `engine.Game` read it."""
+    """The content of a `game.tw-pddl` file for this world, for TextWorld and for `engine.Game`."""
     domain, grammar = domain_and_grammar()
     return {
         "pddl_domain": domain,
@@ -43,7 +43,7 @@ def game_data(world: World) -> dict[str, Any]:
 
 
 def problem(world: World) -> str:
-    """The PDDL problem of a world. Every receptacle has a place of its own."""
+    """The PDDL problem of a world. Every receptacle has its own location."""
     where = {name: f"loc_bar_{i + 1}" for i, (name, _) in enumerate(world.receptacles)}
     items = sorted({kind for _, kind, _ in world.placed})
     kinds = sorted({*APPLIANCES, *(kind for _, kind in world.receptacles)})

@@ -1,9 +1,9 @@
-"""The planner library that ALFWorld plays on: translation from PDDL, and the one live game that a process has.
+"""The planner library below ALFWorld: translation from PDDL, and the one active game of each thread.
 
 The state of a game lives inside `libdownward.so`, one game per loaded copy (33 MB each). Instead of a copy per
-environment this module keeps one a thread. Inside a game it goes to any state that was seen before by its number;
-between games it loads the other game and replays operators (tenths of a millisecond). `engine.Game` asks for either
-only when it meets a transition for the first time.
+environment this module keeps one for each thread. Within a game it returns to a known state by its number; to change
+games it loads the other game and replays operators (tenths of a millisecond). `engine.Game` needs either only for
+transitions that it computes for the first time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Path = tuple[int, ...]
 
 @contextmanager
 def _own_argv() -> Iterator[None]:
-    """`fast_downward.pddl2sas` overwrites `sys.argv` of the whole process; this puts it back."""
+    """`fast_downward.pddl2sas` overwrites `sys.argv` of the whole process; this restores it."""
     saved = sys.argv
     try:
         yield
@@ -49,13 +49,13 @@ def parse_atom(name: str) -> tuple[bool, Atom]:
 
 
 class Planner:
-    """One loaded copy of the library. `place` goes to a state; the other calls read or advance the live state."""
+    """One loaded copy of the library. `place` goes to a state; the other calls read or advance the current state."""
 
     def __init__(self) -> None:
         import fast_downward
 
         self._lib = fast_downward.load_lib()
-        # Exported by the library, but not declared by its Python face.
+        # Exported by the library, but not declared by its Python interface.
         self._lib.get_state_id.argtypes = []
         self._lib.get_state_id.restype = ctypes.c_int
         self._lib.set_state_id.argtypes = [ctypes.c_int]
@@ -69,7 +69,7 @@ class Planner:
         self.loads = 0
 
     def place(self, game: object, sas: bytes, path: Path) -> None:
-        """Make the state that `path` leads to the live one.
+        """Make the state at the end of `path` the current one.
 
         Args:
             game: identity of the game; the same object means the same `sas`.
@@ -92,7 +92,7 @@ class Planner:
             self.apply(operator)
 
     def apply(self, operator: int) -> Sequence[tuple[bool, Atom]]:
-        """Advance the live state by an applicable operator; its effects as (holds now, atom)."""
+        """Advance the current state by an applicable operator; its effects as (holds now, atom)."""
         count = self._lib.apply_operator(operator, self._effects)
         self._path = (*self._path, operator)
         self._states[self._path] = self._lib.get_state_id()
@@ -106,13 +106,13 @@ class Planner:
         return [(operator.id, operator.name) for operator in operators]
 
     def state(self) -> list[Atom]:
-        """The atoms that hold in the live state."""
+        """The atoms that hold in the current state."""
         atoms = (self._atom * self._lib.get_state_size())()
         self._lib.get_state(atoms)
         return [atom for holds, atom in (parse_atom(a.name) for a in atoms) if holds]
 
     def goal_reached(self) -> bool:
-        """Whether the live state satisfies the goal."""
+        """Whether the current state satisfies the goal."""
         return bool(self._lib.check_goal())
 
 

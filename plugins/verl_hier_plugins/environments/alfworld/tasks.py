@@ -36,7 +36,7 @@ def tasks(options: AlfworldOptions, split: str) -> list[dict[str, Any]]:
 
 
 def _generated(options: AlfworldOptions, split: str) -> Iterator[dict[str, Any]]:
-    """Draw worlds and keep those that belong to the split; goal counts and first goal types take turns."""
+    """Draw worlds and keep those of the split; tasks alternate between goal counts and first goal types."""
     receptacles, objects = options.size
     rng = random.Random(f"kinds-{options.seed}-{split}")
     seen: set[str] = set()
@@ -67,7 +67,7 @@ def _kinds(options: AlfworldOptions, number: int, rng: random.Random) -> list[st
     counts, types = options.goal_counts, options.goal_types
     count = counts[number % len(counts)]
     first = types[number // len(counts) % len(types)]
-    # A goal to look at something needs the hand to the end, so there is one at most, and it comes last.
+    # The goal `look` needs the hand until the end, so there is at most one, and it comes last.
     others = [kind for kind in types if kind != "look"]
     kinds = [first] if count == 1 else [first, *rng.choices(others, k=count - 1)]
     rng.shuffle(kinds)

@@ -1,9 +1,8 @@
-"""Shorter observations for small models: the same content without articles and without what the command just said."""
+"""Short observations for small models: without articles and without repeating the command."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 _OPEN = re.compile(r"The (.+?) is open\. In it, you see (.+)\.$")
 _CLOSED = re.compile(r"The (.+?) is closed\.$")
@@ -13,7 +12,7 @@ _ARTICLES = re.compile(r"\b(?:the|a|an|and|your|you|are|is) ", re.IGNORECASE)
 
 
 def shorten(text: str) -> str:
-    """A step's text in few words: `fridge 1 open : apple 1 egg 1`, `pick up apple 1 from shelf 1`."""
+    """A shortened observation: `fridge 1 open : apple 1 egg 1`, `pick up apple 1 from shelf 1`."""
     text = _FIRST.sub("", text.strip())
     for pattern, form in ((_OPEN, "{} open : {}"), (_ON, "{} : {}")):
         found = pattern.match(text)
@@ -28,8 +27,3 @@ def shorten(text: str) -> str:
 
 def _items(text: str) -> str:
     return " ".join(_ARTICLES.sub("", text.replace(",", "")).split())
-
-
-def with_admissible(text: str, commands: Sequence[str]) -> str:
-    """An observation that ends with what can be done now."""
-    return f"{text}\nYou can: {'; '.join(commands)}"

@@ -1,18 +1,19 @@
-"""Worlds of the generator: a kitchen-like room of ALFWorld receptacles and objects, and goals that can be reached.
+"""Generated worlds: a kitchen-like room of ALFWorld receptacles and objects, and goals that can be reached.
 
-A world is a pure function of its parameters (a seed and sizes), so a task ships as a few numbers. What may stand
-where, and what can be cleaned, heated or cooled, are ALFWorld's own tables; the goals are ALFWorld's own PDDL goals,
+A world is a pure function of its parameters (a seed and sizes), so a task consists of a few numbers. ALFWorld's own
+tables decide what may stand where and what can be cleaned, heated or cooled; the goals are ALFWorld's PDDL goals,
 joined by `and` when a task has several.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from verl_hier.environments.splits import hash_number
 
 GOALS = {
     "pick": "pick_and_place_simple",
@@ -29,37 +30,13 @@ STAGES = {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"}
 
 APPLIANCES = ("Fridge", "Microwave", "SinkBasin")
 FURNITURE = (
-    "Cabinet",
-    "CounterTop",
-    "DiningTable",
-    "Drawer",
-    "GarbageCan",
-    "Shelf",
-    "SideTable",
-    "Dresser",
-    "CoffeeTable",
-    "Desk",
+    *("Cabinet", "CounterTop", "DiningTable", "Drawer", "GarbageCan"),
+    *("Shelf", "SideTable", "Dresser", "CoffeeTable", "Desk"),
 )
 OPENABLE = frozenset({"Fridge", "Microwave", "Cabinet", "Drawer"})
 OBJECTS = (
-    "Apple",
-    "Bowl",
-    "Bread",
-    "Cup",
-    "DishSponge",
-    "Egg",
-    "Fork",
-    "Lettuce",
-    "Mug",
-    "Pan",
-    "Plate",
-    "Pot",
-    "Potato",
-    "SaltShaker",
-    "SoapBottle",
-    "Spatula",
-    "Spoon",
-    "Tomato",
+    *("Apple", "Bowl", "Bread", "Cup", "DishSponge", "Egg", "Fork", "Lettuce", "Mug", "Pan", "Plate", "Pot", "Potato"),
+    *("SaltShaker", "SoapBottle", "Spatula", "Spoon", "Tomato"),
 )
 LAMP = "DeskLamp"
 MOST_OF_A_KIND = 3
@@ -79,12 +56,12 @@ class Goal:
 
 @dataclass(frozen=True)
 class World:
-    """A room and what is asked in it.
+    """A room and its goals.
 
     Attributes:
         receptacles: PDDL name and type of each.
         placed: PDDL name, type and receptacle of each object.
-        goals: what must hold at the end.
+        goals: the conditions of the final state.
         instruction: the task sentence.
     """
 
@@ -95,31 +72,26 @@ class World:
 
     @property
     def room(self) -> str:
-        """The receptacles by type, which is what `valid_unseen` holds out."""
+        """The receptacles by type; `valid_unseen` holds out whole rooms."""
         return ",".join(sorted(kind for _, kind in self.receptacles))
 
     @property
     def fingerprint(self) -> str:
-        """Equal for worlds that look the same to a player: room, contents, goals."""
+        """Equal for worlds with equal room, contents and goals."""
         where = dict(self.receptacles)
         inside = sorted(f"{kind}@{place}:{where[place]}" for _, kind, place in self.placed)
         asked = [f"{g.kind}:{g.item}:{g.target}" for g in self.goals]
         return "|".join((self.room, *inside, *asked))
 
 
-def bucket(text: str, buckets: int) -> int:
-    """A number below `buckets` that depends on the text alone."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % buckets
-
-
 def split_of(world: World) -> str:
-    """The only split that a world may be in: one room in five is never trained on, one other world in five neither.
+    """The split of a world: one room in five is held out, and one in five of the worlds in the other rooms.
 
-    Splits are therefore disjoint whatever their sizes and seeds are.
+    Splits are therefore disjoint, whatever their sizes and seeds.
     """
-    if bucket(world.room, 5) == 0:
+    if hash_number(world.room) % 5 == 0:
         return "valid_unseen"
-    return "valid_seen" if bucket(world.fingerprint, 5) == 0 else "train"
+    return "valid_seen" if hash_number(world.fingerprint) % 5 == 0 else "train"
 
 
 def build_world(parameters: Mapping[str, Any]) -> World:
@@ -127,7 +99,7 @@ def build_world(parameters: Mapping[str, Any]) -> World:
     rng = random.Random(f"world-{parameters['seed']}")
     kinds = list(parameters["kinds"])
     while True:
-        # Some rooms offer no place for a goal; the next draw of the same generator is as good.
+        # Some rooms offer no place for a goal; then the same generator draws again.
         world = _draw(rng, kinds, int(parameters["receptacles"]), int(parameters["objects"]))
         if world is not None:
             return world
@@ -181,7 +153,7 @@ def _room(rng: random.Random, size: int, lamp: bool) -> list[tuple[str, str]]:
 
 
 def _name(kind: str, number: int) -> str:
-    """A PDDL name in the form that ALFWorld's demangler reads; the basin belongs to a sink."""
+    """A PDDL name in the form that ALFWorld's demangler parses; a basin belongs to a sink."""
     if kind == "SinkBasin":
         return f"Sink_bar_{number}_bar_SinkBasin"
     return f"{kind}_bar_{number}"
@@ -224,7 +196,7 @@ def _goal(
     stage = STAGES.get(kind)
     kinds = sorted({k for _, k in room})
     pairs = [(o, k) for o in items for k in kinds if o in holds[k] and k != stage]
-    # Every item first, then its targets: else objects that fit everywhere would crowd out the rest.
+    # The item is drawn before its target; otherwise objects that fit everywhere would dominate.
     if not pairs:
         return None
     item = rng.choice(sorted({o for o, _ in pairs}))
@@ -255,7 +227,7 @@ def _sentence(rng: random.Random, goals: list[Goal]) -> str:
 
 
 def names(receptacles: int) -> list[str]:
-    """What commands and texts may call the entities of generated worlds with so many receptacles."""
+    """All names of entities in generated worlds with so many receptacles."""
     most = 1 + max(0, receptacles - len(APPLIANCES) - len(FURNITURE))
     found = [f"{kind} 1" for kind in (*APPLIANCES, LAMP)]
     found += [f"{kind} {i + 1}" for kind in FURNITURE for i in range(most)]

@@ -1,4 +1,4 @@
-"""The language of actions: plain words (`search lake`) or XML tags (`<search>lake</search>`); both are understood."""
+"""The format of actions: plain words (`search lake`) or XML tags (`<search>lake</search>`); both are understood."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 PLAIN = {"search": "local", "web": "web", "web_search": "web", "answer": "answer"}
 TAGS = {"search": "local", "web_search": "web", "answer": "answer"}
 LONGEST = 1000
-"""Characters of a query or an answer that count; what a model repeats a thousand times costs nothing."""
+"""Characters of a query or an answer that are used, so that degenerate repetitions cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Action:
 def parse_action(text: str) -> Action | None:
     """The action of a turn, None when there is none.
 
-    What stands inside `<think>` is left out. The first complete tag pair counts: whatever the policy wrote after it, it
-    had no answer yet. Without any, the first word decides. Linear in the length of the text.
+    The content of `<think>` is ignored. The first complete pair of tags counts, because the policy wrote the rest
+    before it had an answer. Without tags the first word decides. Linear in the length of the text.
     """
-    said = _without_thoughts(text)
-    pairs = [found for tag in TAGS if (found := _pair(said, tag)) is not None]
+    visible = _without_thoughts(text)
+    pairs = [found for tag in TAGS if (found := _pair(visible, tag)) is not None]
     if pairs:
         _, tag, inside = min(pairs)
         return _action(TAGS[tag], inside)
-    word, _, rest = said.strip().partition(" ")
+    word, _, rest = visible.strip().partition(" ")
     kind = PLAIN.get(word.lower())
     return _action(kind, rest) if kind is not None else None
 
@@ -48,16 +48,16 @@ def write_action(action: Action, form: str) -> str:
 
 
 def describe(form: str, web: bool) -> str:
-    """One sentence on how to act.
+    """One sentence that explains the actions.
 
     Args:
         form: `plain` or `tags`.
-        web: whether there is anything to find by `web`.
+        web: whether the collection `web` has documents.
     """
     examples = {"local": "words", "web": "words", "answer": "text"}
-    told = {kind: write_action(Action(kind, f"some {word}"), form) for kind, word in examples.items()}
-    elsewhere = f" or `{told['web']}` to look elsewhere" if web else ""
-    return f"Say `{told['local']}` to look in the library{elsewhere}, and `{told['answer']}` to end."
+    forms = {kind: write_action(Action(kind, f"some {word}"), form) for kind, word in examples.items()}
+    elsewhere = f" or `{forms['web']}` to look elsewhere" if web else ""
+    return f"Say `{forms['local']}` to look in the library{elsewhere}, and `{forms['answer']}` to end."
 
 
 def _action(kind: str, text: str) -> Action | None:
@@ -66,7 +66,7 @@ def _action(kind: str, text: str) -> Action | None:
 
 
 def _pair(text: str, tag: str) -> tuple[int, str, str] | None:
-    """Place and inside of the first complete pair of a tag."""
+    """Position and content of the first complete pair of a tag."""
     start = text.find(f"<{tag}>")
     inside = start + len(tag) + 2
     end = text.find(f"</{tag}>", inside) if start >= 0 else -1

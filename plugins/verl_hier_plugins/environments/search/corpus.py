@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_hier.environments.splits import hash_number
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.search.files import contexts, read_rows
 from verl_hier_plugins.environments.search.options import SearchOptions
@@ -18,11 +19,11 @@ DOCUMENT_COLUMNS = ("title", "text", "collection")
 
 @dataclass(frozen=True)
 class Document:
-    """What a search may find.
+    """A document of the corpus.
 
     Attributes:
         title: its name.
-        text: what it says.
+        text: its content.
         collection: `local` or `web`.
     """
 
@@ -57,10 +58,10 @@ class FileCorpus:
     index_path: str
 
     def documents(self) -> Iterator[Document]:
-        """Documents in the order of the files; several may have one title.
+        """Documents in the order of the files; titles may repeat.
 
         Raises:
-            RecipeError: for a file that cannot be read, a line that is no document, and an empty corpus.
+            RecipeError: for an unreadable file, an invalid document, or an empty corpus.
         """
         source = self._of_file() if self.corpus_path else self._of_contexts()
         empty = True
@@ -100,7 +101,7 @@ Corpus = GeneratedCorpus | FileCorpus
 
 
 def corpus_of(options: SearchOptions, task: Mapping[str, Any] | None = None) -> Corpus:
-    """The corpus that a task searches: the one it names, else that of the options."""
+    """The corpus of a task: the one that it names, otherwise that of the options."""
     if task is not None and "corpus" in task:
         return GeneratedCorpus(**task["corpus"])
     if options.generated:
@@ -110,6 +111,5 @@ def corpus_of(options: SearchOptions, task: Mapping[str, Any] | None = None) -> 
 
 
 def place(title: str, web_share: float) -> str:
-    """The collection of a document, by its title alone."""
-    number = int.from_bytes(hashlib.blake2b(f"place-{title}".encode(), digest_size=4).digest(), "big")
-    return "web" if number < web_share * 2**32 else "local"
+    """The collection of a document, which depends on its title alone."""
+    return "web" if hash_number(f"place-{title}", 4) < web_share * 2**32 else "local"

@@ -1,4 +1,4 @@
-"""The search environment: its state is the question, what was found so far, and a count of actions."""
+"""The search environment. Its state is the question, the documents found so far, and a count of actions."""
 
 from __future__ import annotations
 
@@ -24,57 +24,44 @@ OVER = {"full": "The question is answered.", "short": "over"}
 
 
 class SearchEnvironment(Environment):
-    """One question. Everything that changes is replaced and never altered, so a fork is a shallow copy."""
+    """One question. Everything that changes is replaced and never modified, so a fork is a shallow copy.
+
+    Attributes:
+        task: the task of the reset.
+        found: names of all documents found so far.
+        last: the documents of the latest search.
+        asked: the searches so far.
+    """
 
     def __init__(self, options: SearchOptions) -> None:
+        self.task: Mapping[str, Any] = {}
+        self.found: frozenset[str] = frozenset()
+        self.last: tuple[Found, ...] = ()
+        self.asked: tuple[Action, ...] = ()
         self._options = options
-        self._task: Mapping[str, Any] = {}
         self._library: Library = {}
-        self._found: frozenset[str] = frozenset()
         self._titles: frozenset[str] = frozenset()
-        self._last: tuple[Found, ...] = ()
-        self._asked: tuple[Action, ...] = ()
         self._steps = 0
         self._scores: tuple[bool, float] | None = None
 
     @property
     def options(self) -> SearchOptions:
-        """What the recipe says."""
+        """The options of the recipe."""
         return self._options
 
     @property
-    def task(self) -> Mapping[str, Any]:
-        """What was reset."""
-        return self._task
-
-    @property
-    def found(self) -> frozenset[str]:
-        """Names of all documents that were found so far."""
-        return self._found
-
-    @property
-    def last(self) -> tuple[Found, ...]:
-        """What the latest search found."""
-        return self._last
-
-    @property
-    def asked(self) -> tuple[Action, ...]:
-        """Searches so far."""
-        return self._asked
-
-    @property
     def collections(self) -> tuple[str, ...]:
-        """Collections that hold anything."""
+        """The collections that are not empty."""
         return tuple(self._library)
 
     def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """Start a question. Everything random was drawn when the task was made, so `seed` changes nothing."""
+        """Start a question. `seed` has no effect, because all random choices are part of the task."""
         if not task.get("question") or not task.get("answers"):
             raise RecipeError("hier.environment: a search task needs `question` and `answers`; make it with `tasks`.")
-        self._task = task
+        self.task = task
         self._library = library(corpus_of(self._options, task))
-        self._found = self._titles = frozenset()
-        self._last, self._asked = (), ()
+        self.found = self._titles = frozenset()
+        self.last, self.asked = (), ()
         self._steps, self._scores = 0, None
         return self._answer(self._help() if self._options.observation == "full" else "")
 
@@ -88,39 +75,35 @@ class SearchEnvironment(Environment):
             advice = self._help() if self._options.observation == "full" else ""
             return self._answer(NO_ACTION[self._options.observation] + advice, valid=False)
         if parsed.kind == "answer":
-            self._last = ()
-            self._scores = exact_match(parsed.text, self._task["answers"]), f1(parsed.text, self._task["answers"])
+            self.last = ()
+            self._scores = exact_match(parsed.text, self.task["answers"]), f1(parsed.text, self.task["answers"])
             reward = float(self._scores[0]) if self._options.reward == "em" else self._scores[1]
             return self._answer("", reward=reward)
-        self._last = self._library[parsed.kind].search(parsed.text, self._options.top_k)
-        self._found |= {document.name for document in self._last}
-        self._titles |= {document.title for document in self._last}
-        self._asked = (*self._asked, parsed)
+        self.last = self._library[parsed.kind].search(parsed.text, self._options.top_k)
+        self.found |= {document.name for document in self.last}
+        self._titles |= {document.title for document in self.last}
+        self.asked = (*self.asked, parsed)
         return self._answer(self._show())
 
     def fork(self) -> SearchEnvironment:
-        """A copy; both share the index and move on independently."""
+        """A copy that shares the index; the two move on independently."""
         return copy.copy(self)
 
-    def close(self) -> None:
-        """Let go of the index."""
-        self._library = {}
-
     def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Expert:
-        """A scripted expert for the generated question that was reset; see `verl_hier.environments.expert`."""
+        """A scripted expert for a generated question; see `verl_hier.environments.expert`."""
         from verl_hier_plugins.environments.search.expert import SearchExpert, plan
 
-        if "relations" not in self._task:
+        if "relations" not in self.task:
             raise RecipeError(
                 "hier.environment.data_path: the expert knows the way to the answer of generated questions only; leave "
                 "data_path out to make demonstrations."
             )
-        world = build_world(self._task["corpus"]["seed"], self._task["corpus"]["entities"])
-        chain = follow(world, self._task["support"][0], tuple(self._task["relations"]))
+        world = build_world(self.task["corpus"]["seed"], self.task["corpus"]["entities"])
+        chain = follow(world, self.task["support"][0], tuple(self.task["relations"]))
         return SearchExpert(self, chain, plan(chain, rng, skip_stage), remember)
 
     def vocabulary(self) -> Iterable[str]:
-        """All documents of the generated world, and what the environment says."""
+        """All documents of the generated world, and the texts of the environment."""
         texts = (NOTHING, NO_ACTION, OVER)
         yield from (text[self._options.observation] for text in texts)
         corpus = corpus_of(self._options)
@@ -132,15 +115,15 @@ class SearchEnvironment(Environment):
         return describe(self._options.actions, "web" in self._library)
 
     def _show(self) -> str:
-        """The documents of the latest search, as the policy reads them."""
+        """The documents of the latest search as the policy reads them."""
         options = self._options
-        if not self._last:
+        if not self.last:
             return NOTHING[options.observation]
         if options.observation == "short":
-            return " | ".join(f"{found.title} : {_cut(found.text, options.max_characters)}" for found in self._last)
+            return " | ".join(f"{found.title} : {_cut(found.text, options.max_characters)}" for found in self.last)
         return "\n".join(
             f"[{number}] {found.title}: {_cut(found.text, options.max_characters)}"
-            for number, found in enumerate(self._last, start=1)
+            for number, found in enumerate(self.last, start=1)
         )
 
     def _answer(self, text: str, reward: float = 0.0, valid: bool = True) -> StepResult:
@@ -152,27 +135,27 @@ class SearchEnvironment(Environment):
             done=done,
             truncated=not done and self._steps >= self._options.max_steps,
             valid=valid,
-            anchor=" | ".join((self._task["question"], *sorted(self._found))),
+            anchor=" | ".join((self.task["question"], *sorted(self.found))),
             info={
                 "won": won,
                 "score": float(won) if self._options.reward == "em" else share,
                 "f1": share,
-                "documents": [found.name for found in self._last] if valid else [],
+                "documents": [found.name for found in self.last] if valid else [],
                 **self._recall(),
                 **({} if self._steps else {"commands": self._help()}),
             },
         )
 
     def _recall(self) -> dict[str, float]:
-        """Share of the supporting documents that were found, where they are known."""
-        support = self._task.get("support")
+        """The share of supporting documents that were found, where they are known."""
+        support = self.task.get("support")
         if not support:
             return {}
         return {"recall": sum(title in self._titles for title in support) / len(support)}
 
 
 def _cut(text: str, characters: int) -> str:
-    """The start of a text, whole words only where one ends in reach."""
+    """The start of a text, up to the end of a word where possible."""
     if len(text) <= characters:
         return text
     head = text[:characters]

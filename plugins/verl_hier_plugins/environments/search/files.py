@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_hier.environments.splits import hash_number
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.questions import DATA_SOURCE
@@ -17,15 +17,15 @@ QUESTION_COLUMNS = ("id", "_id", "question", "answer", "supporting_facts", "cont
 
 
 def read_rows(path: str, option: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of a file, each with the words that name it in errors.
+    """Rows of a file, each with a description of its place for errors.
 
     Args:
         path: a Parquet file, a JSONL file, or a JSON file with one list.
         option: the option that names the file.
-        columns: what is read of a Parquet file, as far as it is there.
+        columns: the columns to read from a Parquet file, if they exist.
 
     Raises:
-        RecipeError: when the file cannot be read or a row is no object.
+        RecipeError: when the file cannot be read or a row is not an object.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -40,7 +40,7 @@ def read_rows(path: str, option: str, columns: tuple[str, ...]) -> Iterator[tupl
                 raise RecipeError(f"hier.environment.{option}: {where} of {file.name} is no object but {row!r:.60}.")
             yield f"{where} of {file.name}", row
     except (ValueError, OSError) as error:
-        # json's and pyarrow's errors are ValueErrors; so is text that is not UTF-8.
+        # Errors of json and pyarrow are ValueErrors, and so are those of text that is not UTF-8.
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise RecipeError(f"hier.environment.{option}: {file} cannot be read: {first}.") from error
 
@@ -76,7 +76,7 @@ def _list(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
 
 
 def _loads(text: str) -> Any:
-    """JSON without lone surrogates, which its escapes may spell and UTF-8, and so a stored index, cannot."""
+    """Parse JSON and replace lone surrogates, which JSON can escape but UTF-8, and so a stored index, cannot hold."""
     value = json.loads(text)
     if "\\ud" in text.lower():
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
@@ -87,7 +87,7 @@ def file_tasks(options: SearchOptions, split: str) -> list[dict[str, Any]]:
     """The questions of a split as tasks, in the order of their file.
 
     Raises:
-        RecipeError: for a file or a row that does not fit, and for a split without questions.
+        RecipeError: for an invalid file or row, and for a split without questions.
     """
     option = "validation_path" if split != "train" and options.validation_path else "data_path"
     limit = options.pool if split == "train" else options.validation
@@ -110,13 +110,12 @@ def file_tasks(options: SearchOptions, split: str) -> list[dict[str, Any]]:
 
 
 def held_out(question: str) -> str:
-    """The split of a question when there is one file for all: a tenth each for `val` and `test`."""
-    number = hashlib.blake2b(question.encode(), digest_size=4).digest()
-    return {0: "val", 1: "test"}.get(int.from_bytes(number, "big") % 10, "train")
+    """The split of a question when one file serves all splits: a tenth each for `val` and `test`."""
+    return {0: "val", 1: "test"}.get(hash_number(question, 4) % 10, "train")
 
 
 def contexts(path: str, option: str) -> Iterator[tuple[str, str]]:
-    """Titles and texts of the paragraphs that come with the questions of a file."""
+    """Titles and texts of the paragraphs in the `context` of a file's questions."""
     for where, row in read_rows(path, option, QUESTION_COLUMNS):
         for title, sentences in _pairs(row.get("context"), "sentences", f"hier.environment.{option}: {where}"):
             text = sentences if isinstance(sentences, str) else "".join(map(str, sentences))

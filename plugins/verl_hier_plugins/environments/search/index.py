@@ -1,4 +1,4 @@
-"""The two collections as BM25 indices (bm25s), built once a process, or once a machine in a folder that is kept."""
+"""The two collections as BM25 indices (bm25s), built once a process, or once a machine in a folder on disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Found:
     Attributes:
         name: its title; where titles may repeat, with the document's number.
         title: its title.
-        text: what it says.
+        text: its content.
     """
 
     name: str
@@ -43,11 +43,11 @@ Search = Callable[[str, int], tuple[Found, ...]]
 
 
 class Collection:
-    """One index and its documents; the answers to the latest queries are remembered.
+    """One index and its documents; the results of the latest queries are cached.
 
     Attributes:
-        search: `search(query, k)`, at most `k` documents that share a word with the query, best first. Equal scores
-            are in the order of the documents, so equal queries find the same in every process.
+        search: `search(query, k)` returns at most `k` documents that share a word with the query, best first. Equal
+            scores are in the order of the documents, so equal queries have equal results in every process.
     """
 
     def __init__(self, index: bm25s.BM25, documents: Sequence[dict[str, Any]], numbered: bool) -> None:
@@ -74,11 +74,11 @@ class Collection:
 
 
 Library = dict[str, Collection]
-"""Collections by name; one without documents is left out."""
+"""Collections by name, without empty ones."""
 
 
 def split_words(texts: list[str]) -> list[list[str]]:
-    """Lower-case words of texts without the commonest English ones."""
+    """The lower-case words of each text without English stop words."""
     words: list[list[str]] = bm25s.tokenize(
         texts, stopwords="en", token_pattern=WORDS, return_ids=False, show_progress=False
     )
@@ -87,10 +87,10 @@ def split_words(texts: list[str]) -> list[list[str]]:
 
 @lru_cache(KEPT_LIBRARIES)
 def library(corpus: Corpus) -> Library:
-    """The indices of a corpus; the ones used last are kept.
+    """The indices of a corpus, cached.
 
     Raises:
-        RecipeError: when its files do not fit.
+        RecipeError: when its files are invalid.
     """
     numbered = isinstance(corpus, FileCorpus)
     if isinstance(corpus, FileCorpus) and corpus.index_path:
@@ -103,7 +103,7 @@ def library(corpus: Corpus) -> Library:
 
 
 def stored(corpus: FileCorpus) -> Path:
-    """The folder of a corpus below `index_path`; made when it is not there for these files as they are now."""
+    """The folder of a corpus below `index_path`; built if there is none for the present state of the files."""
     key = hashlib.sha256(json.dumps([FORMAT, asdict(corpus), _stamps(corpus)], sort_keys=True).encode()).hexdigest()
     folder = Path(corpus.index_path).expanduser() / f"bm25-{key[:16]}"
     if folder.is_dir():
@@ -111,11 +111,11 @@ def stored(corpus: FileCorpus) -> Path:
     collections = _by_collection(corpus)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside and renamed, so that a folder that exists is whole.
+        # Written elsewhere and renamed, so that an existing folder is complete.
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as beside:
             for name, documents in collections.items():
                 _index(documents).save(Path(beside, "whole", name), corpus=documents, show_progress=False)
-            # Fails when another process was faster, whose folder is as good.
+            # Fails when another process was faster; its folder is equal.
             with contextlib.suppress(OSError):
                 Path(beside, "whole").rename(folder)
     except OSError as error:
@@ -147,7 +147,7 @@ def _index(documents: list[dict[str, Any]]) -> bm25s.BM25:
 
 
 def _stamps(corpus: FileCorpus) -> list[tuple[int, int]]:
-    """Size and time of change of the files, as far as they are there; reading them says what is missing."""
+    """Size and modification time of the existing files; reading the others raises an error."""
     named = (corpus.corpus_path,) if corpus.corpus_path else corpus.question_paths
     paths = (Path(path).expanduser() for path in named)
     return [(stat.st_size, stat.st_mtime_ns) for path in paths if path.is_file() and (stat := path.stat())]

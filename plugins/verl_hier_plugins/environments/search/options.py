@@ -1,15 +1,13 @@
-"""What a recipe can say about the search environment: the schema of `hier.environment` when its name is `search`."""
+"""The options of the search environment: the schema of `hier.environment` when its name is `search`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-SPLITS = ("train", "val", "test")
-
 LEVELS: dict[str, tuple[int, bool]] = {"tiny": (120, False), "small": (1_000, True), "large": (20_000, True)}
 """Entities of a generated world, and whether its documents are written in several sentences of changing wording.
-`tiny` is what a model of 200k parameters learns on a CPU."""
+A model of 200k parameters can learn `tiny` on a CPU."""
 
 FEWEST_ENTITIES = 24
 
@@ -23,7 +21,7 @@ class SearchOptions:
     entities: int | None = None
     """Documents of a generated world; overrides the level."""
     hops: int | tuple[int, ...] = 2
-    """Facts that a generated question joins; a list mixes them evenly."""
+    """Number of facts that a generated question joins; a list mixes them evenly."""
     pool: int = 480
     """Questions in the training split; 0 means all of a data file."""
     validation: int = 64
@@ -40,22 +38,22 @@ class SearchOptions:
     """Folder that keeps the index of a corpus from files, so that it is built once and read from disk; empty builds it
     in the memory of each environment process."""
     web_share: float = 0.25
-    """Share of the documents that only `web` finds, the others are found by `search` alone. A document with a
-    `collection` of its own (`local` or `web`) is where that says."""
+    """Share of the documents that only `web` finds; `search` finds the others. A document with a `collection` (`local`
+    or `web`) is in that one."""
     top_k: int = 3
-    """Documents that a search returns at most."""
+    """Maximum number of documents that a search returns."""
     max_characters: int = 500
-    """Characters of each document that are shown at most."""
+    """Maximum number of characters that are shown of each document."""
     max_steps: int = 12
-    """Actions after which the world cuts an episode (`truncated`)."""
+    """Actions after which an episode is truncated."""
     actions: Literal["plain", "tags"] = "plain"
-    """The form that texts and the expert use, `plain` words or XML `tags`; both are always understood."""
+    """The form of actions in texts and demonstrations: `plain` words or XML `tags`. Both are always understood."""
     observation: Literal["full", "short"] = "full"
-    """`full` numbers the documents and says how to act; `short` is one line of titles and texts."""
+    """`full` numbers the documents and explains the actions; `short` is one line of titles and texts."""
     reward: Literal["em", "f1"] = "em"
-    """What an answer earns: `em` (1 if it is right) or `f1` (shared words)."""
+    """Reward of an answer: `em` (1 for an exact match) or `f1` (overlap of words)."""
     invalid_penalty: float = 0.02
-    """Subtracted from the reward of a turn that is no action."""
+    """Subtracted from the reward of a turn that is not an action."""
 
     def __post_init__(self) -> None:
         for name, least in (("top_k", 1), ("max_characters", 1), ("max_steps", 1)):

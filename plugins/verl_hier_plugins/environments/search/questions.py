@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from verl_hier.environments.splits import hash_number
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.world import World, build_world
@@ -22,8 +22,8 @@ class Chain:
     """A path through the facts.
 
     Attributes:
-        relations: what is asked of each entity, first hop first.
-        entities: the start, what each hop leads to, and at the end the answer; no entity occurs twice.
+        relations: the relation of each hop, first hop first.
+        entities: the start and the entity after each hop, the last of which is the answer; no entity occurs twice.
     """
 
     relations: tuple[str, ...]
@@ -39,7 +39,7 @@ def follow(world: World, start: str, relations: tuple[str, ...]) -> Chain:
 
 
 def draw(world: World, starts: list[str], hops: int, rng: random.Random) -> Chain | None:
-    """A random chain, None when the walk came back to where it was."""
+    """A random chain, None when the walk returned to an earlier entity."""
     start = rng.choice(starts)
     relations: list[str] = []
     here = start
@@ -58,16 +58,16 @@ def ask(world: World, chain: Chain) -> str:
 
 def split_of(chain: Chain) -> str:
     """`test` by the entity that the question starts from, else `val` or `train` by the whole question."""
-    if _hash(chain.entities[0]) % 8 == 0:
+    if hash_number(chain.entities[0]) % 8 == 0:
         return "test"
-    return "val" if _hash(" ".join((chain.entities[0], *chain.relations))) % 6 == 0 else "train"
+    return "val" if hash_number(" ".join((chain.entities[0], *chain.relations))) % 6 == 0 else "train"
 
 
 def generated_tasks(options: SearchOptions, split: str) -> list[dict[str, Any]]:
-    """The questions of a split, in a fixed order; hop counts take turns.
+    """The questions of a split, in a fixed order; they alternate between hop counts.
 
     Raises:
-        RecipeError: when the world has too few.
+        RecipeError: when the world has too few questions.
     """
     size = options.pool if split == "train" else options.validation
     world = build_world(options.seed, options.size)
@@ -88,7 +88,7 @@ def generated_tasks(options: SearchOptions, split: str) -> list[dict[str, Any]]:
 
 
 def _chains(world: World, hops: int, split: str, seed: int) -> Iterator[Chain]:
-    """Different chains of a split, until none has been new for a long time."""
+    """Different chains of a split, until many draws in a row give no new one."""
     rng = random.Random(f"questions-{seed}-{split}-{hops}")
     starts = list(world.kinds)
     seen: set[Chain] = set()
@@ -121,7 +121,3 @@ def _task(options: SearchOptions, world: World, chain: Chain, name: str) -> dict
         "data_source": DATA_SOURCE,
         "id": name,
     }
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""How right an answer is: exact match and F1 on normalised words, as SQuAD (arXiv 1606.05250) and HotpotQA score."""
+"""Scores of an answer: exact match and F1 on normalised words, as in SQuAD (arXiv 1606.05250) and HotpotQA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 CLOSED = ("yes", "no", "noanswer")
-"""Answers that share no credit with a longer one (HotpotQA's evaluation)."""
+"""Answers without partial credit (HotpotQA's evaluation)."""
 
 
 def normalise(text: str) -> str:
@@ -19,12 +19,12 @@ def normalise(text: str) -> str:
 
 
 def exact_match(answer: str, truths: Iterable[str]) -> bool:
-    """Whether the answer is one of the true ones."""
+    """Whether the answer equals one of the true answers."""
     return normalise(answer) in {normalise(truth) for truth in truths}
 
 
 def f1(answer: str, truths: Iterable[str]) -> float:
-    """Harmonic mean of precision and recall of words, with the true answer that fits best."""
+    """Harmonic mean of precision and recall of words, for the best matching true answer."""
     return max((_f1(normalise(answer), normalise(truth)) for truth in truths), default=0.0)
 
 
@@ -33,6 +33,6 @@ def _f1(answer: str, truth: str) -> float:
         return 1.0
     if answer in CLOSED or truth in CLOSED:
         return 0.0
-    said, true = answer.split(), truth.split()
-    common = sum((Counter(said) & Counter(true)).values())
-    return 2 * common / (len(said) + len(true))
+    given, true = answer.split(), truth.split()
+    common = sum((Counter(given) & Counter(true)).values())
+    return 2 * common / (len(given) + len(true))

@@ -1,8 +1,8 @@
-"""A generated world: people, towns, companies, rivers and regions, what holds between them, and a document on each.
+"""A generated world: people, towns, companies, rivers and regions, their relations, and a document on each.
 
-Facts are functions (everybody has one hometown) and agree with each other: a capital lies in its region, a mayor comes
-from the town, a company sits where its founder comes from. A document says what leads away from its entity and nothing
-of what leads to it, so a question of k hops needs k documents.
+Relations are functions (everybody has one hometown) and consistent: a capital lies in its region, a mayor comes from
+the town, a company has its seat where its founder comes from. A document states the relations from its entity and none
+to it, so a question of k hops needs k documents.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ RELATIONS: dict[str, dict[str, str]] = {
     "river": {"source": "region", "port": "town"},
     "region": {"capital": "town", "governor": "person"},
 }
-"""Kind of entity to relation to the kind that it leads to."""
+"""Kind of entity to relation to the kind of its value."""
 
 SHARES = {"town": 0.2, "company": 0.14, "river": 0.08, "region": 0.08}
-"""Share of each kind; the rest are people."""
+"""Share of each kind of entity; the rest are people."""
 
 ENDINGS = {"person": ("",), "town": ("ton", "ham", "by"), "company": ("ex", "co"), "river": ("a",), "region": ("ia",)}
 
@@ -46,7 +46,7 @@ _ONSETS, _VOWELS, _CODAS = "bdfhklmnprstvz", "aeiou", "lmnrst"
 
 @dataclass(frozen=True)
 class World:
-    """Everything that is true.
+    """All facts.
 
     Attributes:
         kinds: entity to its kind, in the order of the documents.
@@ -59,7 +59,7 @@ class World:
 
 @lru_cache(maxsize=8)
 def build_world(seed: int, entities: int) -> World:
-    """The world of a seed: equal arguments give an equal world, in every process."""
+    """The world of a seed; equal arguments give equal worlds in every process."""
     rng = random.Random(f"world-{seed}-{entities}")
     counts = {kind: max(2, round(share * entities)) for kind, share in SHARES.items()}
     counts = {"person": entities - sum(counts.values()), **counts}
@@ -72,11 +72,11 @@ def build_world(seed: int, entities: int) -> World:
 
 
 def write_document(world: World, name: str, prose: bool) -> str:
-    """The text on an entity: one plain sentence, or in prose one for each fact, worded by the name."""
+    """The document on an entity: one plain sentence, or in prose a sentence for each fact."""
     kind, facts = world.kinds[name], list(world.facts[name].items())
     if not prose:
-        told = [f"{relation} {value}" for relation, value in facts]
-        listed = " and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
+        parts = [f"{relation} {value}" for relation, value in facts]
+        listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
         return f"{name} is a {kind} with {listed}."
     rng = random.Random(f"document-{name}")
     rng.shuffle(facts)
@@ -86,7 +86,7 @@ def write_document(world: World, name: str, prose: bool) -> str:
 
 
 def _names(counts: dict[str, int], rng: random.Random) -> dict[str, list[str]]:
-    """Invented words of one kind each; no two share their stem, none is a word of the documents."""
+    """Invented names for each kind; no two share a stem, and none is a word of the documents."""
     used = set(_RESERVED)
     found: dict[str, list[str]] = {}
     for kind, count in counts.items():
@@ -124,7 +124,7 @@ def _facts(names: dict[str, list[str]], rng: random.Random) -> dict[str, dict[st
 
 
 def _spread(members: list[str], groups: list[str], rng: random.Random) -> dict[str, str]:
-    """A group for each member, every group at least once (there are as many members as groups)."""
+    """A group for each member; every group occurs, because there are at least as many members."""
     drawn = [*groups, *(rng.choice(groups) for _ in range(len(members) - len(groups)))]
     rng.shuffle(drawn)
     return dict(zip(members, drawn, strict=True))

@@ -1,4 +1,4 @@
-"""Chance of one game, apart from everybody else's: TextArena draws from Python's and numpy's global generators."""
+"""Separate random states for each game, because TextArena draws from Python's and numpy's global generators."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 
 class Chance:
-    """The state in which the global generators are while this game draws, and at no other time."""
+    """The state of the global generators for one game."""
 
     def __init__(self, *names: object) -> None:
-        """A fresh state; equal names make equal ones."""
+        """A new state; equal names give equal states."""
         draws = random.Random("/".join(map(str, names)))
         self._numpy = np.random.RandomState(draws.getrandbits(31)).get_state()
         self._python = draws.getstate()
 
     @contextlib.contextmanager
     def at_play(self) -> Iterator[None]:
-        """Global generators that go on where this game left them, and are put back afterwards."""
+        """Set the global generators to this game's state; afterwards keep their state and restore the previous one."""
         python, legacy = random.getstate(), np.random.get_state()
         random.setstate(self._python)
         np.random.set_state(self._numpy)
@@ -33,6 +33,6 @@ class Chance:
             np.random.set_state(legacy)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Chance:
-        """Another game's chance that goes on from here by itself."""
-        # The states are replaced, never changed, so sharing them is safe, and copying them would be slow.
+        """A copy that continues independently."""
+        # The states are replaced and never modified, so sharing them is safe, and copying them would be slow.
         return copy.copy(self)

@@ -1,4 +1,4 @@
-"""TextArena as an `Environment`: moves that are taken back when the game refuses them, chance of its own, forks."""
+"""TextArena as an `Environment`, with separate random states, forks, and refused moves that change nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
 
 
 class TextarenaEnvironment(Environment):
-    """One game. Everything it holds is its own, so a fork is a deep copy.
+    """One game. An instance shares nothing with others, so a fork is a deep copy.
 
     Attributes:
         game: TextArena's object, for experts and tests.
@@ -33,13 +33,13 @@ class TextarenaEnvironment(Environment):
         self.game: Any = None
 
     def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """Start a task. Its own seed decides the start; that and `seed` together decide what chance does afterwards."""
+        """Start a task. Its own seed determines the start; that and `seed` determine all later random events."""
         options = self._options
         chance = Chance("start", task["seed"])
         with chance.at_play():
             self.game = start(options.game, options.settings, options.players, task["seed"])
         self._chance = Chance("play", task["seed"], seed)
-        self._rival = random.Random(f"rival-{task['seed']}-{seed}")
+        self._opponent_rng = random.Random(f"rival-{task['seed']}-{seed}")
         self._seat: int | None = None if options.opponent == "none" else task["seat"] % self.game.state.num_players
         self._steps = 0
         self._readers = [Reader(n, options.board == "always") for n in range(self.game.state.num_players)]
@@ -47,11 +47,11 @@ class TextarenaEnvironment(Environment):
         self._unread = set(range(len(self._rules)))
         self._listed: dict[int, list[str]] = {}
         self._admissible: tuple[str, ...] = ()
-        self._let_others_play()
+        self._play_opponents()
         return self._answer()
 
     def step(self, action: str) -> StepResult:
-        """Make a move for the player whose turn it is; brackets around it may be left out."""
+        """Make a move for the current player; brackets around it are optional."""
         if self.game.state.done:
             return self._step(OVER, valid=False)
         self._steps += 1
@@ -60,47 +60,37 @@ class TextarenaEnvironment(Environment):
         if reason is not None:
             text = NOT_POSSIBLE if self._options.observation == "short" else reason
             return self._step(text, -self._options.invalid_penalty, valid=False)
-        self._let_others_play()
+        self._play_opponents()
         return self._answer(player)
 
     def fork(self) -> TextarenaEnvironment:
-        """A copy in the same state, its luck included: what chance does next, it does in both."""
+        """A copy in the same state, including the random state: the next random events are equal in both."""
         twin = TextarenaEnvironment(self._options)
         held = {name: value for name, value in vars(self).items() if name not in vars(twin) or name == "game"}
         twin.__dict__.update(copy.deepcopy(held))
         return twin
 
-    def close(self) -> None:
-        """Let go of the game."""
-        self.game = None
-
     def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> TextarenaExpert:
-        """The solver of a puzzle; it sees the whole board, so there is no stage to skip and nothing to remember."""
+        """The solver of a puzzle. It sees the whole board, so the arguments have no effect."""
         if self._known is None or self._known.solve is None:
             able = ", ".join(name for name, known in GAMES.items() if known.solve)
             raise RecipeError(f"hier.environment.game: no expert for {self._options.game}; there is one for {able}.")
         return TextarenaExpert(self, self._known)
 
     def vocabulary(self) -> list[str]:
-        """Words of the short style."""
+        """The words of short observations."""
         if self._known is None or self._options.observation == "full":
             return []
-        return [
-            self._known.goal,
-            *self._known.words,
-            NOT_POSSIBLE,
-            *OUTCOMES.values(),
-            *(f"row {n}" for n in range(10)),
-            *map(str, range(10)),
-        ]
+        numbers = (*(f"row {n}" for n in range(10)), *map(str, range(10)))
+        return [self._known.goal, *self._known.words, NOT_POSSIBLE, *OUTCOMES.values(), *numbers]
 
     @property
     def _player(self) -> int:
-        """Whose turn it is."""
+        """The current player."""
         return int(self.game.state.current_player_id)
 
     def moves(self) -> list[str]:
-        """Moves that are possible now, as far as the game is known or lists them."""
+        """The possible moves, if this plugin knows the game or the game lists them."""
         if self.game.state.done:
             return []
         if self._known is not None:
@@ -109,39 +99,39 @@ class TextarenaEnvironment(Environment):
         return [move for move in listed if not refused(self._after(move)[0])]
 
     def _after(self, action: str) -> tuple[Any, Chance]:
-        """A copy of the game after an action, and its chance; here nothing has happened."""
+        """A copy of the game and its random state after an action; the game itself does not change."""
         trial, chance = copy.deepcopy((self.game, self._chance))
         with chance.at_play():
             trial.step(_bracketed(action))
         return trial, chance
 
     def _try(self, action: str) -> str | None:
-        """Make a move, or say why the game refuses it."""
-        heard = len(self.game.state.observations[self._player])
+        """Make a move; returns the reason when the game refuses it."""
+        known = len(self.game.state.observations[self._player])
         trial, chance = self._after(action)
         if refused(trial):
-            said: list[Message] = trial.state.observations[self._player][heard:]
-            reasons = [text for _, text, kind in said if kind.name == "GAME_ADMIN"]
+            answers: list[Message] = trial.state.observations[self._player][known:]
+            reasons = [text for _, text, kind in answers if kind.name == "GAME_ADMIN"]
             return reasons[0] if reasons else NOT_POSSIBLE
         self.game, self._chance = trial, chance
-        # The log of the whole game is only there to be drawn, and would make every copy longer.
+        # The log serves for rendering only, and would make every copy slower.
         self.game.state.logs.clear()
         return None
 
-    def _let_others_play(self) -> None:
-        """Random moves until it is the policy's turn, where the other seats are not policies."""
+    def _play_opponents(self) -> None:
+        """Play random moves for the other players until it is the policy's turn."""
         while self._seat is not None and not self.game.state.done and self._player != self._seat:
-            self._listen(self._player)
+            self._new_messages(self._player)
             moves = self.moves()
             if not moves:
                 raise RecipeError(
                     f"hier.environment.opponent: {self._options.game} does not say which moves are possible, so there "
                     "is no random opponent; take `none`."
                 )
-            self._try(self._rival.choice(moves))
+            self._try(self._opponent_rng.choice(moves))
 
-    def _listen(self, player: int) -> list[Message]:
-        """A player's new messages, and the moves that they list."""
+    def _new_messages(self, player: int) -> list[Message]:
+        """Take a player's new messages, and note the moves that they list."""
         state = self.game.state
         messages: list[Message] = state.observations[player]
         state.observations[player] = []
@@ -151,10 +141,10 @@ class TextarenaEnvironment(Environment):
         return messages
 
     def _answer(self, actor: int | None = None) -> StepResult:
-        """What the next player reads, or after the end the one who is a policy, or who moved last."""
+        """The observation of the next player, or at the end of the one that is a policy or moved last."""
         done = bool(self.game.state.done)
         viewer = self._seat if self._seat is not None else actor if done and actor is not None else self._player
-        messages = self._listen(viewer)
+        messages = self._new_messages(viewer)
         reader = self._readers[viewer]
         if self._options.observation == "short" and self._known is not None:
             text = self._outcome(viewer) if done else reader.rows(self._known.rows(self.game, viewer))
@@ -193,7 +183,7 @@ class TextarenaEnvironment(Environment):
         )
 
     def _score(self, player: int) -> float:
-        """TextArena's reward of a player, after the end."""
+        """TextArena's reward of a player at the end."""
         return float((self.game.state.rewards or {}).get(player, 0.0))
 
     def _won(self, player: int) -> bool:
@@ -215,6 +205,6 @@ class TextarenaEnvironment(Environment):
 
 
 def _bracketed(action: str) -> str:
-    """TextArena reads moves in square brackets."""
+    """TextArena expects moves in square brackets."""
     action = action.strip()
     return action if "[" in action or "]" in action else f"[{action}]"

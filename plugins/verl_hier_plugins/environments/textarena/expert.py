@@ -1,4 +1,4 @@
-"""The expert of a puzzle: the next move of a shortest solution, found anew in every state."""
+"""The expert for puzzles: the first move of a shortest solution, computed anew in every state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TextarenaExpert:
-    """Follows one environment; see `verl_hier.environments.expert.Expert`. Its one subgoal is the goal of the game."""
+    """Follows one environment; see `verl_hier.environments.expert.Expert`. Its only subgoal is the goal of the game."""
 
     def __init__(self, environment: TextarenaEnvironment, known: Game) -> None:
         self._environment = environment
@@ -20,7 +20,7 @@ class TextarenaExpert:
         self.subgoals = (known.goal,)
 
     def advise(self, subgoal: int) -> str | None:
-        """The next move; None when the puzzle is solved or can no longer be."""
+        """The next move; None when the puzzle is solved or cannot be solved any more."""
         game = self._environment.game
         if game.state.done or self._known.solve is None:
             return None

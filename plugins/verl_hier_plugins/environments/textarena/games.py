@@ -1,6 +1,6 @@
-"""What this plugin knows about single games: their moves, what their state is, their board in words, their solution.
+"""The games that this plugin knows: their moves, state, board in words, and solution.
 
-Games that are not listed play too: their moves are taken from what they print, and their whole content is their state.
+Other games can be played as well: their moves are taken from their messages, and their whole content is their state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Game:
 
     Attributes:
         goal: the task in words.
-        words: every move that the game may ever understand.
-        moves: those that it would not refuse now, for the player whose turn it is.
-        state: all that the future depends on, JSON-able; no clock, no record of the past.
-        rows: the board for one player, a row of words each.
-        solve: the shortest solution from here, for puzzles; None from it when there is none.
+        words: every move that the game can understand.
+        moves: the moves that it does not refuse now, for the current player.
+        state: everything that the future depends on, JSON-able, without a step count or history.
+        rows: the board for one player; each row as words.
+        solve: for puzzles, the shortest solution from the current state, or None when there is none.
     """
 
     goal: str
@@ -74,7 +74,7 @@ def _hanoi_moves(game: Any) -> list[str]:
     found = []
     for source, disk in top.items():
         for target, below in top.items():
-            # TextArena also takes a move of a disk to where it is; nobody needs it.
+            # TextArena also accepts a move of a disk to its own place, which is useless.
             if source != target and disk is not None and (below is None or below > disk):
                 found.append(f"{source} {target}".lower())
     return found
@@ -160,7 +160,7 @@ GAMES: dict[str, Game] = {
 
 
 def anchor(game: Any, known: Game | None) -> str:
-    """`player <whose turn> | <hash of the state>`; the same in every process."""
+    """`player <current player> | <hash of the state>`; the same in every process."""
     state = known.state(game) if known is not None else vars(game)
     digest = hashlib.blake2b(repr(canonical(state)).encode(), digest_size=8).hexdigest()
     return f"player {game.state.current_player_id} | {digest}"
@@ -176,19 +176,19 @@ def listed_moves(text: str) -> list[str]:
     return list(dict.fromkeys(_BRACKETS.findall(found.group(1)))) if found else []
 
 
-_PASSING = frozenset(("observations", "logs", "step_info", "turn", "game_info", "error_count", "error_allowance"))
-"""What TextArena keeps about an episode that is not the game's state."""
+_NO_STATE = frozenset(("observations", "logs", "step_info", "turn", "game_info", "error_count", "error_allowance"))
+"""Attributes that TextArena keeps about an episode but that are not part of the game's state."""
 
 
 def canonical(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Anything that a game holds as something whose text is equal for equal states, in every process."""
+    """Any content of a game in a form whose text is equal for equal states in every process."""
     if isinstance(value, str | int | float | bool | None):
         return value
     if id(value) in around:
         return "itself"
     around = (*around, id(value))
     if isinstance(value, Mapping):
-        held = ((str(key), item) for key, item in value.items() if key not in _PASSING)
+        held = ((str(key), item) for key, item in value.items() if key not in _NO_STATE)
         return sorted((key, repr(canonical(item, around))) for key, item in held)
     if isinstance(value, list | tuple):
         return [canonical(item, around) for item in value]

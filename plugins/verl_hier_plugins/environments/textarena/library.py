@@ -1,4 +1,4 @@
-"""TextArena's side of the fence: find a game by its name, start it, ask it what it refused."""
+"""Access to TextArena: find a game by its name, start it, and see whether it refused a move."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start(name: str, settings: Mapping[str, Any], players: int | None, seed: int
             continue
         except OSError as error:
             raise _impossible(name, error) from error
-        # A refused move is taken back here, so the game's own patience must not end it.
+        # Refused moves are undone here, so they must not end the game.
         game.state.error_allowance = sys.maxsize
         return game
     raise RecipeError(f"hier.environment.players: {name} cannot be played by {players or '1 or 2'}: {refusal}.")
@@ -48,11 +48,11 @@ def _make(name: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _impossible(name: str, error: Exception) -> RecipeError:
-    """Word lists that would have to be downloaded, a judge's key, a package or a Python version that is not there."""
-    said = next((line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))), "")
-    return RecipeError(f"hier.environment.game: TextArena cannot make {name} here ({type(error).__name__}: {said}).")
+    """The error for a missing download (word lists), API key, package or Python version."""
+    reason = next((line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))), "")
+    return RecipeError(f"hier.environment.game: TextArena cannot make {name} here ({type(error).__name__}: {reason}).")
 
 
 def refused(game: Any) -> bool:
-    """Whether the last step was a move that the game did not take."""
+    """Whether the game refused the last move."""
     return bool(getattr(game.state, "error_count", 0))

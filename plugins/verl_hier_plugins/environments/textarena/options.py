@@ -1,4 +1,4 @@
-"""What a recipe can say about TextArena: the schema of `hier.environment` when its name is `textarena`."""
+"""The options of TextArena in a recipe: the schema of `hier.environment` when its name is `textarena`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 SHORT = ("FrozenLake", "Sokoban", "TowerOfHanoi", "TicTacToe", "ConnectFour", "KuhnPoker")
-"""Games whose moves and boards this plugin knows by itself; `games.GAMES` has an entry for each."""
+"""Games whose moves and boards this plugin knows; `games.GAMES` has an entry for each."""
 
 
 def family(game: str) -> str:
@@ -26,16 +26,16 @@ class TextarenaOptions:
     players: int | None = None
     """Players of the game; null takes one where the game can be played alone, else two."""
     opponent: Literal["none", "random"] = "none"
-    """`none`: every player is a policy, and `info["player"]` says whose turn it is. `random`: one is, the others play a
-    random move that is possible."""
+    """`none`: every player is a policy, and `info["player"]` is the current one. `random`: one player is a policy, the
+    others make random possible moves."""
     seat: int | None = None
-    """The player that the policy is when the others are random; null changes it from task to task."""
+    """The player that the policy is when the others are random; null alternates between tasks."""
     observation: Literal["full", "short"] = "full"
-    """`full` says what TextArena says; `short` only the board, in one word a cell."""
+    """`full` gives TextArena's messages; `short` only the board, one word for each cell."""
     board: Literal["always", "changes"] = "always"
-    """`changes` shows a board whole once and then only its rows that changed since the player saw it last."""
+    """`changes` shows the whole board once, then only the rows that changed since the player last saw it."""
     rules: bool = True
-    """Begin a player's first observation with the game's rules; `{rules}` has them for prompts either way."""
+    """Begin a player's first observation with the game's rules; `{rules}` gives them to prompts in any case."""
     reward: Literal["score", "won"] = "score"
     """`score` is TextArena's own reward at the end, which pays an unsolved puzzle for its progress; `won` is 1 or 0."""
     pool: int = 150
@@ -45,7 +45,7 @@ class TextarenaOptions:
     seed: int = 0
     """Seed of the task pools."""
     max_steps: int = 50
-    """Actions, of all policies together, after which the world cuts an episode (`truncated`)."""
+    """Actions of all policies together after which an episode is truncated."""
     invalid_penalty: float = 0.02
     """Subtracted from the reward of an action that the game refuses."""
 

@@ -12,7 +12,7 @@ STEPS: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right
 
 
 def search(start: S, moves: Callable[[S], Iterable[tuple[str, S]]], solved: Callable[[S], bool]) -> list[str] | None:
-    """The fewest moves to a solved state; None when there is no way."""
+    """The fewest moves to a solved state; None when there is none."""
     came: dict[S, tuple[S, str] | None] = {start: None}
     queue = deque([start])
     while queue:
@@ -49,7 +49,7 @@ def frozen_lake(game: Any) -> list[str] | None:
 
 
 def sokoban(game: Any) -> list[str] | None:
-    """The fewest steps that bring every box to a target."""
+    """The fewest steps that move every box to a target."""
     floor = {(int(r), int(c)) for r, c in zip(*(game.room_fixed != 0).nonzero(), strict=True)}
     targets = frozenset((int(r), int(c)) for r, c in zip(*(game.room_fixed == 2).nonzero(), strict=True))
     is_box = (game.room_state == 3) | (game.room_state == 4)
@@ -70,7 +70,7 @@ def sokoban(game: Any) -> list[str] | None:
 
 
 def tower_of_hanoi(game: Any) -> list[str] | None:
-    """The fewest moves to a whole tower C."""
+    """The fewest moves that bring all disks to tower C."""
     towers = game.state.game_state["towers"]
     names = "ABC"
 

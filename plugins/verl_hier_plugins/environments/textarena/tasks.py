@@ -1,4 +1,4 @@
-"""Task pools: starts of a game by seed, each start in one split where the game has enough of them."""
+"""Task pools: starting positions by seed, each in one split if the game has enough of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_hier_plugins.environments.textarena.options import TextarenaOptions, f
 
 DATA_SOURCE = "textarena"
 PROBED = 64
-"""Starts that are looked at to see whether a game has many."""
+"""Number of starts that are drawn to see whether a game has many."""
 
 MANY = PROBED // 2
 
@@ -24,8 +24,8 @@ MANY = PROBED // 2
 def tasks(options: TextarenaOptions, split: str) -> list[dict[str, Any]]:
     """The tasks of a split: `{instruction, data_source, id, seed, seat}`, in a fixed order.
 
-    A game with many starts shows each of them in one split only, and once. One with few (an empty board, three cards)
-    shows them again with other luck and other opponents; its splits differ in their seeds.
+    For a game with many starts, each occurs once and in one split only. A game with few (an empty board, three cards)
+    repeats them with other random events and opponents; its splits differ in their seeds.
     """
     if split not in SPLITS:
         raise RecipeError(f"hier.environment: textarena has no split {split!r}; it has {', '.join(SPLITS)}.")
@@ -34,7 +34,7 @@ def tasks(options: TextarenaOptions, split: str) -> list[dict[str, Any]]:
         return [{"id": f"{split}-{n + 1:05d}", **_task(options, _seed(options, split, n), n)} for n in range(wanted)]
 
     def make(draw: int, number: int) -> tuple[str, dict[str, Any]]:
-        # The seat turns with the tasks, not with the draws, so that a pool has all alike.
+        # The seat alternates with the tasks, not with the draws, so that a pool has equal numbers of each.
         seed = _seed(options, "start", draw)
         return _fingerprint(options, seed), _task(options, seed, number)
 
@@ -55,7 +55,7 @@ def _task(options: TextarenaOptions, seed: int, number: int) -> dict[str, Any]:
         "instruction": known.goal if known is not None else f"play {options.game} and win",
         "data_source": DATA_SOURCE,
         "seed": seed,
-        # Taken modulo the number of players where it is played.
+        # The environment takes it modulo the number of players.
         "seat": number if options.seat is None else options.seat,
     }
 
@@ -64,7 +64,7 @@ def _fingerprint(options: TextarenaOptions, seed: int) -> str:
     return _drawn(options.game, json.dumps(dict(options.settings), sort_keys=True), options.players, seed)
 
 
-# All splits draw the same starts, and some boards take a tenth of a second.
+# All splits draw the same starts, and generating some boards takes a tenth of a second.
 @functools.lru_cache(maxsize=1 << 16)
 def _drawn(game: str, settings: str, players: int | None, seed: int) -> str:
     with Chance("start", seed).at_play():

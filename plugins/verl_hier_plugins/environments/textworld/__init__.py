@@ -9,7 +9,7 @@ from verl_hier_plugins.environments.textworld.options import TextworldOptions
 
 SPEC = EnvironmentSpec(
     "textworld",
-    lazy("verl_hier_plugins.environments.textworld.environment:build"),
+    lazy("verl_hier_plugins.environments.textworld.environment:TextworldEnvironment"),
     TextworldOptions,
     tasks=lazy("verl_hier_plugins.environments.textworld.tasks:tasks"),
     can_fork=True,

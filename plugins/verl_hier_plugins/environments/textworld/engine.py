@@ -1,7 +1,7 @@
-"""TextWorld's logic as a graph of states that is discovered while it is played.
+"""TextWorld's logic as a graph of states that is discovered during play.
 
-A `World` is a game; a `Node` is one of its states. Its actions are what TextWorld's rules allow there, and an edge is
-computed once, by TextWorld, and then looked up. A fork is therefore a reference, and equal states are the same object.
+A `World` is a game; a `Node` is one of its states. TextWorld's rules give its actions, and an edge is computed once, by
+TextWorld, and then looked up. A fork is therefore a reference, and equal states are the same object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WORDS = re.compile(r"[a-z]+|\d+")
 
 
 def plain(text: str) -> str:
-    """A command or name without capitals and signs: `Take dish-pit key` and `take dish pit key` are one."""
+    """A command or name without capitals and punctuation: `Take dish-pit key` and `take dish pit key` are equal."""
     return " ".join(_WORDS.findall(text.lower()))
 
 
@@ -27,10 +27,10 @@ class Node:
     Attributes:
         world: the game.
         state: TextWorld's state; never changed.
-        quests: for each quest, how often it was completed; -1 when it failed.
+        quests: how often each quest was completed; -1 when it has failed.
         actions: command to TextWorld's action, in the order of the commands.
         anchor: identity of the state, the same in every process.
-        edges: command to the next state; fills as commands are tried.
+        edges: command to the next state; grows as commands are tried.
     """
 
     world: World
@@ -42,7 +42,7 @@ class Node:
 
     @property
     def won(self) -> bool:
-        """Whether every quest that counts is completed."""
+        """Whether every required quest is completed."""
         counting = [
             (quest, done)
             for quest, done in zip(self.world.game.quests, self.quests, strict=True)
@@ -52,13 +52,13 @@ class Node:
 
     @property
     def lost(self) -> bool:
-        """Whether a quest that counts has failed."""
+        """Whether a required quest has failed."""
         pairs = zip(self.world.game.quests, self.quests, strict=True)
         return any(done < 0 and not quest.optional for quest, done in pairs)
 
     @property
     def points(self) -> int:
-        """TextWorld's score: the rewards of completed quests."""
+        """TextWorld's score: the sum of the rewards of completed quests."""
         pairs = zip(self.world.game.quests, self.quests, strict=True)
         return sum(quest.reward * max(0, done) for quest, done in pairs)
 
@@ -74,7 +74,7 @@ class Node:
 
 
 class World:
-    """A game and the states of it that were met.
+    """A game and its states that were discovered.
 
     Attributes:
         game: TextWorld's game.
@@ -95,12 +95,12 @@ class World:
 
     @property
     def states(self) -> int:
-        """How many states were met so far."""
+        """The number of states discovered so far."""
         return len(self._nodes)
 
     @property
     def most_points(self) -> float:
-        """The score of a perfect player; infinite when a quest pays again and again."""
+        """The highest possible score; infinite with a repeatable quest."""
         return float(self.game.max_score)
 
     def expand(self, node: Node, action: Any) -> Node:
@@ -110,11 +110,11 @@ class World:
         return self._node(state, self._judge(state, node.quests))
 
     def name(self, variable: Any) -> str:
-        """What texts call a thing or a room."""
+        """The name of a thing or a room in texts."""
         return str(self.game.infos[variable.name].name or variable.name)
 
     def _judge(self, state: Any, before: tuple[int, ...]) -> tuple[int, ...]:
-        """Quests after a state was reached. Only a repeatable quest is looked at again once it is completed."""
+        """The `quests` of a new state. A completed quest is judged again only if it is repeatable."""
         after = []
         for quest, done in zip(self.game.quests, before, strict=True):
             if done < 0 or (done > 0 and not quest.repeatable):
@@ -135,9 +135,9 @@ class World:
         return self._nodes[key]
 
     def _actions(self, state: Any) -> dict[str, Any]:
-        """Command to action. TextWorld's order follows the hashes of a process, so it is sorted here."""
+        """Command to action, sorted, because TextWorld's order depends on the hash seed of the process."""
         actions = list(state.all_applicable_actions(self._rules, self._constants))
-        # Of several rules behind one command the one that asks for most is meant, as when TextWorld reads an answer.
+        # If several rules have one command, the rule with most preconditions is meant, as in TextWorld.
         actions.sort(key=lambda action: (-len(action.preconditions), str(action)))
         found: dict[str, Any] = {}
         for action, command in zip(actions, self.inform.gen_commands_from_actions(actions), strict=True):

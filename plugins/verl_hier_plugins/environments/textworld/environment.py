@@ -1,7 +1,8 @@
-"""TextWorld as an `Environment`: worlds are kept and shared, so a reset or a fork of a known task is a look-up."""
+"""TextWorld as an `Environment`. Worlds are cached and shared, so a reset or a fork of a known task is a look-up."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.base import Environment, StepResult, with_admissible
 from verl_hier.environments.world_cache import WorldCache
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.textworld.engine import Node, World, plain
@@ -17,85 +18,69 @@ from verl_hier_plugins.environments.textworld.expert import TextworldExpert
 from verl_hier_plugins.environments.textworld.making import cache_folder, compiled, generate, load
 from verl_hier_plugins.environments.textworld.options import TextworldOptions
 from verl_hier_plugins.environments.textworld.story import Snapshot, Story, spoken
-from verl_hier_plugins.environments.textworld.texts import NOTHING_HAPPENS, describe, with_admissible
+from verl_hier_plugins.environments.textworld.texts import NOTHING_HAPPENS, describe
 
 KEPT_GAMES = 64
-"""A compiled game holds an interpreter of a few megabytes."""
+"""Each compiled game holds an interpreter of a few megabytes."""
 
 KEPT_STATES = 50_000
 
 
-class Library:
-    """Worlds by task, shared by all environments of a process; the ones used last are kept."""
+LoadedWorld = tuple[World, Story | None]
+"""A world, and its compiled game for `observation: full`."""
 
-    def __init__(self, options: TextworldOptions) -> None:
-        self._options = options
-        self._shelf: WorldCache[tuple[World, Story | None]] = WorldCache(
-            KEPT_GAMES, KEPT_STATES, lambda kept: kept[0].states
-        )
 
-    def world(self, task: Mapping[str, Any]) -> tuple[World, Story | None]:
-        """The world of a task, and its compiled game where the recipe asks for its words."""
-        key = json.dumps(task.get("world") or task.get("game"), sort_keys=True)
-        return self._shelf.get(key, lambda: self._load(task))
+@functools.cache
+def _worlds(options: TextworldOptions) -> WorldCache[LoadedWorld]:
+    """The worlds that all environments of a process share."""
+    return WorldCache(KEPT_GAMES, KEPT_STATES, lambda kept: kept[0].states)
 
-    def _load(self, task: Mapping[str, Any]) -> tuple[World, Story | None]:
-        options, file = self._options, None
-        if "world" in task:
-            game = generate(task["world"])
-        elif "game" in task:
-            file = Path(options.data_path).expanduser() / task["game"]
-            game = load(file)
-        else:
-            game = None
-        if game is None:
-            raise RecipeError("hier.environment: a textworld task needs a `world` or a `game`; make it with `tasks`.")
-        if options.observation == "short":
-            return World(game), None
-        ready = file is not None and file.suffix == ".z8"
-        return World(game), Story(file if ready and file else compiled(game, cache_folder(options.cache)))
+
+def _load(task: Mapping[str, Any], options: TextworldOptions) -> LoadedWorld:
+    file = Path(options.data_path).expanduser() / task["game"] if "game" in task else None
+    game = generate(task["world"]) if "world" in task else load(file) if file is not None else None
+    if game is None:
+        raise RecipeError("hier.environment: a textworld task needs a `world` or a `game`; make it with `tasks`.")
+    if options.observation == "short":
+        return World(game), None
+    is_compiled = file is not None and file.suffix == ".z8"
+    return World(game), Story(file if is_compiled and file else compiled(game, cache_folder(options.cache)))
 
 
 class TextworldEnvironment(Environment):
-    """One episode of TextWorld. Its whole state is a node, a snapshot of the Z-machine, and the way here."""
+    """One episode of TextWorld. Its state is a node, a snapshot of the Z-machine, and the actions so far.
 
-    def __init__(self, options: TextworldOptions, library: Library) -> None:
+    Attributes:
+        node: the current state; set by `reset`.
+        path: TextWorld's actions since the reset.
+    """
+
+    node: Node
+
+    def __init__(self, options: TextworldOptions) -> None:
+        self.path: tuple[Any, ...] = ()
         self._options = options
-        self._library = library
-        self._node: Node | None = None
         self._story: Story | None = None
         self._snapshot: Snapshot = ()
         self._steps = 0
-        self._path: tuple[Any, ...] = ()
-
-    @property
-    def node(self) -> Node:
-        """The state, for experts and tests."""
-        if self._node is None:
-            raise RuntimeError("reset() comes before anything else")
-        return self._node
 
     @property
     def short(self) -> bool:
         """Whether commands are in plain words."""
         return self._options.observation == "short"
 
-    @property
-    def path(self) -> tuple[Any, ...]:
-        """TextWorld's actions since the reset."""
-        return self._path
-
     def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Start a task. Everything random was drawn when the game was made, so `seed` changes nothing."""
-        world, self._story = self._library.world(task)
-        self._node, self._steps, self._path = world.start, 0, ()
+        key = json.dumps(task.get("world") or task.get("game"), sort_keys=True)
+        world, self._story = _worlds(self._options).get(key, lambda: _load(task, self._options))
+        self.node, self._steps, self.path = world.start, 0, ()
         if self._story is None:
             return self._answer(describe(world.start))
         self._snapshot = self._story.opening.snapshot
         return self._answer(self._story.opening.text)
 
     def step(self, action: str) -> StepResult:
-        """Say a command to the game."""
+        """Give the game a command."""
         command = " ".join(action.split())
         self._steps += 1
         before = self.node.points
@@ -105,31 +90,25 @@ class TextworldEnvironment(Environment):
             return self._follow_rules(command, before)
         if command not in self.node.actions and not spoken(command):
             return self._answer(NOTHING_HAPPENS, valid=False)
-        answer = self._story.generate(self._snapshot, command)
-        node, path = self.node, list(self._path)
+        answer = self._story.answer(self._snapshot, command)
+        node, path = self.node, list(self.path)
         for event in answer.events:
             done = node.world.inform.detect_action(event, node.actions.values())
             if done is not None:
                 path.append(done)
                 node = node.follow(done)
-        if len(path) == len(self._path):
-            # Nothing in the world was done, so the machine forgets that it was asked.
+        if len(path) == len(self.path):
+            # No action was done, so the state of the machine before the command stays.
             return self._answer(answer.text, valid=False)
-        self._node, self._path, self._snapshot = node, tuple(path), answer.snapshot
+        self.node, self.path, self._snapshot = node, tuple(path), answer.snapshot
         return self._answer(answer.text, before)
 
     def fork(self) -> TextworldEnvironment:
-        """A copy; both point at the same state and move on independently."""
-        twin = TextworldEnvironment(self._options, self._library)
-        twin.__dict__.update(vars(self))
-        return twin
-
-    def close(self) -> None:
-        """Let go of the game."""
-        self._node, self._story, self._snapshot = None, None, ()
+        """A copy that refers to the same state; the two move on independently."""
+        return copy.copy(self)
 
     def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> TextworldExpert:
-        """TextWorld's own policy for the quests. It knows the whole world, so it remembers and skips nothing."""
+        """TextWorld's own policy for the quests. It knows the whole world, so the arguments have no effect."""
         return TextworldExpert(self)
 
     @property
@@ -142,7 +121,7 @@ class TextworldEnvironment(Environment):
         if listed is None:
             return self._answer(NOTHING_HAPPENS, valid=False)
         action = self.node.actions[listed]
-        self._node, self._path = self.node.walk(listed), (*self._path, action)
+        self.node, self.path = self.node.walk(listed), (*self.path, action)
         return self._answer(describe(self.node, action), before)
 
     def _answer(self, text: str, before: int | None = None, valid: bool = True) -> StepResult:
@@ -165,13 +144,3 @@ class TextworldEnvironment(Environment):
             anchor=node.anchor,
             info={"won": node.won, "score": node.points / worth, "points": node.points},
         )
-
-
-@functools.cache
-def _library(options: TextworldOptions) -> Library:
-    return Library(options)
-
-
-def build(options: TextworldOptions) -> TextworldEnvironment:
-    """A new environment; all those of one process and one set of options share their worlds."""
-    return TextworldEnvironment(options, _library(options))

@@ -1,4 +1,4 @@
-"""Games: generated from a few numbers, read from a file, compiled for the Z-machine once and kept on disk."""
+"""Games: generated from a few numbers, read from a file, or compiled for the Z-machine once and kept on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_hier.errors import RecipeError
 
 @functools.cache
 def _knowledge() -> Any:
-    """TextWorld's rules and grammar; parsing them takes ten times as long as making a game from them."""
+    """TextWorld's rules and grammar; parsing them takes ten times as long as generating a game."""
     from textworld.generator.data import KnowledgeBase
 
     return KnowledgeBase.load()
@@ -25,7 +25,7 @@ def _knowledge() -> Any:
 def generate(world: Mapping[str, Any]) -> Any | None:
     """The game of a task's `world` block: `seed`, `rooms`, `objects`, `quest`, `theme`, `goal_only`.
 
-    None when TextWorld finds no quest of that length in the world that the seed gives.
+    None when TextWorld finds no quest of that length in the world of the seed.
     """
     from textworld import GameOptions
     from textworld.generator import make_game
@@ -47,7 +47,7 @@ def load(file: Path) -> Any:
     """The game of a `.json` file, or of the one beside a `.z8` file.
 
     Raises:
-        RecipeError: for a file that TextWorld did not make.
+        RecipeError: for a file that is not a game of TextWorld.
     """
     from textworld.generator.game import Game
 
@@ -63,7 +63,7 @@ def load(file: Path) -> Any:
 
 
 def fingerprint(game: Any) -> str:
-    """Equal for games that play alike: rooms, things, their names and places, and the quests."""
+    """Equal for games with equal rooms, things, names, places and quests."""
     facts = sorted(map(str, game.world.state.facts))
     names = sorted((info.id, str(info.name)) for info in game.infos.values())
     quests = [list(quest.commands) for quest in game.quests]
@@ -72,7 +72,7 @@ def fingerprint(game: Any) -> str:
 
 
 def cache_folder(option: str) -> Path:
-    """Where compiled games are kept."""
+    """The folder of compiled games."""
     if option:
         return Path(option).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-hier" / "textworld"
@@ -91,7 +91,7 @@ def compiled(game: Any, folder: Path) -> Path:
     if file.is_file():
         return file
     folder.mkdir(parents=True, exist_ok=True)
-    # Beside and renamed: a file that exists is whole, also when two processes compile one game.
+    # Compiled elsewhere and renamed, so that an existing file is complete, also when two processes compile one game.
     with tempfile.TemporaryDirectory(dir=folder) as workshop:
         made = Path(workshop) / file.name
         try:

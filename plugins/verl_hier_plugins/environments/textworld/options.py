@@ -1,4 +1,4 @@
-"""What a recipe can say about TextWorld: the schema of `hier.environment` when its name is `textworld`."""
+"""The options of TextWorld in a recipe: the schema of `hier.environment` when its name is `textworld`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FOLDERS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
-"""Folders below `data_path` that decide the split of their games."""
+"""Folders below `data_path` and the split of the games in them."""
 
 
 @dataclass(frozen=True)
@@ -16,20 +16,20 @@ class TextworldOptions:
     world_size: int = 3
     """Rooms of a generated world."""
     nb_objects: int = 5
-    """Things in a generated world, at least; a quest that needs more brings them."""
+    """Minimum number of things in a generated world; a quest may add more."""
     quest_length: int = 3
-    """Actions that a generated quest takes at least."""
+    """Minimum number of actions of a generated quest."""
     theme: Literal["house", "basic"] = "house"
     """TextWorld's grammar of names and descriptions: `house` has kitchens and keys, `basic` room11 and thing22."""
     instruction: Literal["steps", "goal"] = "steps"
-    """`steps` tells every action of the quest, as TextWorld does by default; `goal` only the last."""
+    """`steps` describes every action of the quest, as TextWorld does by default; `goal` only the last one."""
     data_path: str = ""
     """Folder of game files made by `tw-make` (`.json`, and `.z8` beside it), played instead of generated worlds."""
     cache: str = ""
     """Folder of compiled games; empty means `$XDG_CACHE_HOME/verl-hier/textworld`, by default below `~/.cache`."""
     observation: Literal["full", "short"] = "full"
-    """`full` says what the compiled game says and understands what it understands; `short` says the room, the thing or
-    what is carried in few words, and needs no compiler."""
+    """`full` plays the compiled game, with its texts and its parser; `short` describes the room, the thing or the
+    inventory in few words, and needs no compiler."""
     show_admissible: bool = False
     """Append the admissible commands to each observation."""
     pool: int = 200
@@ -37,11 +37,11 @@ class TextworldOptions:
     validation: int = 50
     """Tasks in each held-out split; 0 means all games of `data_path`."""
     seed: int = 0
-    """Seed of the task pools. Splits are disjoint whatever the seeds are."""
+    """Seed of the task pools. Splits are disjoint for every seed."""
     max_steps: int = 50
-    """Commands after which the world cuts an episode (`truncated`)."""
+    """Commands after which an episode is truncated."""
     invalid_penalty: float = 0.02
-    """Subtracted from the reward of a command that does nothing in the game's logic."""
+    """Subtracted from the reward of a command that has no effect in the game's logic."""
 
     def __post_init__(self) -> None:
         for name in ("world_size", "nb_objects", "quest_length", "max_steps"):

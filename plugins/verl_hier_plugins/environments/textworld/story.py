@@ -1,7 +1,7 @@
-"""The compiled game: what it says to a command in a state of the Z-machine, and which actions it reports.
+"""The compiled game: its answer to a command in a state of the Z-machine, and the actions that it reports.
 
-One interpreter serves all episodes of a game. Their states are snapshots of the machine's memory, which are set before
-a command and taken after it, so a fork is a reference.
+One interpreter serves all episodes of a game. Their states are snapshots of its memory, which are restored before a
+command and taken after it, so a fork is a reference.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _OUTSIDE = frozenset(
         *("verify", "version", "verbose", "brief", "superbrief", "then"),
     )
 )
-"""Words to the interpreter instead of the world, and `then`, which would make two commands of one."""
+"""Commands to the interpreter instead of the game, and `then`, which joins two commands."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the game said.
+    """An answer of the game.
 
     Attributes:
-        text: without the tags, the title's lettering, and the prompt with its line of status.
-        events: actions that the game reports as done, in its words: `taking the key`.
-        snapshot: the machine afterwards.
+        text: the answer without tags, title lettering, prompt and status line.
+        events: the actions that the game reports as done: `taking the key`.
+        snapshot: the state of the machine afterwards.
     """
 
     text: str
@@ -48,37 +48,37 @@ class Story:
     """A compiled game. Not thread-safe.
 
     Attributes:
-        opening: what it says at the start, with the snapshot there.
+        opening: the text and the snapshot at the start.
     """
 
     def __init__(self, file: Path) -> None:
         import jericho
 
         with warnings.catch_warnings():
-            # Jericho tells only published games their score and their end; TextWorld's logic does it here.
+            # Jericho knows the score and the end of published games only; here TextWorld's logic decides both.
             warnings.simplefilter("ignore", jericho.UnsupportedGameWarning)
-            # Zero would mean the time of day.
+            # A seed of 0 would mean the time of day.
             self._machine = jericho.FrotzEnv(str(file), seed=1)
         said, _ = self._machine.reset()
         self._machine.step("tw-trace-actions")
         self.opening = Answer(_without_title(clean(said)), (), self._machine.get_state())
 
-    def generate(self, snapshot: Snapshot, command: str) -> Answer:
-        """The game's answer to a command, from a snapshot that stays as it is."""
+    def answer(self, snapshot: Snapshot, command: str) -> Answer:
+        """The game's answer to a command in the state of a snapshot."""
         self._machine.set_state(snapshot)
         said, *_ = self._machine.step(command)
         return Answer(clean(said), events(said), self._machine.get_state())
 
 
 def spoken(command: str) -> bool:
-    """Whether a command is one sentence to the world: no word to the interpreter, no second sentence."""
+    """Whether a command is one sentence to the game, without a command to the interpreter."""
     words = command.lower().split()
     inside = bool(words) and not any(word in _OUTSIDE or word.startswith("tw-") for word in words)
     return inside and bool(_SPOKEN.fullmatch(command)) and len(command.encode()) <= LONGEST
 
 
 def events(said: str) -> tuple[str, ...]:
-    """Actions among the tags of a traced answer. A tag with brackets is a rule of the game, not an action."""
+    """Actions among the tags of a traced answer. A tag with parentheses is a rule of the game, not an action."""
     tags = (tag.strip()[1:-1] for tag in _TAG.findall(said))
     done = (tag[: tag.index(" - succeeded")] for tag in tags if " - succeeded" in tag)
     return tuple(tag for tag in done if "(" not in tag and ")" not in tag)
@@ -90,7 +90,7 @@ def clean(said: str) -> str:
 
 
 def _without_title(said: str) -> str:
-    """Without the lettering `TEXTWORLD`, twenty lines of dollar signs."""
+    """Remove the lettering `TEXTWORLD`, twenty lines of dollar signs."""
     lines = said.splitlines()
     first = next((number for number, line in enumerate(lines) if any(map(str.isalnum, line))), 0)
     return "\n".join(lines[first:])

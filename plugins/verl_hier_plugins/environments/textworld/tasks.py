@@ -1,4 +1,4 @@
-"""Task pools: generated games, each in the one split that its content decides, and the games of a folder."""
+"""Task pools: generated games, each in the split that its content determines, and the games of a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_hier_plugins.environments.textworld.options import FOLDERS, TextworldO
 
 DATA_SOURCE = "textworld"
 TRIED = 20
-"""Games that are tried before the options count as impossible."""
+"""Number of games that are tried before the options count as impossible."""
 
 Numbers = tuple[tuple[str, Any], ...]
 
@@ -49,8 +49,8 @@ def tasks(options: TextworldOptions, split: str) -> list[dict[str, Any]]:
     def make(draw: int, number: int) -> tuple[str, dict[str, Any]] | None:
         numbers = _numbers(options, draw)
         content, full, short = _made(numbers)
-        told = full if options.observation == "full" else short
-        task = {"instruction": told, "data_source": DATA_SOURCE, "world": dict(numbers)}
+        sentence = full if options.observation == "full" else short
+        task = {"instruction": sentence, "data_source": DATA_SOURCE, "world": dict(numbers)}
         return (content, task) if content else None
 
     return draw_tasks(make, split, wanted, "textworld")
@@ -68,10 +68,10 @@ def _numbers(options: TextworldOptions, draw: int) -> Numbers:
     )
 
 
-# All splits draw the same games, and a game takes some 20 milliseconds.
+# All splits draw the same games, and generating one takes 20 milliseconds.
 @functools.lru_cache(maxsize=1 << 14)
 def _made(numbers: Numbers) -> tuple[str, str, str]:
-    """Fingerprint and instructions of a generated game; empty when it cannot be made."""
+    """Fingerprint and both instructions of a generated game; empty when it cannot be generated."""
     block = dict(numbers)
     game = generate(block)
     if game is None:
@@ -95,7 +95,7 @@ def _files(options: TextworldOptions, split: str) -> Iterator[dict[str, Any]]:
         raise RecipeError(f"hier.environment.data_path: {root} is no folder.")
     for file in _games(root):
         relative = file.relative_to(root)
-        # A folder that is named after a split decides, else the content does.
+        # A folder that is named after a split determines the split, otherwise the content does.
         named = next((FOLDERS[part] for part in relative.parts[:-1] if part in FOLDERS), None)
         game = load(file) if named in (None, split) else None
         if game is None or (named or split_of(fingerprint(game))) != split:
@@ -106,7 +106,7 @@ def _files(options: TextworldOptions, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _games(root: Path) -> Iterator[Path]:
-    """Compiled games first: their `.json` is not a second game."""
+    """The games of a folder; the `.json` beside a compiled game is not another one."""
     compiled = {file.with_suffix("") for file in root.rglob("*.z8")}
     glulx = {file.with_suffix("") for file in root.rglob("*.ulx")} - compiled
     if glulx and not any(file.with_suffix(".json").is_file() for file in glulx):

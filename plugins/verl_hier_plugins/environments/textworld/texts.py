@@ -1,4 +1,4 @@
-"""Few words about a state, for small models: the room, the thing that was used, or what is carried."""
+"""Short observations for small models: the room, the thing that was used, or the inventory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USING = ("open", "close", "lock", "unlock", "examine")
 
 
 class View:
-    """What a player sees of a state, in plain words."""
+    """A state as the player sees it, in plain words."""
 
     def __init__(self, node: Node) -> None:
         self._name = lambda variable: plain(node.world.name(variable))
@@ -75,11 +75,11 @@ class View:
 
 
 def describe(node: Node, action: Any = None) -> str:
-    """What a player reads after an action, or at the start.
+    """The short observation after an action, or at the start.
 
     Args:
-        node: the state that was reached.
-        action: TextWorld's action that led there.
+        node: the new state.
+        action: TextWorld's action that led to it; None at the start.
     """
     view, verb = View(node), "look" if action is None else action.name.partition("/")[0]
     if verb in LOOKING:
@@ -89,8 +89,3 @@ def describe(node: Node, action: Any = None) -> str:
         things = fixed or [variable for variable in action.variables if variable.type not in ("P", "I", "r")]
         return view.thing(things[0]) if things else view.room()
     return view.carried()
-
-
-def with_admissible(text: str, commands: Iterable[str]) -> str:
-    """An observation that ends with what can be done now."""
-    return f"{text}\nYou can: {'; '.join(commands)}"
