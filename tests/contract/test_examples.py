@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
+from tests.fixtures.example_packages import EXAMPLES, install_examples
 
 
-def test_their_own_tests_pass(examples):
-    folders = [str(folder / "tests") for folder in sorted(EXAMPLES.iterdir()) if (folder / "tests").is_dir()]
-    path = os.pathsep.join([str(examples), os.environ.get("PYTHONPATH", "")])
+def test_their_own_tests_pass(tmp_path: Path) -> None:
+    names = [folder.name for folder in sorted(EXAMPLES.iterdir()) if (folder / "pyproject.toml").exists()]
+    assert len(names) == 6
+    site = install_examples(tmp_path / "site", *names)
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    folders = [str(EXAMPLES / name / "tests") for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, cwd=examples)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, cwd=site)
     assert done.returncode == 0, done.stdout[-2000:]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.distributions import write_distribution
+from tests.fixtures.example_packages import install_examples
 from tests.fixtures.probe import ENTRY, PLUGIN, RECIPES, TRAINERS
 from tests.fixtures.trainer import Trainer
 from verl_hier.testing.models import write_byte_model, write_toy_task
@@ -38,3 +39,9 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(byte_model: Path, probes: Path, tmp_path: Path) -> Trainer:
     """`train(recipe, overrides, name)` runs the trainer to its end in `tmp_path / name`."""
     return Trainer(tmp_path, byte_model, probes)
+
+
+@pytest.fixture(scope="session")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the example estimators."""
+    return install_examples(tmp_path_factory.mktemp("examples"), "baseline_gap", "role_median")

@@ -298,9 +298,7 @@ def test_a_wrong_call_is_one_sentence(given, words, chain_tokenizer, tmp_path):
     (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
     small = ["hier.environment.pool=2", "hier.environment.validation=2"]
     with pytest.raises(HierError, match=words):
-        command(
-            "chain_of_agents_alfworld", small, out=tmp_path, **{"model": str(tmp_path / "model"), "n": 1, **given}
-        )
+        command("chain_of_agents_alfworld", small, out=tmp_path, **{"model": str(tmp_path / "model"), "n": 1, **given})
 
 
 def test_a_teacher_that_is_gone_is_one_sentence(tmp_path):
