@@ -10,6 +10,7 @@ A page holds generated text between `<!-- generated: NAME ARGUMENTS -->` and `<!
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import dataclasses
 import json
@@ -20,8 +21,11 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import typer
 import yaml
 
+from verl_hier.cli.main import app
+from verl_hier.graph import read_graphs
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.describe import needs_of, options_of
 from verl_hier.host.manager import PluginHost
@@ -129,30 +133,25 @@ def recipes_of(group: str) -> Iterator[str]:
 
 def parts(kind: Kind) -> Iterator[str]:
     """All parts of one kind with their pages; relative to docs/methods/."""
-    specs = [spec for _, spec in sorted(host().specs(kind).items())]
-    if kind == "estimator":
-        head: tuple[str, ...] = (kind, "what it does", "needs", "credit per", "confidence")
-    else:
-        head = (kind, "what it does")
     rows = []
-    for spec in specs:
+    for spec in (spec for _, spec in sorted(host().specs(kind).items())):
         row = [f"[`{spec.name}`]({link(spec.doc)})", cell(spec.summary)]
         if isinstance(spec, EstimatorSpec):
             row += [needs_of(spec), spec.granularity, spec.confidence]
         rows.append(row)
-    yield from table(head, *rows)
+    extra = ("needs", "credit per", "confidence") if kind == "estimator" else ()
+    yield from table((kind, "what it does", *extra), *rows)
 
 
 def link(page: str) -> str:
     """A page below docs/, seen from docs/methods/."""
-    folder, _, name = page.rpartition("/")
-    return name if folder == "methods" else f"../{page}"
+    return page.removeprefix("methods/") if page.startswith("methods/") else f"../{page}"
 
 
 def losses() -> Iterator[str]:
-    """The policy losses and the papers they come from."""
-    rows = [(f"[`{name}`]({name}.md)", cell(loss.summary)) for name, loss in sorted(host().policy_losses().items())]
-    yield from table(("policy loss", "what it does"), *rows)
+    """The policy losses; each has a page of its name."""
+    found = sorted(host().policy_losses().items())
+    yield from table(("policy loss", "what it does"), *((f"[`{k}`]({k}.md)", cell(loss.summary)) for k, loss in found))
 
 
 def columns(kind: str) -> Iterator[str]:
@@ -160,6 +159,19 @@ def columns(kind: str) -> Iterator[str]:
     known = {"turn": TURN_COLUMNS, "episode": EPISODE_COLUMNS}[kind]
     rows = ((f"`{name}`", *(cell(part) for part in text.split("; ", 1))) for name, text in known.items())
     yield from table(("column", "type", "meaning"), *rows)
+
+
+def rooms() -> Iterator[str]:
+    """The rooms of the core: the first sentence of each, and what it may import of ours."""
+    sys.path.insert(0, str(ROOT))
+    from tests.unit.host.test_layering import LAYERS
+
+    rows = []
+    for room in sorted(ROOT.glob("verl_hier/*/__init__.py")):
+        text = " ".join((ast.get_docstring(ast.parse(room.read_text("utf-8"))) or "").split())
+        allowed = ", ".join(f"`{name}`" for name in sorted(LAYERS.get(room.parent.name, ())))
+        rows.append((f"`{room.parent.name}/`", cell(re.split(r"(?<=\.)\s", text)[0]), allowed or "-"))
+    yield from table(("room", "what is in it", "may import"), *rows)
 
 
 # ---- examples ----
@@ -177,24 +189,51 @@ def example_graph() -> Iterator[str]:
         answer=lambda prompt, sampling: "right",
         n=1,
     )
-    graph = asyncio.run(rollout)[0].to_dict()
-    yield from ("```json", *json_lines(graph), "```")
+    text = json.dumps(asyncio.run(rollout)[0].to_dict(), indent=2, ensure_ascii=False)
+    yield from ("```json", re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text), "```")
 
 
-def json_lines(value: dict[str, typing.Any], indent: str = "") -> Iterator[str]:
-    """JSON with one entry of an object or of a list of objects on each line."""
-    yield indent + "{"
-    for name, entry in value.items():
-        comma = "," if name != list(value)[-1] else ""
-        if isinstance(entry, list) and entry and isinstance(entry[0], dict) and "id" in entry[0]:
-            yield f'{indent}  "{name}": ['
-            for item in entry:
-                *lines, last = json_lines(item, indent + "    ")
-                yield from (*lines, last + ("," if item is not entry[-1] else ""))
-            yield f"{indent}  ]{comma}"
-        else:
-            yield f'{indent}  "{name}": {json.dumps(entry, ensure_ascii=False)}{comma}'
-    yield indent + "}"
+def picture() -> Iterator[str]:
+    """A stored rollout as a tree: a line for each plan and each episode below it, with the credit that they got."""
+    (graph,) = read_graphs(DOCS / "example_rollout.jsonl.gz")
+    paths = [graph.path(episode.id) for episode in graph.episodes]
+    plans = sorted({path[0] for path in paths})
+    yield from ("```text", f"task  {graph.task['instruction']}")
+    for plan in plans:
+        fork, stem = ("└─", "   ") if plan == plans[-1] else ("├─", "│  ")
+        yield from ("│", f"{fork} plan  {graph.nodes[plan].text:<56} {signed(graph.credit[plan])}")
+        below = [episode for episode in graph.episodes if paths[episode.id][0] == plan]
+        for episode in below:
+            turns, end = len(paths[episode.id]) - 1, "won" if episode.success else "lost"
+            kind, credit = ("trial, greedy", "not trained")
+            if episode.trained:
+                kind, credit = ("execution", signed(graph.credit[episode.leaf]))
+            branch = "└─" if episode is below[-1] else "├─"
+            yield f"{stem}{branch} {kind:<14}{turns:>3} turns   {end:<34}{credit}"
+    yield "```"
+
+
+def signed(credit: float) -> str:
+    """A credit with its sign."""
+    return f"credit {credit:+.2f}"
+
+
+# ---- the command line ----
+
+
+def commands() -> Iterator[str]:
+    """What `verl-hier COMMAND --help` says, command by command."""
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        usage = command.get_usage(command.context_class(command, info_name=f"verl-hier {name}"))
+        yield from (f"### `{name}`", "", command.help or "", "", f"    {' '.join(usage.split()[1:])}", "")
+        rows = [
+            (f"`{'`, `'.join(option.opts)}`", cell(option.help or ""), f"`{option.default}`" if option.default else "")
+            for option in command.params
+            if option.param_type_name == "option"
+        ]
+        if rows:
+            yield from (*table(("option", "what it does", "default"), *rows), "")
 
 
 # ---- writing ----
@@ -219,7 +258,10 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "losses": losses,
     "method": method,
     "columns": columns,
+    "rooms": rooms,
     "example_graph": example_graph,
+    "picture": picture,
+    "commands": commands,
     "options": lambda reference: options(imported(reference)),
 }
 

@@ -12,7 +12,7 @@ from verl_hier.cli.output import line, table
 
 def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of everything it makes.")] = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(help="Seed of weights, demonstrations, tasks and rollout.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of weights, demonstrations, tasks and rollout.")] = 0,
     steps: Annotated[int, typer.Option(help="Reinforcement learning steps.")] = 32,
     sft_steps: Annotated[int, typer.Option(help="Supervised steps of the cold start.")] = 1300,
     demonstrations: Annotated[int, typer.Option(help="Expert episodes of the cold start.")] = 480,

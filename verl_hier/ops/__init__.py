@@ -1,0 +1,1 @@
+"""What the larger commands run: quickstart, offline credit, replay, exchange of formats, new packages."""

@@ -34,7 +34,7 @@ class Quickstart:
     """
 
     out: Path = Path("runs/quickstart")
-    seed: int = 2
+    seed: int = 0
     steps: int = 32
     sft_steps: int = 1300
     demonstrations: int = 480

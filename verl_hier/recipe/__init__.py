@@ -1,0 +1,1 @@
+"""Recipes: composing them, their schema, and the checks before a run."""

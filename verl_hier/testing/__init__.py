@@ -1,0 +1,1 @@
+"""Kits for authors of plugins: checks of estimators and environments, scripted rollouts, recorded cases."""

@@ -1,0 +1,90 @@
+"""The site builds without a warning, and what the README shows works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_hier.recipe.check import check_recipe
+from verl_hier.recipe.compose import compose
+from verl_hier.testing.estimator import check_estimator
+from verl_hier.testing.models import write_toy_task
+
+ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# A recipe of somebody who runs verl and has not heard of us.
+STOCK = """\
+defaults:
+  - ppo_trainer
+  - _self_
+data:
+  train_files: {folder}/tasks.parquet
+  val_files: {folder}/tasks.parquet
+  train_batch_size: 4
+  max_prompt_length: 64
+  max_response_length: 16
+actor_rollout_ref:
+  model: {{path: {folder}}}
+  actor: {{ppo_mini_batch_size: 2}}
+  rollout: {{name: vllm, n: 4}}
+reward: {{custom_reward_function: {{path: {folder}/reward.py, name: compute_score}}}}
+"""
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    return found
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[-2000:]
+    assert "Where does it go?" in (tmp_path / "site/where/index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("size", ["cpu", "node"])
+def test_three_lines_make_a_stock_recipe_a_tree(byte_model, tmp_path, size):
+    """The diff of the README, applied to a recipe that names nothing of ours."""
+    write_toy_task(byte_model)
+    stock = STOCK.format(folder=byte_model)
+    lines = block("diff").splitlines()
+    before, after = ("\n".join(line[1:] for line in lines if line[0] != sign) + "\n" for sign in "+-")
+    assert stock.startswith(before) and len([line for line in lines if line[0] == "+"]) == 3
+    file = tmp_path / "mine.yaml"
+    file.write_text(stock.replace(before, after))
+    config = compose(str(file), [f"+hier/size={size}"])
+    check_recipe(config)
+    assert config.hier.sampler.name == config.hier.estimator.name == "treepo"
+
+
+def test_the_five_line_recipe_is_sound(tmp_path):
+    recipe = block("yaml")
+    assert len(recipe.splitlines()) == 5
+    (tmp_path / "mine.yaml").write_text(recipe)
+    config = compose(str(tmp_path / "mine.yaml"), [])
+    check_recipe(config)
+    assert config.hier.sampler.plans == 4 and config.hier.estimator.scale == "none"
+
+
+def test_the_commands_of_the_readme_are_sound():
+    commands = re.findall(r"^verl-hier (?:check|train) (\S+) ?(.*)$", block_of_commands(), flags=re.MULTILINE)
+    assert len(commands) == 2
+    for recipe, overrides in commands:
+        check_recipe(compose(recipe, overrides.split()))
+
+
+def block_of_commands() -> str:
+    return "\n".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL))
+
+
+def test_the_estimator_of_the_readme_passes_the_kit():
+    names: dict = {}
+    exec(block("python"), names)
+    (spec,) = names["hier_estimators"]()
+    check_estimator(spec)
