@@ -14,6 +14,7 @@ import ast
 import asyncio
 import dataclasses
 import json
+import pkgutil
 import re
 import sys
 import typing
@@ -30,6 +31,7 @@ from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.describe import needs_of, options_of
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec, Kind, NoOptions, SamplerSpec, Spec, WorkerSpec
+from verl_hier.recipe import catalogue
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.react import React, ReactOptions
@@ -45,9 +47,6 @@ KINDS: tuple[Kind, ...] = ("environment", "worker", "sampler", "estimator", "sch
 def host() -> PluginHost:
     """Every built-in part."""
     return PluginHost.load({"builtin": True})
-
-
-# ---- one part ----
 
 
 def part(kind: Kind, name: str) -> Iterator[str]:
@@ -101,9 +100,6 @@ def options(cls: type) -> Iterator[str]:
                 yield from options(inner)
 
 
-# ---- methods and recipes ----
-
-
 def method(*groups: str) -> Iterator[str]:
     """The parts that the method groups combine, and the recipes that use them; for pages in docs/methods/."""
     head = ("", *(f"`hier/method: {group}`" for group in groups))
@@ -113,7 +109,7 @@ def method(*groups: str) -> Iterator[str]:
         names = [block["hier"].get(kind, {}).get("name", DEFAULTS.get(kind, "")) for block in blocks]
         if any(names):
             rows.append((kind, *(f"[`{name}`]({link(host().spec(kind, name).doc)})" for name in names)))
-    rows.append(("recipes", *(", ".join(f"`{name}`" for name in recipes_of(group)) for group in groups)))
+    rows.append(("recipes", *(", ".join(recipes_of(group)) for group in groups)))
     yield from table(head, *rows)
 
 
@@ -121,14 +117,24 @@ DEFAULTS = {"schedule": "joint"}
 
 
 def recipes_of(group: str) -> Iterator[str]:
-    """The recipes whose defaults list names a method group."""
-    for file in sorted(RECIPES.glob("*.yaml")):
-        defaults = yaml.safe_load(file.read_text("utf-8"))["defaults"]
-        if any(isinstance(line, dict) and line.get("hier/method") == group for line in defaults):
-            yield file.stem
+    """The recipes of a method group, with the sizes that they offer."""
+    for recipe in catalogue.recipes():
+        if recipe.groups.get("method") == group or f"hier/method/{group}," in recipe.text:
+            yield f"`{recipe.name}` ({', '.join(recipe.sizes) or 'any size'})"
 
 
-# ---- lists ----
+def recipe_matrix() -> Iterator[str]:
+    """The recipes as methods by environments, with the sizes of those that do not offer all of them."""
+    cells = {}
+    for recipe in (recipe for recipe in catalogue.recipes() if recipe.method_and_environment):
+        sizes = "" if len(recipe.sizes) == len(catalogue.SIZES) else f" ({', '.join(recipe.sizes)})"
+        cells[recipe.method_and_environment] = f"`{recipe.name}`{sizes}"
+    environments = sorted({environment for _, environment in cells})
+    methods = sorted({method for method, _ in cells})
+    rows = ((method, *(cells.get((method, name), "") for name in environments)) for method in methods)
+    yield from table(("method", *environments), *rows)
+    others = (recipe for recipe in catalogue.recipes() if not recipe.method_and_environment)
+    yield from ("", *table(("recipe", ""), *((f"`{recipe.name}`", cell(recipe.summary)) for recipe in others)))
 
 
 def parts(kind: Kind) -> Iterator[str]:
@@ -174,9 +180,6 @@ def rooms() -> Iterator[str]:
     yield from table(("room", "what is in it", "may import"), *rows)
 
 
-# ---- examples ----
-
-
 def example_graph() -> Iterator[str]:
     """A rollout graph as its file holds it: an agent that goes right twice."""
     sys.path.insert(0, str(ROOT))
@@ -218,9 +221,6 @@ def signed(credit: float) -> str:
     return f"credit {credit:+.2f}"
 
 
-# ---- the command line ----
-
-
 def commands() -> Iterator[str]:
     """What `verl-hier COMMAND --help` says, command by command."""
     group = typer.main.get_command(app)
@@ -234,9 +234,6 @@ def commands() -> Iterator[str]:
         ]
         if rows:
             yield from (*table(("option", "what it does", "default"), *rows), "")
-
-
-# ---- writing ----
 
 
 def cell(text: str) -> str:
@@ -256,21 +253,15 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     **{kind: lambda name, kind=kind: part(kind, name) for kind in KINDS},
     "parts": parts,
     "losses": losses,
+    "recipes": recipe_matrix,
     "method": method,
     "columns": columns,
     "rooms": rooms,
     "example_graph": example_graph,
     "picture": picture,
     "commands": commands,
-    "options": lambda reference: options(imported(reference)),
+    "options": lambda reference: options(pkgutil.resolve_name(reference)),
 }
-
-
-def imported(reference: str) -> type:
-    """The class `package.module.Class`."""
-    module, _, name = reference.rpartition(".")
-    found: type = getattr(__import__(module, fromlist=[name]), name)
-    return found
 
 
 def generated(text: str) -> str:

@@ -193,7 +193,8 @@ def test_the_columns_are_those_of_the_table():
 
 def test_paths_in_code_marks_exist():
     """`verl_hier/…`, `tests/…` and `plugins/…` that a page names are there."""
-    pages = [DOCS / f"{name}.md" for name in ("architecture", "guards", "metrics", "rollout_graph", "schedules", "where")]
+    names = ("architecture", "guards", "metrics", "rollout_graph", "schedules", "where")
+    pages = [DOCS / f"{name}.md" for name in names]
     for page in [*pages, *sorted((DOCS / "methods").glob("*.md"))]:
         for path in re.findall(r"`((?:verl_hier|tests|plugins|recipes)/[\w/.]*)`", page.read_text(encoding="utf-8")):
             assert (ROOT / path).exists(), f"{name_of(page)} names {path}"

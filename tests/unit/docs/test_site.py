@@ -63,11 +63,11 @@ def test_three_lines_make_a_stock_recipe_a_tree(byte_model, tmp_path, size):
     assert config.hier.sampler.name == config.hier.estimator.name == "treepo"
 
 
-def test_the_five_line_recipe_is_sound(tmp_path):
+def test_the_five_line_recipe_is_sound(byte_model, tmp_path):
     recipe = block("yaml")
     assert len(recipe.splitlines()) == 5
     (tmp_path / "mine.yaml").write_text(recipe)
-    config = compose(str(tmp_path / "mine.yaml"), [])
+    config = compose(str(tmp_path / "mine.yaml"), [f"actor_rollout_ref.model.path={byte_model}"])
     check_recipe(config)
     assert config.hier.sampler.plans == 4 and config.hier.estimator.scale == "none"
 
