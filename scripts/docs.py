@@ -207,12 +207,12 @@ def picture() -> Iterator[str]:
         yield from ("│", f"{fork} plan  {graph.nodes[plan].text:<56} {signed(graph.credit[plan])}")
         below = [episode for episode in graph.episodes if paths[episode.id][0] == plan]
         for episode in below:
-            turns, end = len(paths[episode.id]) - 1, "won" if episode.success else "lost"
-            kind, credit = ("trial, greedy", "not trained")
+            turns, end = len(paths[episode.id]) - 1, "won, " if episode.success else "lost,"
+            kind, credit = ("trial, greedy", "")
             if episode.trained:
                 kind, credit = ("execution", signed(graph.credit[episode.leaf]))
             branch = "└─" if episode is below[-1] else "├─"
-            yield f"{stem}{branch} {kind:<14}{turns:>3} turns   {end:<34}{credit}"
+            yield f"{stem}{branch} {kind:<14}{turns:>3} turns   {end} return {episode.ret:>5.2f}{credit:>30}".rstrip()
     yield "```"
 
 
