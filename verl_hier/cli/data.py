@@ -27,7 +27,7 @@ def tiny(
         int | None, typer.Option(help="Width of a head; omitted: a fourth of the model's. vLLM on a CPU needs 32.")
     ] = None,
 ) -> None:
-    """Build a small model and tokenizer for a recipe's world."""
+    """Build a small model and tokenizer for a recipe's environment."""
     from verl_hier.coldstart import TinyShape, build_tiny
     from verl_hier.coldstart.recipe import texts_of
     from verl_hier.recipe.composed import ComposedRecipe
@@ -44,26 +44,27 @@ def demos(
     out: Annotated[Path, typer.Option(help="Parquet file to write.")] = DEMONSTRATIONS,
     n: Annotated[int, typer.Option("-n", help="Episodes.")] = 480,
     random_action: Annotated[float, typer.Option(help="Share of random admissible actions.")] = 0.08,
-    skip_stage: Annotated[float, typer.Option(help="Share of goals shown without their clean, heat or cool.")] = 0.35,
+    skip_stage: Annotated[float, typer.Option(help="Share of goals shown without a stage they need.")] = 0.35,
     seed: Seed = 0,
 ) -> None:
-    """Write demonstrations by the world's expert."""
-    from transformers import AutoTokenizer
-
-    from verl_hier.coldstart import Noise
-    from verl_hier.coldstart.recipe import demonstrations_of
+    """Write demonstrations by the environment's expert."""
+    from verl_hier.coldstart import Noise, write_demonstrations
+    from verl_hier.compat.tokenizer import load_tokenizer
     from verl_hier.errors import HierError
     from verl_hier.recipe.composed import ComposedRecipe
 
     if not (model / "config.json").is_file():
         raise HierError(f"there is no model at {model}; `verl-hier tiny {recipe}` makes one.")
-    file = demonstrations_of(
-        ComposedRecipe.named(recipe, overrides or ()),
-        AutoTokenizer.from_pretrained(str(model)),
+    composed = ComposedRecipe.named(recipe, overrides or ())
+    file = write_demonstrations(
+        composed.parts.environment,
+        composed.parts.worker,
+        load_tokenizer(model),
         out,
         n,
         Noise(random_action=random_action, skip_stage=skip_stage),
         seed,
+        composed.limits,
     )
     line(f"demonstrations: {file}")
 

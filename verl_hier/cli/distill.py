@@ -28,23 +28,27 @@ def distill(
         "runs/distill"
     ),
     system: Annotated[
-        str, typer.Option(help="Whose episodes are distilled: a recipe with its worker, or a worker with its defaults.")
+        str,
+        typer.Option(help="Whose episodes are distilled: the worker of a recipe, or a worker with its defaults."),
     ] = "planner_executor",
     teacher: Annotated[
-        str, typer.Option(help="Who speaks in it: the world's expert, or the URL of an OpenAI-compatible endpoint.")
+        str,
+        typer.Option(help="Plays it: the environment's `expert`, or the URL of an OpenAI-compatible endpoint."),
     ] = EXPERT,
     teacher_model: Annotated[str, typer.Option(help="The model's name at the endpoint.")] = "",
     model: Annotated[
         str | None, typer.Option(help="Folder or name of the tokenizer; omitted: the recipe's model, or `tiny`'s.")
     ] = None,
     n: Annotated[int, typer.Option("-n", help="Episodes to play.")] = 480,
-    activations: Annotated[int, typer.Option(help="Keep episodes with at least so many turns of agents.")] = 3,
-    calls: Annotated[int, typer.Option(help="Keep episodes with at least so many actions on the world.")] = 2,
-    upsample: Annotated[int, typer.Option(help="Copies of an episode that reflects or mends a refused action.")] = 2,
+    activations: Annotated[int, typer.Option(help="Keep episodes with at least this many turns of agents.")] = 3,
+    calls: Annotated[int, typer.Option(help="Keep episodes with at least this many actions.")] = 2,
+    upsample: Annotated[
+        int, typer.Option(help="Copies of episodes that reflect or go on after an invalid action.")
+    ] = 2,
     random_action: Annotated[float, typer.Option(help="Share of the expert's actions that are random.")] = 0.08,
-    mistake_weight: Annotated[float, typer.Option(help="Loss weight of actions that the world refused.")] = 1.0,
-    observation_weight: Annotated[float, typer.Option(help="Loss weight of what the policy only reads.")] = 0.0,
-    temperature: Annotated[float, typer.Option(help="Of a served teacher.")] = 0.7,
+    mistake_weight: Annotated[float, typer.Option(help="Loss weight of actions that the environment refused.")] = 1.0,
+    observation_weight: Annotated[float, typer.Option(help="Loss weight of observations.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Temperature of a served teacher.")] = 0.7,
     max_tokens: Annotated[int, typer.Option(help="Tokens of one turn of a served teacher.")] = 1024,
     concurrency: Annotated[int, typer.Option(help="Episodes of a served teacher in flight.")] = 8,
     seed: Seed = 0,
@@ -66,7 +70,7 @@ def distill(
             teacher=lambda messages: _teacher(teacher, teacher_model, messages, random_action),
             n=n,
             filters=Filters(activations, calls, upsample),
-            weights=Weights(mistake=mistake_weight, read=observation_weight),
+            weights=Weights(invalid_action=mistake_weight, observation=observation_weight),
             seed=seed,
             limits=_for_messages(limits, max_tokens if served else limits.max_tokens_per_turn),
             sampling=Sampling(temperature=temperature),
@@ -103,15 +107,15 @@ def _for_messages(limits: Limits, max_tokens: int) -> Limits:
 
 
 def _teacher(name: str, model: str, messages: Messages, random_action: float) -> Teacher:
-    from verl_hier.coldstart.distill import Expertise
+    from verl_hier.coldstart.distill import ExpertTeacher
     from verl_hier.coldstart.expert_policy import Noise
     from verl_hier.coldstart.served import ServedTeacher
     from verl_hier.errors import HierError
 
     if name == EXPERT:
-        return Expertise(Noise(random_action=random_action, skip_stage=0.0))
+        return ExpertTeacher(Noise(random_action=random_action, skip_stage=0.0))
     if not name.startswith(("http://", "https://")):
-        raise HierError(f"--teacher {name}: say `{EXPERT}` or the URL of an endpoint, such as http://host:8000/v1.")
+        raise HierError(f"--teacher {name}: give `{EXPERT}` or the URL of an endpoint, such as http://host:8000/v1.")
     if not model:
         raise HierError("--teacher-model is missing: the model's name at the endpoint.")
     return ServedTeacher(name, model, messages)

@@ -1,8 +1,8 @@
-"""Multi-agent distillation: episodes of any worker become supervised data for a worker that can tell them.
+"""Multi-agent distillation: episodes of any worker become supervised data for another worker.
 
-Source: Chain-of-Agents, arXiv 2508.13167. A teacher plays tasks through the system's worker; its episodes pass filters
-one after the other; what is left is told as turns of the student's worker and played again through that worker, in the
-same world. The second play is the last filter, and its rollout graph is where the rows come from: they hold the very
+Source: Chain-of-Agents, arXiv 2508.13167. A teacher plays tasks through the system's worker, and its episodes are
+filtered. Those that remain are transcribed as turns of the student's worker and replayed through that worker in the
+same environment. The replay is the last filter, and the rows are cut from its rollout graph: they hold exactly the
 tokens that reinforcement learning will see.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from verl_hier.coldstart.episodes import World, play
+from verl_hier.coldstart.episodes import LocalEnvironment, play
 from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.coldstart.filters import Filters, Report
 from verl_hier.coldstart.rows import rows_of, save
@@ -31,7 +31,7 @@ DATA, EPISODES, REPORT = "data.parquet", "episodes.jsonl", "report.json"
 
 
 class Teacher(Protocol):
-    """Who speaks in the system.
+    """Generates the turns of the system.
 
     Attributes:
         refused: requests that could not be answered; their episodes ended there.
@@ -39,38 +39,38 @@ class Teacher(Protocol):
 
     refused: int
 
-    def policy(self, world: World, messages: Messages, system: Part, rng: random.Random) -> Policy:
+    def policy(self, environment: LocalEnvironment, messages: Messages, system: Part, rng: random.Random) -> Policy:
         """The policy of one episode; its tokens are those of `messages`."""
 
     async def close(self) -> None:
-        """Free what it holds."""
+        """Release connections."""
 
 
-class Expertise:
+class ExpertTeacher:
     """The environment's expert, with the mistakes of `noise`; see `Teacher`."""
 
     def __init__(self, noise: Noise) -> None:
         self.noise = noise
         self.refused = 0
 
-    def policy(self, world: World, messages: Messages, system: Part, rng: random.Random) -> Policy:
-        """See `Teacher.policy`. The student sees the whole sequence, so the expert may remember all of it."""
-        hierarchical = is_hierarchical(system.spec, system.options)
-        return ExpertPolicy(world, messages.said, self.noise, rng, hierarchical, system.options, remember=True)
+    def policy(self, environment: LocalEnvironment, messages: Messages, system: Part, rng: random.Random) -> Policy:
+        """See `Teacher.policy`. The student sees the whole episode, so the expert may remember all of it."""
+        hierarchical = is_hierarchical(system)
+        return ExpertPolicy(environment, messages.turn, self.noise, rng, hierarchical, system.options, remember=True)
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """See `Teacher.close`."""
 
 
 @dataclass(frozen=True)
 class Student:
-    """Who will say what the teacher did.
+    """The worker that is to be trained, as it will roll out.
 
     Attributes:
         worker: the worker to be trained; its spec has `transcribe`.
-        renderer: as in the rollout.
-        tokenizer: the model's.
-        limits: of an episode in the rollout.
+        renderer: the rollout's renderer.
+        tokenizer: the model's tokenizer.
+        limits: limits of an episode in the rollout.
     """
 
     worker: Part
@@ -81,8 +81,8 @@ class Student:
     def __post_init__(self) -> None:
         if self.worker.spec.transcribe is None:
             raise RecipeError(
-                f"hier.worker.name: {self.worker.spec.name!r} cannot say what other workers did, so nothing can be "
-                "distilled for it; `chain_of_agents` can."
+                f"hier.worker.name: {self.worker.spec.name!r} cannot transcribe episodes of other workers, so "
+                "nothing can be distilled for it; `chain_of_agents` can."
             )
 
 
@@ -91,14 +91,16 @@ class Weights:
     """Loss weights of the student's tokens.
 
     Attributes:
-        said: of what the policy says; the paper's 1.
-        mistake: of a turn that the world refused. 1 as in the paper; 0 learns to go on after it, not to do it.
-        read: of the prompt and of observations. 0 as in the paper; a little helps a model from scratch.
+        action: of what the policy generates; 1 as in the paper.
+        invalid_action: of a turn that the environment refused. 1 as in the paper; with 0 the policy learns to go on
+            after such a turn but not to generate it.
+        observation: of the prompt and of observations. 0 as in the paper; a small weight helps a model that is trained
+            from scratch.
     """
 
-    said: float = 1.0
-    mistake: float = 1.0
-    read: float = 0.0
+    action: float = 1.0
+    invalid_action: float = 1.0
+    observation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,14 @@ class Distillation:
     """What is distilled.
 
     Attributes:
-        environment: the world of teacher and student.
+        environment: where teacher and student play.
         system: the worker whose episodes are distilled.
-        student: who will say them.
-        teacher: makes who speaks in the system.
-        n: episodes to play; tasks are taken in turn.
-        filters, weights: see there.
-        seed: of tasks, noise and requests.
-        limits: of an episode of the system.
+        student: the worker for which they are distilled.
+        teacher: makes the teacher from the messages of the rollout.
+        n: episodes to play; the tasks of the training split are repeated if there are fewer.
+        filters, weights: see `Filters` and `Weights`.
+        seed: seed of tasks, noise and requests.
+        limits: limits of an episode of the system.
         sampling: how a served teacher samples.
         concurrency: episodes in flight.
     """
@@ -132,18 +134,18 @@ class Distillation:
 
 
 def distill(plan: Distillation, out: Path) -> Report:
-    """Write data, every episode of the teacher in words, and the report to a folder.
+    """Write the data, every episode of the teacher as text, and the report to a folder.
 
     Raises:
         RecipeError: when the environment has no tasks, the teacher cannot play the system, or nothing is left.
-        RolloutError: when the teacher is gone.
+        RolloutError: when the teacher does not answer.
     """
     return asyncio.run(_Distiller(plan).run(out))
 
 
 @dataclass(frozen=True)
 class _Result:
-    """One episode; `dropped` is (filter, reason), None when it was kept."""
+    """One episode of the teacher; `dropped` is (filter, reason), or None when it was kept."""
 
     number: int
     transcript: Transcript
@@ -173,13 +175,13 @@ class _Distiller:
         found: dict[int, _Result] = {}
 
         async def play_on() -> None:
-            world = World(plan.environment.spec.factory(plan.environment.options))
+            environment = LocalEnvironment(plan.environment.spec.factory(plan.environment.options))
             try:
                 while waiting:
                     attempt = waiting.pop()
-                    found[attempt] = await self._one(attempt, world, teacher)
+                    found[attempt] = await self._one(attempt, environment, teacher)
             finally:
-                world.environment.close()
+                environment.environment.close()
 
         players = [asyncio.ensure_future(play_on()) for _ in range(max(1, min(plan.concurrency, plan.n)))]
         try:
@@ -191,16 +193,16 @@ class _Distiller:
             await teacher.close()
         return self._write([found[attempt] for attempt in sorted(found)], teacher.refused, out)
 
-    async def _one(self, attempt: int, world: World, teacher: Teacher) -> _Result:
-        """Play, filter, tell and play again."""
+    async def _one(self, attempt: int, environment: LocalEnvironment, teacher: Teacher) -> _Result:
+        """Play, filter, transcribe and replay one episode."""
         plan, student = self._plan, self._plan.student
         number, round_ = attempt % len(self._tasks), attempt // len(self._tasks)
         rng = random.Random(f"distill-{plan.seed}-{attempt}")
         graph, transcript = await play(
-            world,
+            environment,
             self._tasks[number],
             lambda: plan.system.spec.factory(plan.system.options),
-            teacher.policy(world, self._messages, plan.system, rng),
+            teacher.policy(environment, self._messages, plan.system, rng),
             self._messages,
             plan.limits,
             number,
@@ -219,31 +221,31 @@ class _Distiller:
             parts = student.worker.spec.transcribe(student.worker.options, transcript)
         except ValueError as error:
             return _Result(number, transcript, record, ("format", str(error)))
-        reciter = _Reciter(parts, student.tokenizer)
-        told, _ = await play(
-            world,
+        prepared = _PreparedTurns(parts, student.tokenizer)
+        replayed, _ = await play(
+            environment,
             self._tasks[number],
             lambda: student.worker.spec.factory(student.worker.options),
-            reciter,
+            prepared,
             student.renderer,
             student.limits,
             number,
             round_,
             plan.seed,
         )
-        reason = plan.filters.format(told, reciter.cut)
+        reason = plan.filters.format(replayed, prepared.cut)
         if reason:
             return _Result(number, transcript, record, ("format", reason))
-        rows = tuple(row | {"task": number} for row in self._rows(told))
-        return _Result(number, transcript, record, None, rows, plan.filters.reflects(transcript, told))
+        rows = tuple(row | {"task": number} for row in self._rows(replayed))
+        return _Result(number, transcript, record, None, rows, plan.filters.reflects(transcript, replayed))
 
-    def _rows(self, told: RolloutGraph) -> list[dict[str, Any]]:
+    def _rows(self, replayed: RolloutGraph) -> list[dict[str, Any]]:
         weights = self._plan.weights
 
-        def said(node: Node) -> float:
-            return weights.said if node.valid else weights.mistake
+        def action_weight(node: Node) -> float:
+            return weights.action if node.valid else weights.invalid_action
 
-        rows = rows_of(told, said, weights.read)
+        rows = rows_of(replayed, action_weight, weights.observation)
         decode = self._plan.student.tokenizer.decode
         return [row | {"text": decode(row["input_ids"])} for row in rows]
 
@@ -260,11 +262,13 @@ class _Distiller:
             rows += result.rows * (self._plan.filters.upsample if result.reflects else 1)
         report.rows = len(rows)
         report.tokens = sum(len(row["input_ids"]) for row in rows)
-        report.trained_tokens = sum(weight > self._plan.weights.read for row in rows for weight in row["weights"])
+        report.trained_tokens = sum(
+            weight > self._plan.weights.observation for row in rows for weight in row["weights"]
+        )
         out.mkdir(parents=True, exist_ok=True)
         (out / REPORT).write_text(json.dumps(report.to_dict(), indent=2) + "\n")
         with (out / EPISODES).open("w") as stream:
-            stream.writelines(json.dumps(_told(result)) + "\n" for result in results)
+            stream.writelines(json.dumps(_record(result)) + "\n" for result in results)
         if not rows:
             reasons = "; ".join(": ".join(line) for line in report.lines()[:4])
             raise RecipeError(f"nothing is left to learn from ({reasons}); {out / EPISODES} has the episodes.")
@@ -272,8 +276,8 @@ class _Distiller:
         return report
 
 
-class _Reciter:
-    """Says prepared parts, each turn up to the first that ends with one of its stop strings."""
+class _PreparedTurns:
+    """A policy that returns prepared texts: for each turn those up to the first one that ends with a stop string."""
 
     def __init__(self, parts: Sequence[str], tokenizer: Any) -> None:
         self._parts = list(parts)
@@ -282,20 +286,20 @@ class _Reciter:
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`. A turn that is longer than allowed is `cut`, as a server would do."""
-        said: list[str] = []
-        while self._parts and not (said and said[-1].endswith(sampling.stop)):
-            said.append(self._parts.pop(0))
-        tokens = [token for part in said for token in self._tokenizer.encode(part, add_special_tokens=False)]
+        texts: list[str] = []
+        while self._parts and not (texts and texts[-1].endswith(sampling.stop)):
+            texts.append(self._parts.pop(0))
+        tokens = [token for part in texts for token in self._tokenizer.encode(part, add_special_tokens=False)]
         self.cut = self.cut or len(tokens) > sampling.max_tokens
         return Generation(tokens[: sampling.max_tokens], [])
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
         """See `rollout.Policy.score`."""
-        raise RolloutError("hier.sampler.name: prepared words have no probabilities; use `independent`.")
+        raise RolloutError("hier.sampler.name: prepared turns have no log-probs; use `independent`.")
 
 
-def _told(result: _Result) -> dict[str, Any]:
-    """One episode of the teacher, JSON-able."""
+def _record(result: _Result) -> dict[str, Any]:
+    """One episode of the teacher as a JSON-able dictionary."""
     transcript = result.transcript
     return {
         "task": result.number,
@@ -303,9 +307,9 @@ def _told(result: _Result) -> dict[str, Any]:
         "opening": "" if transcript.opening is None else transcript.opening.text,
         "turns": [
             {
-                "role": said.node.role,
-                "level": said.node.level,
-                "text": said.text,
+                "role": turn.node.role,
+                "level": turn.node.level,
+                "text": turn.text,
                 "calls": [
                     {
                         "action": call.action,
@@ -313,10 +317,10 @@ def _told(result: _Result) -> dict[str, Any]:
                         "reward": call.step.reward,
                         "valid": call.step.valid,
                     }
-                    for call in said.calls
+                    for call in turn.calls
                 ],
             }
-            for said in transcript.turns
+            for turn in transcript.turns
         ],
         "return": result.record.ret,
         "ended": result.record.error or result.record.status,

@@ -1,4 +1,4 @@
-"""One episode in this process: fast, without servers, environment processes and their guards."""
+"""One episode in this process: fast, because it starts no rollout server and no environment process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from verl_hier.rollout.task import RolloutSetup
 from verl_hier.rollout.transcript import Transcript
 
 
-class World:
-    """One environment under the face of `environments.pool`; one episode at a time plays in it."""
+class LocalEnvironment:
+    """One environment with the interface of `environments.pool`; it plays one episode at a time."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.last: StepResult | None = None
 
-    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[World, StepResult]:
+    async def open(self, task: Mapping[str, Any], seed: int) -> tuple[LocalEnvironment, StepResult]:
         """Start a task."""
         self.last = self.environment.reset(task, seed)
         return self, self.last
@@ -31,12 +31,12 @@ class World:
         self.last = self.environment.step(action)
         return self.last
 
-    async def fork(self) -> World:
-        """The rollout keeps its first world as a root and plays a fork of it; one episode needs no second world."""
+    async def fork(self) -> LocalEnvironment:
+        """The same environment: a rollout plays on a fork of the one that it opened, and here it has one episode."""
         return self
 
     async def close(self) -> None:
-        """The world is used again for the next task."""
+        """Nothing to do: the environment is used again for the next task."""
 
     @property
     def won(self) -> bool:
@@ -44,14 +44,14 @@ class World:
         return bool(self.last and self.last.info.get("won", self.last.done))
 
 
-class _One(Sampler):
+class _SingleEpisode(Sampler):
     async def sample(self, rollout: Rollout) -> None:
-        """One episode."""
+        """See `Sampler.sample`."""
         await rollout.start().run()
 
 
 async def play(
-    world: World,
+    environment: LocalEnvironment,
     task: Mapping[str, Any],
     make_worker: Callable[[], Worker],
     policy: Policy,
@@ -65,13 +65,13 @@ async def play(
     """Play one episode of a task.
 
     Args:
-        world: where.
+        environment: where it is played.
         task: one of the environment's tasks.
         make_worker: makes the worker that drives the episode.
-        policy: who speaks.
+        policy: generates the turns.
         renderer: turns messages into the policy's tokens.
         limits: limits of the episode.
-        number: of the task; with `round_` and `seed` it names the random generators.
+        number: index of the task; with `round_` and `seed` it names the random generators.
         round_: how often the task was played before.
         seed: root seed.
         sampling: how the policy is asked to sample.
@@ -83,7 +83,7 @@ async def play(
         step=round_,
         sampling=sampling or Sampling(),
     )
-    setup = RolloutSetup({DEFAULT_POLICY: policy}, renderer, world, limits, seed)
+    setup = RolloutSetup({DEFAULT_POLICY: policy}, renderer, environment, limits, seed)
     rollout = Rollout(request, setup, make_worker)
-    graph = await roll_out(rollout, _One())
+    graph = await roll_out(rollout, _SingleEpisode())
     return graph, Transcript.of(rollout.episodes[0])

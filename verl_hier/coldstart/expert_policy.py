@@ -1,4 +1,4 @@
-"""The scripted expert in the place of the policy, with the mistakes that a demonstration should hold."""
+"""A policy that acts as the environment's scripted expert, with the mistakes that demonstrations should contain."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_hier.coldstart.episodes import World
-from verl_hier.coldstart.experts import expert_of
-from verl_hier.environments.expert import Expert
+from verl_hier.coldstart.episodes import LocalEnvironment
+from verl_hier.environments.base import Environment
+from verl_hier.environments.expert import Expert, OffersExpert
 from verl_hier.errors import RecipeError, RolloutError
-from verl_hier.host.specs import WorkerSpec
+from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Generation, Sampling, Scored
 
 SUB_DONE = "<sub_done>"
@@ -19,15 +19,15 @@ SUB_DONE = "<sub_done>"
 
 @dataclass(frozen=True)
 class Noise:
-    """How far demonstrations are from the expert, so that RL has something to mend.
+    """How far demonstrations are from the expert, so that reinforcement learning has something to improve.
 
     Attributes:
         random_action: chance that an action is a random one: one that is admissible now, one that was at some
             earlier point of the episode, or a beginner's mistake (`Expert.mistake`), a third each.
         random_weight: loss weight of such an action; with 0 the policy learns to go on after it, not to do it.
         skip_stage: chance that a goal is done without a stage that it needs.
-        observation_weight: loss weight of tokens that the policy only reads; it helps a model from scratch to learn
-            the language.
+        observation_weight: loss weight of tokens that the policy does not generate; it helps a model that is trained
+            from scratch to learn the language.
     """
 
     random_action: float = 0.12
@@ -36,21 +36,34 @@ class Noise:
     observation_weight: float = 0.1
 
 
-def is_hierarchical(worker: WorkerSpec, options: Any) -> bool:
-    """Whether the expert speaks as a planner first.
+def expert_of(environment: Environment, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Expert:
+    """The expert for the episode that an environment is in; see `OffersExpert.expert`.
+
+    Raises:
+        RecipeError: when the environment offers none.
+    """
+    if not isinstance(environment, OffersExpert):
+        raise RecipeError(
+            f"hier.environment.name: {type(environment).__name__} offers no expert, so there can be no demonstrations; "
+            "give it a method `expert(rng, skip_stage, remember)` as `verl_hier.environments.expert` describes."
+        )
+    return environment.expert(rng, skip_stage, remember)
+
+
+def is_hierarchical(worker: Part) -> bool:
+    """Whether the expert has to play a planner above an executor.
 
     Raises:
         RecipeError: for a worker whose roles the expert cannot play.
     """
-    roles = worker.roles if worker.active_roles is None else worker.active_roles(options)
-    levels = sorted({worker.roles[role] for role in roles})
+    spec = worker.spec
+    roles = spec.roles if spec.active_roles is None else spec.active_roles(worker.options)
+    levels = sorted({spec.roles[role] for role in roles})
     if levels not in ([0], [0, 1]) or len(roles) != len(levels):
-        cure = f" `verl-hier distill` makes them for {worker.name!r} from the episodes of such a worker." * bool(
-            worker.transcribe
-        )
+        hint = f" `verl-hier distill` makes them for {spec.name!r} from the episodes of such a worker."
         raise RecipeError(
-            f"hier.worker.name: no demonstrations for {worker.name!r} with {', '.join(roles)}; they need a worker with "
-            f"one role, or with a planner (level 0) above an executor (level 1).{cure}"
+            f"hier.worker.name: no demonstrations for {spec.name!r} with {', '.join(roles)}; they need a worker with "
+            f"one role, or with a planner (level 0) above an executor (level 1).{hint if spec.transcribe else ''}"
         )
     return len(levels) > 1
 
@@ -58,12 +71,13 @@ def is_hierarchical(worker: WorkerSpec, options: Any) -> bool:
 class ExpertPolicy:
     """Answers like the expert: a planner's whole plan first, if there is one, then command by command.
 
-    A planner that is asked again has failed: it makes a new plan from where the world is now, without skipped stages.
+    A planner that is asked again has failed: it makes a new plan from the environment's present state, without skipped
+    stages.
     """
 
     def __init__(
         self,
-        world: World,
+        environment: LocalEnvironment,
         encode: Callable[[str], list[int]],
         noise: Noise,
         rng: random.Random,
@@ -73,23 +87,23 @@ class ExpertPolicy:
     ) -> None:
         """
         Args:
-            world: what the expert looks at.
-            encode: makes an answer's tokens, end token included.
-            noise: how far it is from the expert.
-            rng: decides where.
-            hierarchical: whether a planner speaks first.
-            options: of the worker; `separator` and `action_tag`, where it has them, are how it wants to be spoken to,
-                and `write_plan(subgoals)` makes a planner's text where subgoals in a row are not one.
-            remember: see `OffersExpert`; omitted: unless contexts start afresh at each subgoal.
+            environment: what the expert looks at.
+            encode: tokens of a turn with its end token.
+            noise: how far the policy is from the expert.
+            rng: source of the noise.
+            hierarchical: whether the first turn is a planner's.
+            options: options of the worker. Where they have them, `separator` joins the subgoals of a plan, `action_tag`
+                encloses an action, and `write_plan(subgoals)` writes the whole plan.
+            remember: see `OffersExpert`; omitted: True unless contexts start anew at each subgoal.
         """
-        self._world = world
+        self._environment = environment
         self._encode = encode
         self._noise = noise
         self._rng = rng
         self._hierarchical = hierarchical
         self._remember = not hierarchical if remember is None else remember
-        sign = str(getattr(options, "separator", ";")).strip()
-        separator = f" {sign} " if sign else "\n"
+        joint = str(getattr(options, "separator", ";")).strip()
+        separator = f" {joint} " if joint else "\n"
         self._write_plan: Callable[[Sequence[str]], str] = getattr(options, "write_plan", separator.join)
         self._action_tag: str | None = getattr(options, "action_tag", None)
         self._expert: Expert | None = None
@@ -115,26 +129,26 @@ class ExpertPolicy:
         return Generation(tokens, [0.0] * len(tokens), "completed")
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
-        """See `rollout.Policy.score`; an expert has no probabilities."""
-        raise RolloutError("hier.sampler.name: an expert cannot score what others say; use `independent`.")
+        """See `rollout.Policy.score`."""
+        raise RolloutError("hier.sampler.name: an expert has no log-probs; use `independent`.")
 
     def _plan(self) -> str:
-        """A plan for the present state of the world."""
+        """A plan for the present state of the environment."""
         expert, self._subgoal = self._start(), -1
         return self._write_plan(expert.subgoals)
 
     def _follow(self, prompt: list[int]) -> str | None:
-        """The next action; a context that does not go on is the next subgoal's."""
+        """The next action; a context that does not extend the last one belongs to the next subgoal."""
         expert = self._expert or self._start()
         if self._hierarchical and prompt[: len(self._context)] != self._context:
             self._subgoal += 1
         return self._act(expert)
 
     def _start(self) -> Expert:
-        """The expert from here on; only the first of an episode skips stages."""
-        world, first = self._world.environment, self._expert is None
-        full = expert_of(world, random.Random(0), 0.0, self._remember)
-        self._expert = expert_of(world, self._rng, self._noise.skip_stage, self._remember) if first else full
+        """The expert for the rest of the episode; only the first one of an episode skips stages."""
+        environment, first = self._environment.environment, self._expert is None
+        full = expert_of(environment, random.Random(0), 0.0, self._remember)
+        self._expert = expert_of(environment, self._rng, self._noise.skip_stage, self._remember) if first else full
         self.skipped = self.skipped or self._expert.subgoals != full.subgoals
         return self._expert
 
@@ -150,7 +164,7 @@ class ExpertPolicy:
         return None
 
     def _maybe_random(self, expert: Expert, action: str) -> str:
-        possible = self._world.last.admissible if self._world.last is not None else ()
+        possible = self._environment.last.admissible if self._environment.last is not None else ()
         self._known = list(dict.fromkeys((*self._known, *possible)))
         if self._rng.random() >= self._noise.random_action:
             return action

@@ -1,7 +1,7 @@
 """The filters of a distillation, one after the other, and the report on what they dropped.
 
-Source: arXiv 2508.13167, progressive filtering by complexity, correctness and format, and more of what reflects
-(confidence B: described, not released).
+Source: arXiv 2508.13167, progressive filtering by complexity, correctness and format, and upsampling of episodes that
+reflect (confidence B: described, not released).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ TOO_LONG = ("max_turns", "context_tokens")
 
 @dataclass(frozen=True)
 class Filters:
-    """Which episodes become data, in the order in which they are asked.
+    """Which episodes become data.
 
     Attributes:
-        activations: turns of the teacher's agents, at least; simpler episodes show no collaboration.
-        calls: actions on the world, at least.
-        upsample: how often an episode that reflects, or that mends a refused action, is written.
+        activations: the least number of turns of the teacher's agents; simpler episodes show no collaboration.
+        calls: the least number of actions.
+        upsample: how often an episode is written that reflects, or that goes on after an invalid action.
         reflection: token mask of the student's worker that marks a reflection.
     """
 
@@ -40,7 +40,7 @@ class Filters:
         """Why an episode is too simple."""
         if len(transcript.turns) < self.activations:
             return "few_activations"
-        if sum(len(said.calls) for said in transcript.turns) < self.calls:
+        if sum(len(turn.calls) for turn in transcript.turns) < self.calls:
             return "few_calls"
         return None
 
@@ -52,29 +52,29 @@ class Filters:
             return None
         return "wrong" if record.status == "finished" else "unfinished"
 
-    def format(self, told: RolloutGraph, cut: bool = False) -> str | None:
-        """Why the student's worker could not say an episode.
+    def format(self, replayed: RolloutGraph, cut: bool = False) -> str | None:
+        """Why an episode cannot be replayed through the student's worker.
 
         Args:
-            told: the second play.
-            cut: whether a turn was cut by a limit of tokens.
+            replayed: the graph of the replay.
+            cut: whether a turn was longer than the limit of tokens.
         """
-        record = told.episodes[0]
+        record = replayed.episodes[0]
         if cut or record.error in TOO_LONG:
             return "too_long"
-        failure = next((node.extra["failure"] for node in told.nodes if "failure" in node.extra), None)
+        failure = next((node.extra["failure"] for node in replayed.nodes if "failure" in node.extra), None)
         if failure is not None:
             return str(failure)
         return None if solved(record) else "other_outcome"
 
-    def reflects(self, transcript: Transcript, told: RolloutGraph) -> bool:
-        """Whether an episode reflects or mends a refused action."""
-        refused = any(not call.step.valid for said in transcript.turns for call in said.calls)
-        return refused or any(node.masks.get(self.reflection) for node in told.nodes)
+    def reflects(self, transcript: Transcript, replayed: RolloutGraph) -> bool:
+        """Whether an episode reflects, or goes on after an invalid action."""
+        invalid = any(not call.step.valid for turn in transcript.turns for call in turn.calls)
+        return invalid or any(node.masks.get(self.reflection) for node in replayed.nodes)
 
 
 def solved(record: EpisodeRecord) -> bool:
-    """Whether an episode ended as the task wants: the world says so, or it ended with a reward."""
+    """Whether the environment reports success; where it reports none, whether the episode ended with a reward."""
     return record.success if record.success is not None else record.status == "finished" and record.ret > 0
 
 
@@ -83,12 +83,12 @@ class Report:
     """What happened to the episodes.
 
     Attributes:
-        played: by the teacher.
-        dropped: filter to the number of episodes for each reason, in the order of the filters.
-        kept: what is left.
-        reflecting: of those, how many reflect or mend a refused action.
-        rows, tokens: in the data, copies included.
-        trained_tokens: of them, those that weigh more than what is only read.
+        played: episodes that the teacher played.
+        dropped: for each filter, in their order, the number of dropped episodes by reason.
+        kept: episodes that passed all filters.
+        reflecting: those of them that reflect or go on after an invalid action.
+        rows, tokens: size of the data, copies included.
+        trained_tokens: tokens with a larger loss weight than observations have.
         refused_requests: see `distill.Teacher`.
     """
 
@@ -108,16 +108,21 @@ class Report:
         return {**vars(self), "dropped": {name: dict(reasons) for name, reasons in self.dropped.items()}}
 
     def lines(self) -> list[tuple[str, str]]:
-        """(what, how many), as the filters were passed."""
+        """(label, value) for a table, in the order of the filters."""
         left = self.played
         lines = [("episodes played", str(self.played))]
         for name, reasons in self.dropped.items():
             left -= reasons.total()
-            why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
-            lines.append((f"dropped by {name}", f"{reasons.total()}{f' ({why})' if why else ''}, {left} left"))
-        lines.append(("reflect or mend an error", f"{self.reflecting} of {self.kept}"))
+            reason_counts = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+            lines.append(
+                (
+                    f"dropped by {name}",
+                    f"{reasons.total()}{f' ({reason_counts})' if reason_counts else ''}, {left} left",
+                )
+            )
+        lines.append(("reflect or go on after an invalid action", f"{self.reflecting} of {self.kept}"))
         lines.append(("rows written", str(self.rows)))
-        lines.append(("tokens", f"{self.tokens}, {self.trained_tokens} of them said by the policy"))
+        lines.append(("tokens", f"{self.tokens}, {self.trained_tokens} of them generated by the policy"))
         if self.refused_requests:
             lines.append(("requests that the teacher refused", str(self.refused_requests)))
         return lines

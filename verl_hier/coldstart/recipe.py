@@ -1,4 +1,4 @@
-"""The whole cold start of recipes on one world: model, demonstrations in each recipe's format, supervised training."""
+"""The whole cold start of recipes on one environment: model, demonstrations for each recipe, supervised training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.coldstart.demonstrations import write_demonstrations
-from verl_hier.coldstart.distill import DATA, Distillation, Expertise, Student, Weights, distill
+from verl_hier.coldstart.distill import DATA, Distillation, ExpertTeacher, Student, Weights, distill
 from verl_hier.coldstart.expert_policy import Noise
 from verl_hier.coldstart.sft import run_sft
 from verl_hier.coldstart.tiny import build_tiny
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ColdStart:
-    """What a policy is before reinforcement learning.
+    """How a policy is prepared for reinforcement learning.
 
     Attributes:
-        recipes: recipes whose workers must be able to speak; one model learns the formats of all of them.
-        overrides: variants of the tasks, each a list of Hydra overrides; demonstrations are divided between them.
-        demonstrations: episodes in all, the same tasks for each recipe.
+        recipes: one model learns the formats of the workers of all these recipes.
+        overrides: variants of the tasks, each a list of Hydra overrides; demonstrations are divided among them.
+        demonstrations: number of episodes, the same tasks for each recipe.
         steps: optimiser steps of the supervised training.
         seed: seed of weights, demonstrations and the order of rows.
-        system: recipe that the expert plays where a recipe's own worker is one that tells what others did; its episodes
-            are distilled.
+        system: recipe that the expert plays in place of a recipe whose worker has `transcribe`; its episodes are
+            distilled for that worker.
     """
 
     recipes: tuple[str, ...]
@@ -45,19 +45,19 @@ class ColdStart:
 
 
 def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = logger.info) -> Path:
-    """The folder of the trained model; what an equal call made before in `folder` is used again.
+    """The folder of the trained model; the result of an equal call with the same `folder` is used again.
 
     Args:
         plan: what to make.
         folder: gets `tiny/`, `demonstrations_*`, `sft/` and the plan.
-        report: told what happens, one sentence each.
+        report: called with a sentence on each step.
     """
-    from transformers import AutoTokenizer
+    from verl_hier.compat.tokenizer import load_tokenizer
 
     key = hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()
     model, marker = folder / "sft" / "model", folder / "plan.sha256"
     if model.is_dir() and marker.is_file() and marker.read_text() == key:
-        report(f"the cold start is there already: {model}")
+        report(f"the cold start exists already: {model}")
         return model
     variants = [
         (ComposedRecipe.named(recipe, overrides), overrides) for recipe in plan.recipes for overrides in plan.overrides
@@ -65,41 +65,42 @@ def cold_start(plan: ColdStart, folder: Path, report: Callable[[str], None] = lo
     report("building a model of 200k parameters and its vocabulary")
     texts = [text for recipe, _ in variants for text in texts_of(recipe, plan.seed)]
     tiny = build_tiny(folder / "tiny", texts, seed=plan.seed)
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny))
-    report(f"writing {plan.demonstrations} demonstrations by the world's expert")
+    tokenizer = load_tokenizer(tiny)
+    report(f"writing {plan.demonstrations} demonstrations by the environment's expert")
     files = [
         demonstrate(plan, recipe, overrides, tokenizer, folder / f"demonstrations_{number}")
         for number, (recipe, overrides) in enumerate(variants)
     ]
     report(f"{plan.steps} supervised steps by verl's own SFT trainer (log: {folder / 'sft' / 'sft.log'})")
-    run_sft(tiny, _paths(files), folder / "sft", steps=plan.steps, seed=plan.seed)
+    run_sft(tiny, [file.resolve() for file in files], folder / "sft", steps=plan.steps, seed=plan.seed)
     marker.write_text(key)
     return model
 
 
 def demonstrate(plan: ColdStart, recipe: ComposedRecipe, overrides: Sequence[str], tokenizer: Any, path: Path) -> Path:
-    """A file of rows in one recipe's format: the expert's own, or distilled where its worker tells what others did.
+    """A file of rows for one recipe: demonstrations, or distilled episodes if its worker has `transcribe`.
 
     Args:
-        plan: how many, from which seed, and what is distilled.
-        recipe: whose worker speaks.
-        overrides: what made the recipe, for `plan.system`.
-        tokenizer: the model's.
-        path: where, without an ending.
+        plan: the number of demonstrations, their seed, and the system that is distilled.
+        recipe: the recipe whose worker is to be trained.
+        overrides: the overrides of `recipe`; they apply to `plan.system` too.
+        tokenizer: the model's tokenizer.
+        path: the file without its suffix.
     """
     n = plan.demonstrations // len(plan.overrides)
-    worker = recipe.parts.worker
+    environment, worker = recipe.parts.environment, recipe.parts.worker
     if worker.spec.transcribe is None:
-        return demonstrations_of(recipe, tokenizer, path.with_suffix(".parquet"), n=n, seed=plan.seed)
+        file = path.with_suffix(".parquet")
+        return write_demonstrations(environment, worker, tokenizer, file, n, seed=plan.seed, limits=recipe.limits)
     system = ComposedRecipe.named(plan.system, overrides)
     distill(
         Distillation(
-            environment=recipe.parts.environment,
+            environment=environment,
             system=system.parts.worker,
             student=Student(worker, PlainRenderer(tokenizer), tokenizer, recipe.limits),
-            teacher=lambda messages: Expertise(Noise(skip_stage=0.0)),
+            teacher=lambda messages: ExpertTeacher(Noise(skip_stage=0.0)),
             n=n,
-            weights=Weights(mistake=Noise.random_weight, read=Noise.observation_weight),
+            weights=Weights(invalid_action=Noise.random_weight, observation=Noise.observation_weight),
             seed=plan.seed,
             limits=system.limits,
         ),
@@ -109,29 +110,5 @@ def demonstrate(plan: ColdStart, recipe: ComposedRecipe, overrides: Sequence[str
 
 
 def texts_of(recipe: ComposedRecipe, seed: int = 0, walks: int = 96) -> Iterator[str]:
-    """The language of a recipe's world and worker; see `collect_texts`."""
-    environment, worker = recipe.parts.environment, recipe.parts.worker
-    return collect_texts(environment.spec, environment.options, ((worker.spec, worker.options),), walks, seed)
-
-
-def demonstrations_of(
-    recipe: ComposedRecipe, tokenizer: Any, path: Path, n: int, noise: Noise | None = None, seed: int = 0
-) -> Path:
-    """Demonstrations by the expert of a recipe's world through its worker; see `write_demonstrations`."""
-    environment, worker = recipe.parts.environment, recipe.parts.worker
-    return write_demonstrations(
-        environment.spec,
-        environment.options,
-        worker.spec,
-        worker.options,
-        tokenizer,
-        path=path,
-        n=n,
-        noise=noise,
-        seed=seed,
-        limits=recipe.limits,
-    )
-
-
-def _paths(files: Sequence[Path]) -> list[str | Path]:
-    return [file.resolve() for file in files]
+    """The texts of a recipe's environment and worker; see `collect_texts`."""
+    return collect_texts(recipe.parts.environment, [recipe.parts.worker], walks, seed)

@@ -10,29 +10,31 @@ from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.nodes import Node, RolloutGraph
 
 
-def rows_of(graph: RolloutGraph, said: Callable[[Node], float], read: float) -> list[dict[str, Any]]:
+def rows_of(
+    graph: RolloutGraph, action_weight: Callable[[Node], float], observation_weight: float
+) -> list[dict[str, Any]]:
     """One row for each context: `{input_ids, weights, role}` from the first observation to the last action.
 
     Args:
-        graph: of one episode.
-        said: loss weight of a turn's action tokens.
-        read: loss weight of tokens that the policy only reads.
+        graph: graph of one episode.
+        action_weight: loss weight of the action tokens of a turn.
+        observation_weight: loss weight of tokens that the policy does not generate.
     """
     rows: dict[int, dict[str, Any]] = {}
     for node in graph.nodes:
         row = rows.pop(node.context, None) if node.context >= 0 else None
         row = row or {"input_ids": [], "weights": [], "role": node.role}
         row["input_ids"] += [*node.observation, *node.action]
-        row["weights"] += [read] * len(node.observation) + [said(node)] * len(node.action)
+        row["weights"] += [observation_weight] * len(node.observation) + [action_weight(node)] * len(node.action)
         rows[node.id] = row
     for row in rows.values():
-        # Nothing predicts a first token; verl shifts weights over the borders of rows, so it must be zero.
+        # Nothing predicts a first token; verl shifts weights across the borders of rows, so it must be zero.
         row["weights"][0] = 0.0
     return list(rows.values())
 
 
-def written_with(file: Path) -> str | None:
-    """The key that a demonstrations file carries."""
+def key_of(file: Path) -> str | None:
+    """The key with which a file of rows was saved; None where there is no file."""
     if not file.is_file():
         return None
     import pyarrow.parquet as parquet
@@ -42,7 +44,7 @@ def written_with(file: Path) -> str | None:
 
 
 def save(file: Path, rows: Sequence[dict[str, Any]], key: str) -> None:
-    """Write rows with the key that `written_with` finds."""
+    """Write rows with a key that says what they were made from; see `key_of`."""
     import pyarrow
     import pyarrow.parquet as parquet
 

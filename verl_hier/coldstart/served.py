@@ -1,7 +1,7 @@
-"""A served teacher in the place of the policy: any endpoint that speaks OpenAI's chat completions.
+"""A teacher behind an endpoint with OpenAI's chat completions.
 
-The rollout deals in tokens, the endpoint in messages. `Messages` is a renderer whose tokens are whole messages, so the
-teacher needs no tokenizer here and nothing is lost on the way.
+A rollout deals with tokens, the endpoint with messages. `Messages` is a renderer whose tokens are whole messages, so
+the teacher needs no tokenizer here and no text is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import re
 from typing import Any
 
-from verl_hier.coldstart.episodes import World
+from verl_hier.coldstart.episodes import LocalEnvironment
 from verl_hier.errors import HierError, RolloutError
 from verl_hier.graph.nodes import CONTINUED
 from verl_hier.recipe.parts import Part
@@ -21,7 +21,7 @@ _OPENING = re.compile(r"<(\w{1,64})>")
 
 
 class Messages:
-    """See `rollout.Renderer`: token i is the i-th message that was ever said."""
+    """See `rollout.Renderer`: token i is the i-th distinct message."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[str, str]] = []
@@ -35,8 +35,8 @@ class Messages:
             self._messages.append(message)
         return self._numbers[message]
 
-    def said(self, content: str) -> list[int]:
-        """The tokens of a turn: one."""
+    def turn(self, content: str) -> list[int]:
+        """The tokens of a turn; there is one."""
         return [self.number("assistant", content)]
 
     def render(self, tokens: list[int], history: list[dict[str, Any]], pending: list[dict[str, Any]]) -> list[int]:
@@ -52,7 +52,7 @@ class Messages:
         return bool(tokens)
 
     def conversation(self, tokens: list[int]) -> list[dict[str, str]]:
-        """The messages as an endpoint wants them; what continues a message of the agent becomes part of it."""
+        """The messages for an endpoint; a continuation of an assistant message is appended to it."""
         found: list[dict[str, str]] = []
         for role, content in (self._messages[token] for token in tokens):
             own = role in ("assistant", CONTINUED)
@@ -67,8 +67,8 @@ class ServedTeacher:
     """See `rollout.Policy` and `distill.Teacher`.
 
     Attributes:
-        refused: requests that the endpoint answered with an error of its own, such as a conversation that is too long;
-            their episodes end there.
+        refused: requests that the endpoint refused, for instance because a conversation is too long; their episodes end
+            there.
     """
 
     def __init__(self, url: str, model: str, messages: Messages, timeout_s: float = 120.0) -> None:
@@ -90,7 +90,7 @@ class ServedTeacher:
         self._url = url
         self._model = model
         self._messages = messages
-        # Servers of one's own want no key, but the client does.
+        # Local servers need no key, but the client insists on one.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         self._client = openai.AsyncOpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=2)
         self.refused = 0
@@ -110,7 +110,7 @@ class ServedTeacher:
         if sampling.seed is not None:
             request["seed"] = sampling.seed
         if messages[-1]["role"] == "assistant":
-            # vLLM and SGLang go on in a message when they are told to.
+            # vLLM and SGLang continue the last message on request.
             request["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
         try:
             answer = await self._client.chat.completions.create(**request)
@@ -124,16 +124,18 @@ class ServedTeacher:
         choice = answer.choices[0]
         text = choice.message.content or ""
         if choice.finish_reason == "stop":
-            # vLLM says which string it stopped at.
+            # vLLM reports the stop string.
             named = getattr(choice, "stop_reason", None)
             text = text + named if named in sampling.stop else with_stop(text, sampling.stop)
-        return Generation(self._messages.said(text), []) if text else Generation([], [])
+        return Generation(self._messages.turn(text), []) if text else Generation([], [])
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
         """See `rollout.Policy.score`."""
         raise RolloutError("hier.sampler.name: a served teacher cannot score tokens; use `independent`.")
 
-    def policy(self, world: World, messages: Messages, system: Part, rng: random.Random) -> ServedTeacher:
+    def policy(
+        self, environment: LocalEnvironment, messages: Messages, system: Part, rng: random.Random
+    ) -> ServedTeacher:
         """See `distill.Teacher.policy`; one client serves all episodes."""
         return self
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.coldstart.words import MARKER, PATTERN, split_words
+from verl_hier.coldstart.expert_policy import SUB_DONE
+from verl_hier.coldstart.vocabulary import PATTERN, TAG, split_words
 
-PAD, ACT, END, UNKNOWN, SUB_DONE = "<pad>", "<act>", "<end>", "<unk>", "<sub_done>"
+PAD, ACT, END, UNKNOWN = "<pad>", "<act>", "<end>", "<unk>"
 SPECIAL = (PAD, ACT, END, UNKNOWN)
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }} "
@@ -29,7 +30,7 @@ class TinyShape:
 
     Attributes:
         hidden: width.
-        layers: depth.
+        layers: number of layers.
         heads: attention heads.
         intermediate: width of the feed-forward part.
         head_dim: width of a head; None divides `hidden` by `heads`. vLLM on a CPU needs 32, 64, …
@@ -94,7 +95,7 @@ def build_tiny(
 def build_tokenizer(vocabulary_texts: Iterable[str], positions: int = 1024) -> Any:
     """A word-level tokenizer over the words of the texts; numbered entities are complete up to their highest number.
 
-    `<end>` ends a turn, `<act>` cues one, `<sub_done>` is the executor's word for a reached subgoal. Tags in the texts
+    `<end>` ends a turn, `<act>` begins one, `<sub_done>` says that the executor reached its subgoal. Tags in the texts
     (`<think>`, `</think>`) become tokens too.
     """
     from tokenizers import (  # type: ignore[import-untyped]
@@ -108,7 +109,7 @@ def build_tokenizer(vocabulary_texts: Iterable[str], positions: int = 1024) -> A
     from transformers import PreTrainedTokenizerFast
 
     words = list(dict.fromkeys([*SPECIAL, SUB_DONE, *_complete(vocabulary_texts)]))
-    tags = [word for word in words if MARKER.fullmatch(word) and word not in SPECIAL]
+    tags = [word for word in words if TAG.fullmatch(word) and word not in SPECIAL]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
     inner.normalizer = normalizers.Lowercase()
     # Whatever is no word (commas, full stops) is dropped: the pattern is inverted and its delimiters removed.

@@ -1,56 +1,62 @@
-"""The language of an environment, heard by walking through it: what a tiny tokenizer has to know."""
+"""The words of an environment and its workers, collected by playing: what the tokenizer of a tiny model has to know."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 import random
+import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from verl_hier.coldstart.experts import start
+from verl_hier.coldstart.expert_policy import expert_of
 from verl_hier.environments.expert import OffersVocabulary
-from verl_hier.host.specs import EnvironmentSpec, WorkerSpec
+from verl_hier.recipe.parts import Part
 
 SPLITS = ("train", "val", "test")
+PATTERN = r"[a-z]+ \d+|[a-z]+|\d+|[:;|]"
+"""What one token is: a numbered entity, a word, a number or one of four signs. Python and Rust read it alike."""
+TAG = re.compile(r"</?[a-z_][a-z_0-9]*>")
+"""An opening or closing tag; a token of its own."""
+
+_COMPILED = re.compile(f"{TAG.pattern}|{PATTERN}")
 
 
-def collect_texts(
-    environment: EnvironmentSpec,
-    options: Any,
-    workers: tuple[tuple[WorkerSpec, Any], ...] = (),
-    walks: int = 96,
-    seed: int = 0,
-) -> Iterator[str]:
-    """Instructions of every task, and what is said and can be said on expert walks through some of them.
+def split_words(text: str) -> list[str]:
+    """The words and tags of a text in order; everything else is dropped."""
+    return _COMPILED.findall(text.lower())
+
+
+def collect_texts(environment: Part, workers: Sequence[Part] = (), walks: int = 96, seed: int = 0) -> Iterator[str]:
+    """Instructions of every task, and the texts and admissible actions of expert episodes on some of them.
 
     Args:
-        environment: a registered environment whose instances offer an expert.
-        options: its options.
-        workers: worker specs with their options, whose prompt templates add their own words, and whose `write_plan`,
-            where they have one, adds those of its plans.
-        walks: tasks of each split that are walked through.
-        seed: seed of the random actions that widen the walks.
+        environment: its instances offer an expert.
+        workers: their prompt templates add their own words; `write_plan` of their options, where it exists, adds the
+            words of plans.
+        walks: tasks of each split on which the expert plays an episode.
+        seed: seed of the random actions in those episodes.
     """
-    if environment.tasks is None:
-        raise TypeError(f"the environment {environment.name!r} has no tasks")
-    for _, worker_options in workers:
-        yield from template_words(worker_options)
-    writers = [options.write_plan for _, options in workers if hasattr(options, "write_plan")]
-    world = environment.factory(options)
-    if isinstance(world, OffersVocabulary):
-        yield from world.vocabulary()
+    spec, options = environment.spec, environment.options
+    if spec.tasks is None:
+        raise TypeError(f"the environment {spec.name!r} has no tasks")
+    for worker in workers:
+        yield from template_words(worker.options)
+    writers = [worker.options.write_plan for worker in workers if hasattr(worker.options, "write_plan")]
+    instance = spec.factory(options)
+    if isinstance(instance, OffersVocabulary):
+        yield from instance.vocabulary()
     for split in SPLITS:
-        tasks = environment.tasks(options, split)
+        tasks = spec.tasks(options, split)
         yield from (str(task.get("instruction", "")) for task in tasks)
         for number, task in enumerate(itertools.islice(tasks, walks)):
-            yield from _walk(world, task, random.Random(f"{seed}-{split}-{number}"), writers)
-    world.close()
+            yield from _walk(instance, task, random.Random(f"{seed}-{split}-{number}"), writers)
+    instance.close()
 
 
 def template_words(options: Any) -> Iterator[str]:
-    """The literal words of a worker's prompt templates (every text option), and what else its options say it needs."""
+    """The literal words of a worker's prompt templates (every option that is a text), and its own vocabulary."""
     if isinstance(options, OffersVocabulary):
         yield from options.vocabulary()
     for name, value in inspect.getmembers(options):
@@ -59,11 +65,13 @@ def template_words(options: Any) -> Iterator[str]:
 
 
 def _walk(
-    world: Any, task: dict[str, Any], rng: random.Random, writers: Iterable[Callable[[Sequence[str]], str]]
+    environment: Any, task: dict[str, Any], rng: random.Random, writers: Iterable[Callable[[Sequence[str]], str]]
 ) -> Iterator[str]:
-    expert, step = start(world, task, rng)
-    said = [str(value) for value in step.info.values() if isinstance(value, str)]
-    yield from (step.text, *said, *expert.subgoals, *(write(expert.subgoals) for write in writers))
+    """The texts of one expert episode in which every fifth action is random."""
+    step = environment.reset(task, 0)
+    expert = expert_of(environment, rng)
+    information = [str(value) for value in step.info.values() if isinstance(value, str)]
+    yield from (step.text, *information, *expert.subgoals, *(write(expert.subgoals) for write in writers))
     for number in range(len(expert.subgoals)):
         while not (step.done or step.truncated):
             action = expert.advise(number)
@@ -72,6 +80,6 @@ def _walk(
             yield from step.admissible
             if step.admissible and rng.random() < 0.2:
                 action = rng.choice(step.admissible)
-            step = world.step(action)
+            step = environment.step(action)
             yield from (action, step.text)
-    yield world.step("no such action").text
+    yield environment.step("no such action").text

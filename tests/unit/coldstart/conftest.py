@@ -4,6 +4,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from verl_hier.recipe.parts import Part
+
 collect_ignore_glob = [] if find_spec("alfworld") and find_spec("textworld") else ["test_*.py"]
 
 
@@ -16,7 +18,7 @@ def options():
 
 @pytest.fixture(scope="session")
 def workers():
-    """Worker spec and options by name."""
+    """Workers by name."""
     from verl_hier_plugins.workers.designer_executor import hier_workers as designing
     from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
     from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions
@@ -26,9 +28,9 @@ def workers():
 
     prompt = "goal: {subgoal} | {places} | {observation}"
     return {
-        "planner_executor": (hierarchical()[0], PlannerExecutorOptions(executor_prompt=prompt, subgoal_turns=30)),
-        "react": (flat()[0], ReactOptions()),
-        "designer_executor": (
+        "planner_executor": Part(hierarchical()[0], PlannerExecutorOptions(executor_prompt=prompt, subgoal_turns=30)),
+        "react": Part(flat()[0], ReactOptions()),
+        "designer_executor": Part(
             designing()[0],
             DesignerExecutorOptions(
                 executor_prompt="{role}: {order} | {places} | {observation}",
@@ -46,7 +48,7 @@ def texts(options, workers):
     from verl_hier.coldstart import collect_texts
     from verl_hier_plugins.environments.alfworld import SPEC
 
-    return list(collect_texts(SPEC, options, tuple(workers.values()), walks=6))
+    return list(collect_texts(Part(SPEC, options), list(workers.values()), walks=6))
 
 
 @pytest.fixture(scope="session")

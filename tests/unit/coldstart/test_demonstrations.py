@@ -5,11 +5,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl_hier.coldstart import Noise, build_tiny, write_demonstrations
-from verl_hier.coldstart.recipe import demonstrations_of, texts_of
+from verl_hier.coldstart.recipe import texts_of
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.host.specs import EnvironmentSpec, WorkerSpec
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.parts import Part
 from verl_hier_plugins.environments.alfworld import SPEC
 
 CLEAN = Noise(random_action=0.0, skip_stage=0.0)
@@ -18,7 +19,8 @@ CLEAN = Noise(random_action=0.0, skip_stage=0.0)
 @pytest.fixture
 def write(options, workers, tokenizer, tmp_path):
     def write(worker, n=8, noise=CLEAN, seed=0):
-        file = write_demonstrations(SPEC, options, *workers[worker], tokenizer, tmp_path / "d.parquet", n, noise, seed)
+        environment = Part(SPEC, options)
+        file = write_demonstrations(environment, workers[worker], tokenizer, tmp_path / "d.parquet", n, noise, seed)
         return parquet.read_table(file).to_pylist()
 
     return write
@@ -109,7 +111,8 @@ def bug_rows(folder, noise, *overrides):
     """Twelve demonstrations of the dual loop, with the tokenizer of their language."""
     recipe = ComposedRecipe.named("dual_loop_bug_reproduction", overrides)
     tokenizer = AutoTokenizer.from_pretrained(str(build_tiny(folder / "tiny", texts_of(recipe))))
-    file = demonstrations_of(recipe, tokenizer, folder / "d.parquet", 12, noise)
+    parts, path = recipe.parts, folder / "d.parquet"
+    file = write_demonstrations(parts.environment, parts.worker, tokenizer, path, 12, noise, limits=recipe.limits)
     return parquet.read_table(file).to_pylist(), tokenizer
 
 
@@ -141,7 +144,7 @@ def test_equal_calls_are_written_once_and_others_anew(options, workers, tokenize
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def write(seed):
-        return write_demonstrations(SPEC, options, *workers["react"], tokenizer, n=3, noise=CLEAN, seed=seed)
+        return write_demonstrations(Part(SPEC, options), workers["react"], tokenizer, n=3, noise=CLEAN, seed=seed)
 
     first = write(0)
     stamp = first.stat().st_mtime_ns
@@ -159,7 +162,7 @@ def test_a_given_file_of_other_options_is_replaced(write, tmp_path):
 def test_what_cannot_be_demonstrated_is_said(options, workers, tokenizer, tmp_path):
     crowd = WorkerSpec(name="crowd", factory=lambda options: None, roles={"a": 0, "b": 0})
     with pytest.raises(RecipeError, match="no demonstrations for 'crowd'"):
-        write_demonstrations(SPEC, options, crowd, None, tokenizer, tmp_path / "d.parquet")
+        write_demonstrations(Part(SPEC, options), Part(crowd, None), tokenizer, tmp_path / "d.parquet")
 
     class Mute(Environment):
         def reset(self, task, seed):
@@ -170,4 +173,4 @@ def test_what_cannot_be_demonstrated_is_said(options, workers, tokenizer, tmp_pa
 
     mute = EnvironmentSpec(name="mute", factory=lambda o: Mute(), tasks=lambda o, s: [{"instruction": "wait"}])
     with pytest.raises(RecipeError, match="offers no expert"):
-        write_demonstrations(mute, None, *workers["react"], tokenizer, tmp_path / "d.parquet")
+        write_demonstrations(Part(mute, None), workers["react"], tokenizer, tmp_path / "d.parquet")

@@ -15,7 +15,7 @@ from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.corridor import Corridor
 from verl_hier.cli.distill import distill as command
 from verl_hier.coldstart import build_tiny
-from verl_hier.coldstart.distill import Distillation, Expertise, Student, Weights, distill
+from verl_hier.coldstart.distill import Distillation, ExpertTeacher, Student, Weights, distill
 from verl_hier.coldstart.expert_policy import Noise
 from verl_hier.coldstart.filters import Filters
 from verl_hier.coldstart.recipe import ColdStart, demonstrate, texts_of
@@ -62,7 +62,7 @@ def chain_tokenizer(options):
     from verl_hier.coldstart import collect_texts
     from verl_hier.coldstart.tiny import build_tokenizer
 
-    return build_tokenizer(collect_texts(SPEC, options, ((WORKER, PLACES),), walks=6))
+    return build_tokenizer(collect_texts(Part(SPEC, options), [Part(WORKER, PLACES)], walks=6))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def households(options, chain_tokenizer, tmp_path):
                 environment=Part(SPEC, options),
                 system=PLANNER,
                 student=student(chain_tokenizer, PLACES, **(limits or {})),
-                teacher=lambda messages: Expertise(Noise(random_action=noise, skip_stage=0.0)),
+                teacher=lambda messages: ExpertTeacher(Noise(random_action=noise, skip_stage=0.0)),
                 n=n,
                 limits=Limits(max_turns=120, context_tokens=10_000),
                 **plan,
@@ -112,7 +112,7 @@ def test_the_loss_is_on_everything_but_what_is_read(households, tmp_path, chain_
 
 
 def test_mistakes_and_readings_weigh_what_they_are_asked_to(households, tmp_path, chain_tokenizer):
-    households(noise=0.4, n=8, weights=Weights(mistake=0.5, read=0.25))
+    households(noise=0.4, n=8, weights=Weights(invalid_action=0.5, observation=0.25))
     rows = rows_in(tmp_path / "out")
     refused = 0
     for row in rows:
@@ -287,7 +287,7 @@ def test_rows_of_a_chat_model_are_one_assistant_message(tmp_path):
 @pytest.mark.parametrize(
     "given, words",
     [
-        ({"teacher": "gpt"}, "say `expert` or the URL"),
+        ({"teacher": "gpt"}, "give `expert` or the URL"),
         ({"teacher": "http://127.0.0.1:9/v1"}, "--teacher-model is missing"),
         ({"model": "/nowhere"}, "--model /nowhere: there is no tokenizer.*verl-hier tiny"),
         ({"system": "nobody"}, "there is no recipe 'nobody'"),
@@ -313,7 +313,7 @@ def test_what_cannot_be_distilled_is_said(tmp_path, options):
     with pytest.raises(RecipeError, match="'react' cannot say what other workers did"):
         Student(REACT, None, None, Limits())
     unscored = EnvironmentSpec(name="prompt", factory=lambda o: Corridor())
-    plan = corridor(lambda m: Expertise(Noise()))
+    plan = corridor(lambda m: ExpertTeacher(Noise()))
     with pytest.raises(RecipeError, match="verl's reward function"):
         distill(Distillation(**{**vars(plan), "environment": Part(unscored, None)}), tmp_path)
     with pytest.raises(RecipeError, match="offers no expert"):

@@ -5,6 +5,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl_hier.coldstart import Noise, build_tiny, collect_texts, write_demonstrations
+from verl_hier.recipe.parts import Part
 from verl_hier_plugins.environments.search import SPEC
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.world import build_world, write_document
@@ -15,8 +16,8 @@ from verl_hier_plugins.workers.react import hier_workers as flat
 
 OPTIONS = SearchOptions(hops=2, pool=24, validation=8, top_k=2, observation="short", web_share=0.3)
 WORKERS = {
-    "react": (flat()[0], ReactOptions(prompt="question: {instruction}")),
-    "planner_executor": (
+    "react": Part(flat()[0], ReactOptions(prompt="question: {instruction}")),
+    "planner_executor": Part(
         hierarchical()[0],
         PlannerExecutorOptions(planner_prompt="plan: {instruction}", executor_prompt="goal: {subgoal} | {observation}"),
     ),
@@ -25,7 +26,7 @@ WORKERS = {
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    texts = collect_texts(SPEC, OPTIONS, tuple(WORKERS.values()), walks=2)
+    texts = collect_texts(Part(SPEC, OPTIONS), list(WORKERS.values()), walks=2)
     return AutoTokenizer.from_pretrained(build_tiny(tmp_path_factory.mktemp("tiny"), texts))
 
 
@@ -43,7 +44,7 @@ def test_every_document_and_question_has_its_words(tokenizer):
 @pytest.mark.parametrize("worker", WORKERS)
 def test_demonstrations_are_the_experts_way_through_the_worker(worker, tokenizer, tmp_path):
     noise = Noise(random_action=0.0, skip_stage=0.0)
-    file = write_demonstrations(SPEC, OPTIONS, *WORKERS[worker], tokenizer, tmp_path / "d.parquet", 12, noise)
+    file = write_demonstrations(Part(SPEC, OPTIONS), WORKERS[worker], tokenizer, tmp_path / "d.parquet", 12, noise)
     rows = parquet.read_table(file).to_pylist()
     assert all(tokenizer.unk_token_id not in row["input_ids"] for row in rows)
     texts = [tokenizer.decode(row["input_ids"]) for row in rows]
@@ -67,6 +68,6 @@ def test_demonstrations_are_the_experts_way_through_the_worker(worker, tokenizer
 
 def test_random_actions_of_demonstrations_are_searches(tokenizer, tmp_path):
     noise = Noise(random_action=1.0, random_weight=0.5, skip_stage=0.0)
-    file = write_demonstrations(SPEC, OPTIONS, *WORKERS["react"], tokenizer, tmp_path / "d.parquet", 8, noise)
+    file = write_demonstrations(Part(SPEC, OPTIONS), WORKERS["react"], tokenizer, tmp_path / "d.parquet", 8, noise)
     weights = {weight for row in parquet.read_table(file).to_pylist() for weight in row["weights"]}
     assert 0.5 in weights, "a beginner's search never ends the episode, so it is kept and weighed"

@@ -9,13 +9,14 @@ from verl_hier.coldstart import Noise, run_sft, write_demonstrations
 from verl_hier.coldstart.dataset import DemonstrationDataset
 from verl_hier.coldstart.sft import ColdStartError, sft_overrides
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.parts import Part
 from verl_hier_plugins.environments.alfworld import SPEC
 
 
 @pytest.fixture(scope="module")
 def data(options, workers, tokenizer, tmp_path_factory):
     file = tmp_path_factory.mktemp("demonstrations") / "d.parquet"
-    return write_demonstrations(SPEC, options, *workers["planner_executor"], tokenizer, file, n=12, noise=Noise())
+    return write_demonstrations(Part(SPEC, options), workers["planner_executor"], tokenizer, file, n=12, noise=Noise())
 
 
 def dataset(data, **config):

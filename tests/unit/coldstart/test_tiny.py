@@ -5,7 +5,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_hier.coldstart import TinyShape, build_tiny, collect_texts
 from verl_hier.coldstart.tiny import ACT, END, PAD, SUB_DONE, UNKNOWN
-from verl_hier.coldstart.words import split_words
+from verl_hier.coldstart.vocabulary import split_words
+from verl_hier.recipe.parts import Part
 from verl_hier_plugins.environments.alfworld import SPEC
 from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment
 
@@ -28,7 +29,7 @@ def test_held_out_worlds_use_no_other_words(tokenizer, options):
 
 def test_a_worker_that_writes_plans_of_its_own_finds_their_signs(options, workers):
     """No prompt of the designer holds a `;`, but its designs do."""
-    texts = collect_texts(SPEC, options, (workers["designer_executor"],), walks=2)
+    texts = collect_texts(Part(SPEC, options), [workers["designer_executor"]], walks=2)
     assert ";" in {word for text in texts for word in split_words(text)}
 
 

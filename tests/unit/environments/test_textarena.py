@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_hier.coldstart.words import split_words
+from verl_hier.coldstart.vocabulary import split_words
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
 from verl_hier.host.describe import options_of
