@@ -1,79 +1,48 @@
-"""Credit as pure array maths: group and segment kernels, tree kernels, token assignment. Imports numpy alone."""
+"""Credit assignment on arrays: kernels for groups, for chains of turns and for trees. Imports numpy alone."""
 
-from verl_hier.credit.credit import Credit
-from verl_hier.credit.groups import (
-    group_advantage,
-    group_ids,
-    group_mean,
-    group_median,
-    group_sum,
-    singletons,
-)
-from verl_hier.credit.paths import (
-    WeightBy,
-    code_mask,
-    episode_votes,
-    episodes_to_turns,
-    optional,
-    rewards_to_go,
-    share,
-    step_links,
-    step_mean,
-    step_sum,
-    token_chain,
-    trained_only,
-    turn_credit,
-    turn_gae,
-    turn_keys,
-    turn_votes,
-    unordered,
-)
-from verl_hier.credit.relative import drop_weights, episode_advantage, turn_advantage
-from verl_hier.credit.segments import (
-    chain_links,
-    discounted_sum,
-    gae,
-    linear_scan,
-    segment_starts,
-    segment_sums,
-    shift_back,
-    whiten,
-)
-
-__all__ = [
-    "Credit",
-    "WeightBy",
-    "chain_links",
-    "code_mask",
-    "discounted_sum",
-    "drop_weights",
-    "episode_advantage",
-    "episode_votes",
-    "episodes_to_turns",
-    "gae",
-    "group_advantage",
-    "group_ids",
-    "group_mean",
-    "group_median",
-    "group_sum",
-    "linear_scan",
-    "optional",
-    "rewards_to_go",
-    "segment_starts",
-    "segment_sums",
-    "share",
-    "shift_back",
-    "singletons",
-    "step_links",
-    "step_mean",
-    "step_sum",
-    "token_chain",
-    "trained_only",
-    "turn_advantage",
-    "turn_credit",
-    "turn_gae",
-    "turn_keys",
-    "turn_votes",
-    "unordered",
-    "whiten",
-]
+from verl_hier.credit.credit import Credit as Credit
+from verl_hier.credit.groups import Bools as Bools
+from verl_hier.credit.groups import Centre as Centre
+from verl_hier.credit.groups import Floats as Floats
+from verl_hier.credit.groups import Ints as Ints
+from verl_hier.credit.groups import Normalisation as Normalisation
+from verl_hier.credit.groups import Scale as Scale
+from verl_hier.credit.groups import Singleton as Singleton
+from verl_hier.credit.groups import ZeroVariance as ZeroVariance
+from verl_hier.credit.groups import group_advantage as group_advantage
+from verl_hier.credit.groups import group_ids as group_ids
+from verl_hier.credit.groups import group_mean as group_mean
+from verl_hier.credit.groups import group_median as group_median
+from verl_hier.credit.groups import group_sum as group_sum
+from verl_hier.credit.groups import singletons as singletons
+from verl_hier.credit.paths import Shared as Shared
+from verl_hier.credit.paths import WeightBy as WeightBy
+from verl_hier.credit.paths import code_mask as code_mask
+from verl_hier.credit.paths import episode_sum as episode_sum
+from verl_hier.credit.paths import episode_votes as episode_votes
+from verl_hier.credit.paths import episodes_to_turns as episodes_to_turns
+from verl_hier.credit.paths import optional as optional
+from verl_hier.credit.paths import rewards_to_go as rewards_to_go
+from verl_hier.credit.paths import share as share
+from verl_hier.credit.paths import step_links as step_links
+from verl_hier.credit.paths import step_mean as step_mean
+from verl_hier.credit.paths import step_sum as step_sum
+from verl_hier.credit.paths import token_chain as token_chain
+from verl_hier.credit.paths import trained_only as trained_only
+from verl_hier.credit.paths import turn_credit as turn_credit
+from verl_hier.credit.paths import turn_gae as turn_gae
+from verl_hier.credit.paths import turn_keys as turn_keys
+from verl_hier.credit.paths import turn_votes as turn_votes
+from verl_hier.credit.paths import unordered as unordered
+from verl_hier.credit.relative import RETURN_COLUMNS as RETURN_COLUMNS
+from verl_hier.credit.relative import drop_weights as drop_weights
+from verl_hier.credit.relative import episode_advantage as episode_advantage
+from verl_hier.credit.relative import turn_advantage as turn_advantage
+from verl_hier.credit.segments import chain_links as chain_links
+from verl_hier.credit.segments import discounted_sum as discounted_sum
+from verl_hier.credit.segments import gae as gae
+from verl_hier.credit.segments import linear_scan as linear_scan
+from verl_hier.credit.segments import segment_starts as segment_starts
+from verl_hier.credit.segments import segment_sums as segment_sums
+from verl_hier.credit.segments import shift_back as shift_back
+from verl_hier.credit.segments import whiten as whiten

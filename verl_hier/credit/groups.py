@@ -5,7 +5,7 @@ Shapes: N rows (turns, episodes or steps, as the caller likes), K groups. Nothin
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,18 @@ Singleton = Literal["raw", "zero", "drop"]
 ZeroVariance = Literal["zero", "divide", "std"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Normalisation(TypedDict, total=False):
+    """The arguments of `group_advantage` that say how the scores of a group are compared."""
+
+    centre: Centre
+    scale: Scale
+    eps: float
+    singleton: Singleton
+    zero_variance: ZeroVariance
+
 
 EPS = 1e-6
 _TINY = 1e-9
@@ -132,7 +144,7 @@ def group_median(values: ArrayLike, keys: Ints, weights: ArrayLike | None = None
     return data[rows], rows
 
 
-def singletons(keys: Ints, weights: ArrayLike | None = None, where: ArrayLike | None = None) -> NDArray[np.bool_]:
+def singletons(keys: Ints, weights: ArrayLike | None = None, where: ArrayLike | None = None) -> Bools:
     """(N,) true for rows whose group has at most one vote, so that nothing can be compared."""
     return _votes(keys, _effective(keys, weights, where))[keys] <= 1 + _TINY
 
@@ -204,9 +216,7 @@ def group_advantage(
     return out if where is None or ignored is not None else np.where(where, out, 0.0)
 
 
-def _electorate(
-    keys: Ints, weights: ArrayLike | None, where: NDArray[np.bool_] | None
-) -> tuple[Ints, Floats | None, int | None]:
+def _electorate(keys: Ints, weights: ArrayLike | None, where: Bools | None) -> tuple[Ints, Floats | None, int | None]:
     """Keys, votes, and the number of the extra group that holds the rows which do not count; None without one."""
     if weights is None and where is not None:
         extra = _count(keys)
@@ -216,7 +226,7 @@ def _electorate(
 
 def _inverse(
     spread: Floats, middle: Floats | None, eps: float, zero_variance: ZeroVariance, scale: Scale
-) -> tuple[Floats, NDArray[np.bool_]]:
+) -> tuple[Floats, Bools]:
     """(K,) what a centred score is multiplied by, and which groups have no spread."""
     flat = spread <= _TINY * np.abs(middle if middle is not None else 0.0)
     if scale == "mad" and zero_variance == "std":
@@ -283,7 +293,7 @@ def _votes(keys: Ints, weights: ArrayLike | None) -> Floats:
     return np.bincount(keys, weights, _count(keys)).astype(np.float64, copy=False)
 
 
-def _some(where: ArrayLike | None) -> NDArray[np.bool_] | None:
+def _some(where: ArrayLike | None) -> Bools | None:
     """`where` as booleans, None when it leaves nothing out."""
     if where is None:
         return None

@@ -9,22 +9,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from verl_hier.credit.credit import Credit
-from verl_hier.credit.groups import group_ids
+from verl_hier.credit.groups import Bools, Floats, Ints, group_ids
 from verl_hier.credit.segments import chain_links, discounted_sum, gae, shift_back
 from verl_hier.errors import CreditError
 
 if TYPE_CHECKING:
-    from verl_hier.credit.credit import Credit
-from verl_hier.graph.turn_table import TurnTable
+    from verl_hier.graph.turn_table import TurnTable
 
 WeightBy = Literal["token", "row", "turn", "episode", "role"]
 """The unit that counts once: in the statistics of a group (`hier.estimator.weight_by`), in the loss (`hier.guards`)."""
 Shared = Literal["repeat", "average", "owner"]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def turn_keys(table: TurnTable, columns: Sequence[str]) -> Ints:
@@ -65,6 +62,12 @@ def episode_votes(table: TurnTable, weight_by: WeightBy) -> Floats | None:
     return np.bincount(pairs[:, 0], minlength=count).astype(np.float64)
 
 
+def episode_sum(table: TurnTable, values: ArrayLike) -> Floats:
+    """(E,) sum of turn values (T,) along the path of each episode."""
+    steps = np.asarray(values, np.float64)[table.step_turn]
+    return np.bincount(table.step_episode, steps, len(table.episodes["return"])).astype(np.float64)
+
+
 def step_sum(table: TurnTable, values: ArrayLike) -> Floats:
     """(T,) sum of step values (S,) over the episodes that run through each turn."""
     return np.bincount(table.step_turn, np.asarray(values, np.float64), len(table)).astype(np.float64)
@@ -99,7 +102,7 @@ def episodes_to_turns(table: TurnTable, values: ArrayLike) -> Floats:
     return trained_only(table, step_mean(table, np.asarray(values, np.float64)[table.step_episode], trained))
 
 
-def step_links(table: TurnTable) -> NDArray[np.bool_]:
+def step_links(table: TurnTable) -> Bools:
     """(S,) true where the next step belongs to the same episode."""
     return chain_links(table.step_episode)
 
@@ -131,7 +134,7 @@ def turn_gae(
     return advantage, advantage + np.asarray(values, np.float64)
 
 
-def token_chain(table: TurnTable) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
+def token_chain(table: TurnTable) -> tuple[Ints, Bools, Bools]:
     """Action tokens in time order inside the episode that made them.
 
     Returns:
@@ -187,7 +190,7 @@ def trained_only(table: TurnTable, values: ArrayLike) -> Floats:
     return np.where(np.asarray(table["trained"], bool), np.asarray(values, np.float64), 0.0)
 
 
-def code_mask(table: TurnTable, vocabulary: str, names: Sequence[str]) -> NDArray[np.bool_]:
+def code_mask(table: TurnTable, vocabulary: str, names: Sequence[str]) -> Bools:
     """(T,) true where an integer column names one of `names`, for instance role planner or designer.
 
     Raises:

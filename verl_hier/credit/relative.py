@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from verl_hier.credit.groups import group_advantage, group_ids, singletons
+from verl_hier.credit.groups import Floats, Normalisation, group_advantage, group_ids, singletons
 from verl_hier.credit.paths import WeightBy, episode_votes, trained_only, turn_keys, turn_votes
 
 if TYPE_CHECKING:
+    from typing import Unpack  # since Python 3.11
+
     from verl_hier.graph.turn_table import TurnTable
 
-Floats = NDArray[np.float64]
+RETURN_COLUMNS = ("trained", "episodes.return", "episodes.group", "episodes.trained")
+"""Columns that `episode_advantage` and `episodes_to_turns` read."""
 
 
 def episode_advantage(
@@ -23,7 +26,7 @@ def episode_advantage(
     scores: ArrayLike | None = None,
     group_by: Sequence[str] = ("group",),
     weight_by: WeightBy = "episode",
-    **kernel: Any,
+    **kernel: Unpack[Normalisation],
 ) -> Floats:
     """(E,) advantage of every trained episode among the trained episodes of its group.
 
@@ -47,7 +50,7 @@ def turn_advantage(
     *,
     weight_by: WeightBy = "turn",
     where: ArrayLike | None = None,
-    **kernel: Any,
+    **kernel: Unpack[Normalisation],
 ) -> Floats:
     """(T,) advantage of every trained turn among the trained turns of its group; 0 for the others.
 

@@ -8,14 +8,12 @@ longest chain, and there is no loop over chains.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from verl_hier.credit.groups import Bools, Floats, Ints
 from verl_hier.errors import CreditError
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 _BLOCK = 1 << 15
-Ints = NDArray[np.int64]
 
 
 def linear_scan(values: ArrayLike, decay: ArrayLike) -> Floats:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from verl_hier.credit.credit import Credit
+from verl_hier.credit.groups import Bools, Floats, Ints
 from verl_hier.errors import CreditError
 
-Floats = NDArray[np.float64]
 Combine = Literal["sum", "weighted", "disjoint", "replace"]
 
 
@@ -41,7 +41,7 @@ def spread_rows(values: ArrayLike, mask: NDArray[Any], dtype: Any = np.float32) 
     return np.multiply(mask.view(np.int8) if mask.dtype == np.bool_ else mask, column, out=out, casting="same_kind")
 
 
-def to_tokens(credit: Credit, turn: NDArray[np.int64]) -> Floats:
+def to_tokens(credit: Credit, turn: Ints) -> Floats:
     """(N,) credit of flat action tokens from credit per turn or per token.
 
     Args:
@@ -59,12 +59,12 @@ def to_tokens(credit: Credit, turn: NDArray[np.int64]) -> Floats:
     return values[turn]
 
 
-def on_mask(values: ArrayLike, turn: NDArray[np.int64], mask: ArrayLike) -> Floats:
+def on_mask(values: ArrayLike, turn: Ints, mask: ArrayLike) -> Floats:
     """(N,) the turn's value (T,) on the tokens of a mask (N,), 0 elsewhere."""
     return np.where(np.asarray(mask, np.bool_), np.asarray(values, np.float64)[turn], 0.0)
 
 
-def has_token(turn: NDArray[np.int64], mask: ArrayLike, turns: int) -> NDArray[np.bool_]:
+def has_token(turn: Ints, mask: ArrayLike, turns: int) -> Bools:
     """(T,) whether a turn has a token of the mask."""
     return np.bincount(turn, np.asarray(mask, np.bool_), turns) > 0
 

@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from verl_hier.credit.groups import group_ids
+from verl_hier.credit.groups import Bools, Floats, Ints, group_ids
 from verl_hier.errors import CreditError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 def check_parents(parent: ArrayLike) -> Ints:

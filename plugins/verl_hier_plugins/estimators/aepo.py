@@ -1,6 +1,6 @@
 """AEPO, entropy-aware advantage (arXiv 2510.14545), docs/methods/aepo.md.
 
-Paper §4; released form: ARPO repository, `AEPO/`. Confidence A; the policy loss is in `losses.py`.
+The clipping that belongs to it is the policy loss `losses/aepo.py`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from verl_hier.credit import Credit, episode_advantage, episodes_to_turns
+from verl_hier.credit import RETURN_COLUMNS, Credit, Floats, episode_advantage, episodes_to_turns
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -40,14 +40,14 @@ def advantage(table: TurnTable, options: AEPOOptions) -> Credit:
     return Credit(turns[turn] * factor, per="token")
 
 
-def token_entropy(table: TurnTable, options: AEPOOptions) -> NDArray[np.float64]:
+def token_entropy(table: TurnTable, options: AEPOOptions) -> Floats:
     """(N,) entropy of each action token, or its one-sample estimate."""
     if options.entropy == "entropy" or (options.entropy == "auto" and "tokens.entropy" in table):
         return np.asarray(table["tokens.entropy"], np.float64)
     return -np.asarray(table["tokens.logprob"], np.float64)
 
 
-def entropy_factor(entropy: ArrayLike, mask: ArrayLike, weight: float = 0.2) -> NDArray[np.float64]:
+def entropy_factor(entropy: ArrayLike, mask: ArrayLike, weight: float = 0.2) -> Floats:
     """(N,) 1 + weight * (entropy - mean) / std over the masked tokens (sample std, 1 where it is 0); 1 elsewhere."""
     data, keep = np.asarray(entropy, np.float64), np.asarray(mask, bool)
     chosen = data[keep]
@@ -67,14 +67,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="z-score of the episode times 1 + weight * standardised token entropy",
             source="arXiv 2510.14545 §4; RUC-NLPIR/ARPO AEPO/verl_aepo_entropy",
             doc="methods/aepo.md",
-            requires=(
-                "trained",
-                "episodes.return",
-                "episodes.group",
-                "episodes.trained",
-                "tokens.turn",
-                "tokens.logprob",
-            ),
+            requires=("tokens.turn", "tokens.logprob", *RETURN_COLUMNS),
             granularity="token",
             confidence="A",
         )

@@ -1,21 +1,16 @@
-"""ArCHer, utterance-level actor-critic (arXiv 2402.19446), docs/methods/archer.md.
-
-Paper §3; released form: YifeiZhou02/ArCHer `trainer.py`. Confidence A for the advantage and the critic targets.
-"""
+"""ArCHer, utterance-level actor-critic (arXiv 2402.19446), docs/methods/archer.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from verl_hier.credit import Credit, optional, trained_only
+from verl_hier.credit import Credit, Floats, optional, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

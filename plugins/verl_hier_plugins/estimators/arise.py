@@ -1,7 +1,4 @@
-"""ARISE, skills as a second reward, docs/methods/arise.md.
-
-Released form: Skylanding/ARISE `verl/workers/arise/reward.py`. Confidence A, the skill values by a fixture.
-"""
+"""ARISE, a second reward for skills that helped (Skylanding/ARISE), docs/methods/arise.md."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, episodes_to_turns
+from verl_hier.credit import RETURN_COLUMNS, Floats, episode_advantage, episode_sum, episodes_to_turns
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
 
-Floats = NDArray[np.float64]
 VALUES = {(False, 0): 0.0, (False, 1): 1.0, (True, 0): -1.0, (True, 1): 0.5}
 
 
@@ -27,7 +22,7 @@ class ARISEOptions:
     skill_reward: float = 1.0
     """Reward of an episode that used a skill and was right."""
     right: float = 0.5
-    """Least return of an episode that counts as right where the world does not say."""
+    """Least return of an episode that counts as right when the environment does not report success."""
     eps: float = 1e-6
     """Added to the standard deviation."""
 
@@ -41,7 +36,7 @@ def episode_rewards(table: TurnTable, options: ARISEOptions) -> Floats:
     """(E,) return, plus the skill reward where a skill was used on the path and the episode was right."""
     returns, success = np.asarray(table["episodes.return"], np.float64), np.asarray(table["episodes.success"], float)
     right = np.where(np.isnan(success), returns >= options.right, success > 0)
-    used = np.bincount(table.step_episode, np.asarray(table["skill_used"], bool)[table.step_turn]) > 0
+    used = episode_sum(table, table["skill_used"]) > 0
     return returns + options.skill_reward * (used & right)
 
 
@@ -78,14 +73,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="task reward plus a reward for skills that helped, z-scored over the task",
             source="Skylanding/ARISE verl/workers/arise/reward.py",
             doc="methods/arise.md",
-            requires=(
-                "skill_used",
-                "trained",
-                "episodes.return",
-                "episodes.group",
-                "episodes.trained",
-                "episodes.success",
-            ),
+            requires=("skill_used", "episodes.success", *RETURN_COLUMNS),
             confidence="A",
         )
     ]

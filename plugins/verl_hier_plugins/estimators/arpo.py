@@ -1,6 +1,6 @@
 """ARPO, advantage attribution over branched rollouts (arXiv 2507.19849), docs/methods/arpo.md.
 
-Paper §3.2; the released trainer runs the soft form. Soft: confidence A. Hard: confidence B (paper only).
+The released trainer runs the soft form (confidence A); the hard form is described in the paper alone (confidence B).
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.credit import Credit, episode_advantage, share
-from verl_hier.credit.paths import WeightBy
+from verl_hier.credit import RETURN_COLUMNS, Credit, WeightBy, episode_advantage, share
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -43,7 +42,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="z-score of each chain over the task, soft or hard on shared turns",
             source="arXiv 2507.19849 §3.2; RUC-NLPIR/ARPO (soft)",
             doc="methods/arpo.md",
-            requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=RETURN_COLUMNS,
             granularity="step",
             confidence="A",
         )

@@ -1,11 +1,11 @@
-"""AT-GRPO, agent- and turn-wise groups (arXiv 2510.11062), docs/methods/at_grpo.md.
+"""AT-GRPO, groups by agent and turn (arXiv 2510.11062), docs/methods/at_grpo.md.
 
-Released form: PettingLLMs `_assign_consistent_uids`. Confidence A, reproduced by a fixture. GRPO with other keys.
+GRPO with other keys.
 """
 
 from dataclasses import dataclass
 
-from verl_hier.credit.paths import WeightBy
+from verl_hier.credit import WeightBy
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage

@@ -1,17 +1,15 @@
-"""BranchGRPO, depth-wise normalisation, docs/methods/branchgrpo.md.
+"""BranchGRPO, normalisation by depth (abstract), docs/methods/branchgrpo.md.
 
-Paper, from the abstract: confidence C. Leaf rewards are averaged up and z-scored among turns of equal depth.
+Leaf returns are averaged towards the root and z-scored among the turns of equal depth.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from verl_hier.credit import Credit, step_mean, turn_advantage
-from verl_hier.credit.groups import Scale, Singleton
+from verl_hier.credit import Credit, Normalisation, Scale, Singleton, step_mean, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -35,7 +33,7 @@ def advantage(table: TurnTable, options: BranchGRPOOptions) -> Credit:
     """Credit per turn: mean return of the leaves below, z-scored among the turns of the task at equal depth."""
     value = step_mean(table, np.asarray(table["episodes.return"], np.float64)[table.step_episode])
     columns = ("group", "depth")
-    kernel: dict[str, Any] = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
+    kernel: Normalisation = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
     credit = Credit(turn_advantage(table, value, columns, **kernel))
     if options.prune > 0 and len(value):
         credit.weight = (value >= np.quantile(value, options.prune)).astype(np.float64)

@@ -1,7 +1,4 @@
-"""Chain-of-Agents, GRPO on tagged sequences (arXiv 2508.13167), docs/methods/chain_of_agents.md.
-
-Released form: OPPO Agent_Foundation_Models, DAPO-style GRPO. Confidence A for advantage, filter and masks.
-"""
+"""Chain-of-Agents, GRPO on tagged sequences (arXiv 2508.13167), docs/methods/chain_of_agents.md."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Credit, episode_advantage, episodes_to_turns, group_ids, group_mean
+from verl_hier.credit import RETURN_COLUMNS, Credit, episode_advantage, episodes_to_turns, group_ids, group_mean
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -57,7 +54,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="GRPO with flat tasks filtered and credit on the tags of chosen agents",
             source="arXiv 2508.13167; OPPO Agent_Foundation_Models",
             doc="methods/chain_of_agents.md",
-            requires=("episode", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=("episode", *RETURN_COLUMNS),
             confidence="A",
         )
     ]

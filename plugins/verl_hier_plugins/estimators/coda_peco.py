@@ -1,18 +1,12 @@
-"""CoDA with PECO, planner-baselined groups (arXiv 2512.12716), docs/methods/coda.md.
-
-Released form: liuxuanzhang718/CoDA `core_algos.py`. Confidence A, reproduced by a fixture.
-"""
+"""CoDA with PECO, groups with the planners as baseline (arXiv 2512.12716), docs/methods/coda.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import group_advantage, group_ids, trained_only
-from verl_hier.credit.groups import Singleton
+from verl_hier.credit import Floats, Normalisation, Singleton, group_advantage, group_ids, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -28,14 +22,14 @@ class CoDAOptions:
     """Added to the standard deviation."""
 
 
-def advantage(table: TurnTable, options: CoDAOptions) -> NDArray[np.float64]:
-    """(T,) the rollout's return by mean and deviation over the planners, for planners and executors alike."""
+def advantage(table: TurnTable, options: CoDAOptions) -> Floats:
+    """(T,) return of the rollout, standardised over the planners of the task, for planners and executors alike."""
     keys = group_ids(table["group"])
     planner = (np.asarray(table["level"]) == 0) & np.asarray(table["trained"], bool)
     blocks = group_ids(keys, table["episode"])
     count = np.bincount(blocks, planner)[blocks]
     votes = np.where(planner, 1.0 / np.maximum(count, 1.0), 0.0)
-    kernel: dict[str, Any] = {"singleton": options.singleton, "eps": options.eps}
+    kernel: Normalisation = {"singleton": options.singleton, "eps": options.eps}
     return trained_only(table, group_advantage(table["return"], keys, weights=votes, **kernel))
 
 

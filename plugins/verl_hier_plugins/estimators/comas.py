@@ -1,22 +1,18 @@
-"""CoMAS, rewards from discussions of agents, docs/methods/comas.md.
+"""CoMAS, rewards from discussions between agents (recalled), docs/methods/comas.md.
 
-Structure recalled, repository not read: confidence C, so every constant is an option.
+The repository was not read, so every constant is an option.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import code_mask, group_advantage, group_ids, trained_only
+from verl_hier.credit import Floats, Normalisation, code_mask, group_advantage, group_ids, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class CoMASOptions:
     evaluator: str = "evaluator"
     """Role that criticises them; its reward is 1 - score."""
     scorer: str = "scorer"
-    """Role that scores; it is only penalised."""
+    """Role that scores; its only reward is the penalty for an unparsable turn."""
     unparsable: float = -1.0
     """Reward of a turn whose format is 0."""
     eps: float = 1e-6
@@ -39,7 +35,7 @@ def advantage(table: TurnTable, options: CoMASOptions) -> Floats:
     """(T,) role rewards standardised over all turns of the agent in the batch (REINFORCE++ for each agent)."""
     trained = np.asarray(table["trained"], bool)
     rewards, keys = role_rewards(table, options), group_ids(table["agent"])
-    kernel: dict[str, Any] = {"eps": options.eps, "singleton": "zero"}
+    kernel: Normalisation = {"eps": options.eps, "singleton": "zero"}
     return trained_only(table, group_advantage(rewards, keys, where=trained, **kernel))
 
 

@@ -1,7 +1,7 @@
 """CORY, pioneer and observer (arXiv 2410.06101), docs/methods/cory.md.
 
-Released form: `imdb_train/cory.py`. Confidence A for the shared reward; upstream trains each copy by token PPO, here a
-group baseline stands in for the critic unless one is configured.
+The released code trains each copy by token-level PPO; here a group baseline stands in for the critic unless one is
+configured.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import code_mask, trained_only, turn_advantage
+from verl_hier.credit import Floats, code_mask, episode_sum, step_mean, trained_only, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -44,11 +41,8 @@ def role_rewards(table: TurnTable, options: CORYOptions) -> Floats:
     """(T,) for turns of the two roles the sum of both roles' rewards in the episode, for others their own."""
     member = code_mask(table, "role", options.roles)
     reward = np.asarray(table["reward"], np.float64)
-    paid = np.where(member, reward, 0.0)[table.step_turn]
-    team = np.bincount(table.step_episode, paid, len(table.episodes["return"]))
-    through = np.maximum(np.bincount(table.step_turn, minlength=len(table)), 1)
-    mean = np.bincount(table.step_turn, team[table.step_episode], len(table)) / through
-    return np.where(member, mean, reward)
+    team = episode_sum(table, np.where(member, reward, 0.0))
+    return np.where(member, step_mean(table, team[table.step_episode]), reward)
 
 
 @hookimpl

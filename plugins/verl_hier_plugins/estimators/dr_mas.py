@@ -1,25 +1,24 @@
-"""Dr. MAS, agent-wise normalisation (arXiv 2602.08847), docs/methods/dr_mas.md.
-
-Released form: langfengQ/DrMAS `core_algos.py`, `ray_trainer.py::compute_advantage`. Confidence A, fixture.
-"""
+"""Dr. MAS, normalisation by agent (arXiv 2602.08847), docs/methods/dr_mas.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_hier.credit import (
+    Floats,
+    Normalisation,
+    WeightBy,
     episode_advantage,
+    episode_sum,
     episodes_to_turns,
     group_advantage,
     group_ids,
     trained_only,
     turn_advantage,
 )
-from verl_hier.credit.paths import WeightBy
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -44,11 +43,11 @@ class DrMASOptions:
     """Added to the standard deviation."""
 
 
-def advantage(table: TurnTable, options: DrMASOptions) -> NDArray[np.float64]:
+def advantage(table: TurnTable, options: DrMASOptions) -> Floats:
     """(T,) the team's return (less the turn's own penalty) among the turns of the task by the same agent."""
     scores = np.asarray(table["return"], np.float64) - options.invalid_penalty * ~np.asarray(table["valid"], bool)
     scaled = options.norm_by_std and options.baseline == "grpo"
-    kernel: dict[str, Any] = {
+    kernel: Normalisation = {
         "centre": "mean" if options.baseline == "grpo" else "leave_one_out",
         "scale": "sample" if scaled else "none",
         "eps": options.eps,
@@ -58,15 +57,13 @@ def advantage(table: TurnTable, options: DrMASOptions) -> NDArray[np.float64]:
     if options.baseline == "rloo":
         keys = group_ids(table["group"])
         return trained_only(table, group_advantage(scores, keys, weights=first_turns(table), **kernel))
-    own = np.asarray(table["trained"], np.float64)[table.step_turn]
-    count = np.bincount(table.step_episode, own)
-    total = np.bincount(table.step_episode, own * scores[table.step_turn])
+    trained = np.asarray(table["trained"], np.float64)
+    count, total = episode_sum(table, trained), episode_sum(table, trained * scores)
     mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
-    values = episode_advantage(table, scores=mean, **kernel)
-    return episodes_to_turns(table, values)
+    return episodes_to_turns(table, episode_advantage(table, scores=mean, **kernel))
 
 
-def first_turns(table: TurnTable) -> NDArray[np.float64]:
+def first_turns(table: TurnTable) -> Floats:
     """(T,) 1 for the first trained turn of every episode: the one score an episode that the released RLOO counts."""
     steps = np.flatnonzero(np.asarray(table["trained"], bool)[table.step_turn])
     first = np.unique(table.step_episode[steps], return_index=True)[1]

@@ -1,20 +1,26 @@
-"""Credit of the dual loop, docs/methods/dual_loop.md. From the abstract: confidence C."""
+"""Dual loop of CVE2PoC, credit for plans and tries (abstract), docs/methods/dual_loop.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import chain_links, discounted_sum, group_ids, group_sum, step_mean, turn_advantage
-from verl_hier.credit.groups import Scale
+from verl_hier.credit import (
+    Bools,
+    Floats,
+    Normalisation,
+    Scale,
+    chain_links,
+    discounted_sum,
+    group_ids,
+    group_sum,
+    step_mean,
+    turn_advantage,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,8 @@ class DualLoopCreditOptions:
 
 
 def advantage(table: TurnTable, options: DualLoopCreditOptions) -> Floats:
-    """(T,) plans (level 0) by what was gained under them, tries by what they and later ones under the plan gained."""
-    kernel: dict[str, Any] = {"scale": options.scale, "singleton": "zero", "eps": options.eps}
+    """(T,) plans (level 0) by the reward of all turns under them, tries by their discounted reward-to-go in it."""
+    kernel: Normalisation = {"scale": options.scale, "singleton": "zero", "eps": options.eps}
     strategic = np.asarray(table["level"]) == 0
     plans = turn_advantage(table, plan_scores(table), ("group",), where=strategic, **kernel)
     gains = tactical_returns(table, options.gamma)
@@ -60,14 +66,11 @@ def tactical_returns(table: TurnTable, gamma: float) -> Floats:
     return step_mean(table, discounted_sum(rewards, links, gamma))
 
 
-def alone(table: TurnTable, where: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(T,) tries that nothing under their plan can be compared with."""
+def alone(table: TurnTable, where: Bools) -> Bools:
+    """(T,) tries whose plan has no other trained try to compare them with."""
     keys = group_ids(table["group"], table["plan"])
     trained = np.asarray(table["trained"], bool) & where
     return where & (group_sum(trained.astype(np.float64), keys)[keys] < 2)
-
-
-SOURCE = "CVE2PoC's dual loop, from its abstract (confidence C)"
 
 
 @hookimpl
@@ -78,7 +81,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             advantage,
             DualLoopCreditOptions,
             summary="plans against the plans of the task, tries against the tries under their plan",
-            source=SOURCE,
+            source="CVE2PoC (abstract)",
             doc="methods/dual_loop.md",
             requires=("group", "plan", "level", "reward", "trained"),
             confidence="C",

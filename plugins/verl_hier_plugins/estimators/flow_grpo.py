@@ -1,11 +1,12 @@
 """Flow-GRPO of AgentFlow (arXiv 2510.05592), docs/methods/agentflow.md.
 
-Released form: AgentFlow configuration; the final outcome is copied to every planner turn. Confidence A for that, the
-votes are not confirmed: one an episode here. GRPO under its own name; frozen modules are turns that are not trained.
+GRPO under its own name: the final outcome is copied to every planner turn, and turns of frozen modules are not trained.
+How the released code weighs turns is not confirmed; here every episode has one vote.
 """
 
 from dataclasses import dataclass
 
+from verl_hier.credit import RETURN_COLUMNS
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage
@@ -28,7 +29,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="final outcome copied to every planner turn, z-scored over the task",
             source="arXiv 2510.05592; AgentFlow configuration",
             doc="methods/agentflow.md",
-            requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=RETURN_COLUMNS,
             confidence="A",
         )
     ]

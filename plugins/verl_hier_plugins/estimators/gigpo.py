@@ -1,7 +1,4 @@
-"""GiGPO (arXiv 2505.10978), docs/methods/gigpo.md.
-
-Paper §3; released form: verl-agent `gigpo/core_gigpo.py`. Confidence A, reproduced by a fixture.
-"""
+"""GiGPO, groups of equal states inside groups of a task (arXiv 2505.10978), docs/methods/gigpo.md."""
 
 from __future__ import annotations
 
@@ -10,9 +7,13 @@ from difflib import SequenceMatcher
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Floats,
+    Ints,
+    Scale,
+    WeightBy,
     episode_advantage,
     episodes_to_turns,
     group_advantage,
@@ -20,17 +21,54 @@ from verl_hier.credit import (
     rewards_to_go,
     trained_only,
 )
-from verl_hier.credit.paths import WeightBy
 from verl_hier.errors import CreditError
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
 
-# Similar anchor states as one state (arXiv 2505.10978, released code), docs/methods/gigpo.md.
-Ints = NDArray[np.int64]
+
+@dataclass(frozen=True)
+class GiGPOOptions:
+    """Defaults are the released code's."""
+
+    omega: float = 1.0
+    """Weight of the step advantage; 0 is GRPO."""
+    gamma: float = 0.95
+    """Discount of the reward-to-go that the step advantage compares."""
+    norm: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
+    """Whether both levels divide by the sample standard deviation."""
+    weight_by: WeightBy = "turn"
+    """Votes in the episode statistics: the released code counts rows, so long episodes weigh more; `episode` gives
+    each one vote."""
+    similarity: float | None = None
+    """Least text similarity for two states to count as one; null compares exactly."""
+    eps: float = 1e-6
+    """Added to the standard deviation."""
 
 
-def similar_anchors(group: NDArray, anchor: Ints, texts: tuple[str, ...], threshold: float) -> Ints:
+def advantage(table: TurnTable, options: GiGPOOptions) -> Floats:
+    """(T,) episode advantage plus omega times the advantage among turns of the task with the same anchor state."""
+    scale: Scale = "sample" if options.norm == "mean_std_norm" else "none"
+    episode = episode_advantage(table, weight_by=options.weight_by, scale=scale, eps=options.eps)
+    return trained_only(table, episodes_to_turns(table, episode) + options.omega * steps(table, options))
+
+
+def steps(table: TurnTable, options: GiGPOOptions) -> Floats:
+    """(T,) the step advantage: reward-to-go among equal anchors, 0 for a state that only one turn has seen."""
+    anchor = np.asarray(table["anchor"])
+    if options.similarity is not None:
+        anchor = similar_anchors(table["group"], anchor, table.anchors, options.similarity)
+    return group_advantage(
+        rewards_to_go(table, options.gamma),
+        group_ids(table["group"], anchor),
+        where=np.asarray(table["trained"], bool) & (anchor >= 0),
+        scale="sample" if options.norm == "mean_std_norm" else "none",
+        eps=options.eps,
+        singleton="zero",
+    )
+
+
+def similar_anchors(group: Ints, anchor: Ints, texts: tuple[str, ...], threshold: float) -> Ints:
     """Greedy first-fit clusters of anchor texts inside each group.
 
     Distinct texts are visited in the order of their first turn; a text joins the first cluster whose representative
@@ -73,47 +111,6 @@ def similar_anchors(group: NDArray, anchor: Ints, texts: tuple[str, ...], thresh
     return cluster[keys]
 
 
-@dataclass(frozen=True)
-class GiGPOOptions:
-    """Defaults are the released code's."""
-
-    omega: float = 1.0
-    """Weight of the step advantage; 0 is GRPO."""
-    gamma: float = 0.95
-    """Discount of the reward-to-go that the step advantage compares."""
-    norm: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
-    """Whether both levels divide by the sample standard deviation."""
-    weight_by: WeightBy = "turn"
-    """Votes in the episode statistics: the released code counts rows, so long episodes weigh more; `episode` gives
-    each one vote."""
-    similarity: float | None = None
-    """Least text similarity for two states to count as one; null compares exactly."""
-    eps: float = 1e-6
-    """Added to the standard deviation."""
-
-
-def advantage(table: TurnTable, options: GiGPOOptions) -> NDArray[np.float64]:
-    """(T,) episode advantage plus omega times the advantage among turns of the task with the same anchor state."""
-    scale = "sample" if options.norm == "mean_std_norm" else "none"
-    episode = episode_advantage(table, weight_by=options.weight_by, scale=scale, eps=options.eps)
-    return trained_only(table, episodes_to_turns(table, episode) + options.omega * steps(table, options))
-
-
-def steps(table: TurnTable, options: GiGPOOptions) -> NDArray[np.float64]:
-    """(T,) the step advantage: reward-to-go among equal anchors, 0 for a state that only one turn has seen."""
-    anchor = np.asarray(table["anchor"])
-    if options.similarity is not None:
-        anchor = similar_anchors(table["group"], anchor, table.anchors, options.similarity)
-    return group_advantage(
-        rewards_to_go(table, options.gamma),
-        group_ids(table["group"], anchor),
-        where=np.asarray(table["trained"], bool) & (anchor >= 0),
-        scale="sample" if options.norm == "mean_std_norm" else "none",
-        eps=options.eps,
-        singleton="zero",
-    )
-
-
 @hookimpl
 def hier_estimators() -> list[EstimatorSpec]:
     return [
@@ -124,7 +121,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="episode advantage plus an advantage among turns that start in the same state",
             source="arXiv 2505.10978 §3; verl-agent gigpo/core_gigpo.py",
             doc="methods/gigpo.md",
-            requires=("group", "anchor", "reward", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=("group", "anchor", "reward", *RETURN_COLUMNS),
             confidence="A",
         )
     ]

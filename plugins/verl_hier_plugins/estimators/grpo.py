@@ -1,18 +1,22 @@
-"""GRPO (arXiv 2402.03300), docs/methods/grpo.md.
-
-Paper §4.1; released form: verl `compute_grpo_outcome_advantage`. Confidence A, reproduced by a fixture.
-"""
+"""GRPO, group relative policy optimisation (arXiv 2402.03300), docs/methods/grpo.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Centre,
     Credit,
+    Floats,
+    Normalisation,
+    Scale,
+    Shared,
+    Singleton,
+    WeightBy,
+    ZeroVariance,
     drop_weights,
     episode_advantage,
     episode_votes,
@@ -22,14 +26,9 @@ from verl_hier.credit import (
     step_mean,
     turn_advantage,
 )
-from verl_hier.credit.groups import Centre, Scale, Singleton, ZeroVariance
-from verl_hier.credit.paths import Shared, WeightBy
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-REQUIRES = ("trained", "episodes.return", "episodes.group", "episodes.trained")
-"""Columns that it reads."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class GRPOOptions:
     group_by: tuple[str, ...] = ("group",)
     """Columns that make a group. With turn columns (`agent`, `role`, `turn`…) turns are compared with turns."""
     weight_by: WeightBy = "episode"
-    """Who has one vote in the group's statistics."""
+    """What has one vote in the statistics of the group."""
     centre: Centre = "mean"
     """What is subtracted."""
     scale: Scale = "sample"
@@ -58,8 +57,12 @@ class GRPOOptions:
 
 def advantage(table: TurnTable, options: GRPOOptions) -> Credit:
     """Credit per turn (per step with `shared: repeat`): the z-score of the score in its group."""
-    kernel: dict[str, Any] = {
-        name: getattr(options, name) for name in ("centre", "scale", "eps", "singleton", "zero_variance")
+    kernel: Normalisation = {
+        "centre": options.centre,
+        "scale": options.scale,
+        "eps": options.eps,
+        "singleton": options.singleton,
+        "zero_variance": options.zero_variance,
     }
     if options.score != "return" or not set(options.group_by) <= {"group", "tree"}:
         scores = table[options.score]
@@ -74,7 +77,7 @@ def advantage(table: TurnTable, options: GRPOOptions) -> Credit:
     return credit
 
 
-def compared(table: TurnTable, options: GRPOOptions) -> NDArray[np.float64]:
+def compared(table: TurnTable, options: GRPOOptions) -> Floats:
     """(E,) 1 for episodes whose group has another vote, else 0."""
     keys = group_ids(*(table[f"episodes.{name}"] for name in options.group_by))
     votes, trained = episode_votes(table, options.weight_by), np.asarray(table["episodes.trained"], bool)
@@ -91,7 +94,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="return against the other episodes of the task, z-scored",
             source="arXiv 2402.03300 §4.1; verl compute_grpo_outcome_advantage",
             doc="methods/grpo.md",
-            requires=REQUIRES,
+            requires=RETURN_COLUMNS,
             confidence="A",
         )
     ]

@@ -1,23 +1,28 @@
-"""HBPO, hierarchical budgets (arXiv 2507.15844), docs/methods/hbpo.md.
+"""HBPO, hierarchical token budgets (arXiv 2507.15844), docs/methods/hbpo.md.
 
-Paper: confidence B for the two terms, C for the pieces of the reward and the form of the baseline.
+The paper states the two terms; the pieces of the reward and the form of the baseline are our choice (confidence C).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.credit import episodes_to_turns, group_advantage, group_ids
-from verl_hier.credit.groups import Scale
+from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Floats,
+    Normalisation,
+    Scale,
+    episode_sum,
+    episodes_to_turns,
+    group_advantage,
+    group_ids,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,15 @@ def advantage(table: TurnTable, options: HBPOOptions) -> Floats:
     budget = np.asarray(table["budget"])[np.asarray(table["episodes.leaf"])]
     reward = budget_rewards(table, budget, options)
     group, trained = table["episodes.group"], np.asarray(table["episodes.trained"], bool)
-    kernel: dict[str, Any] = {"where": trained, "scale": options.scale, "eps": options.eps, "singleton": "zero"}
-    intra = group_advantage(reward, group_ids(group, budget), **kernel)
-    inter = group_advantage(reward, group_ids(group), **kernel)
+    kernel: Normalisation = {"scale": options.scale, "eps": options.eps, "singleton": "zero"}
+    intra = group_advantage(reward, group_ids(group, budget), where=trained, **kernel)
+    inter = group_advantage(reward, group_ids(group), where=trained, **kernel)
     return episodes_to_turns(table, options.intra_weight * intra + options.inter_weight * inter)
 
 
 def budget_rewards(table: TurnTable, budget: NDArray, options: HBPOOptions) -> Floats:
-    """(E,) the return inside the budget, less beyond it, nothing for wrong answers."""
-    length = np.bincount(table.step_episode, np.asarray(table["n_tokens"], np.float64)[table.step_turn])
+    """(E,) the return within the budget, less of it beyond, and 0 for wrong answers."""
+    length = episode_sum(table, table["n_tokens"])
     over = np.maximum(length / np.maximum(budget, 1) - 1.0, 0.0)
     kept = np.maximum(1.0 - options.deviation * over, 0.0)
     return np.maximum(np.asarray(table["episodes.return"], np.float64), 0.0) * kept
@@ -65,15 +70,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="budget-shaped reward against its budget and against the whole task",
             source="arXiv 2507.15844",
             doc="methods/hbpo.md",
-            requires=(
-                "budget",
-                "n_tokens",
-                "trained",
-                "episodes.return",
-                "episodes.group",
-                "episodes.leaf",
-                "episodes.trained",
-            ),
+            requires=("budget", "n_tokens", "episodes.leaf", *RETURN_COLUMNS),
             confidence="B",
         )
     ]

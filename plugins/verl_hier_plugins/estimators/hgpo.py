@@ -1,7 +1,4 @@
-"""HGPO, hierarchies of history groups, docs/methods/hgpo.md.
-
-Released form: verl-agent `recipe/hgpo/core_hgpo.py`. Confidence A, reproduced by a fixture.
-"""
+"""HGPO, hierarchies of history groups (verl-agent), docs/methods/hgpo.md."""
 
 from __future__ import annotations
 
@@ -9,9 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_hier.credit import (
+    Bools,
+    Floats,
+    Ints,
+    Scale,
     episode_advantage,
     episodes_to_turns,
     group_advantage,
@@ -19,12 +19,10 @@ from verl_hier.credit import (
     rewards_to_go,
     trained_only,
 )
-from verl_hier.credit.groups import Scale
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
 
-Floats = NDArray[np.float64]
 _NOISE = 1e-9
 
 
@@ -47,7 +45,7 @@ class HGPOOptions:
 
 
 def advantage(table: TurnTable, options: HGPOOptions) -> Floats:
-    """(T,) weighted mean of the advantages in the groups of equal last 1, 2 … states; groups of one say nothing."""
+    """(T,) weighted mean of the advantages in the groups of equal last 1, 2 … states; groups of one do not count."""
     scaled = options.norm == "mean_std_norm"
     total, weight = np.zeros(len(table)), np.full(len(table), options.eps)
     if options.base_group:
@@ -62,13 +60,13 @@ def advantage(table: TurnTable, options: HGPOOptions) -> Floats:
 
 
 def _join(total: Floats, weight: Floats, values: Floats, factor: float) -> None:
-    """Add a level in place; a turn to which it says nothing does not count it."""
+    """Add a level in place; it counts for the turns to which it gives credit."""
     total += factor * values
     weight += factor * (np.abs(values) > _NOISE)
 
 
-def histories(table: TurnTable, past: int) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """For 0..past states before the current one: group numbers (T,) and who is a member (T,).
+def histories(table: TurnTable, past: int) -> list[tuple[Ints, Bools]]:
+    """For 0..past states before the current one: group numbers (T,) and which turns are members (T,).
 
     A turn with fewer predecessors, without a named state or not trained is no member.
     """

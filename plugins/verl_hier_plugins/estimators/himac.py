@@ -1,20 +1,16 @@
 """HiMAC, hierarchical relative advantage (arXiv 2603.00977), docs/methods/himac.md.
 
-Paper §3, from the abstract and reading notes: confidence B-. Scale, eps and
-votes are not confirmed and are options.
+Read in the abstract and in notes alone: scale, eps and votes are not confirmed and therefore options.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import group_ids, step_mean, turn_advantage
-from verl_hier.credit.groups import Scale, Singleton
-from verl_hier.credit.paths import WeightBy
+from verl_hier.credit import Floats, Normalisation, Scale, Singleton, WeightBy, group_ids, step_mean, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -37,9 +33,9 @@ class HiMACOptions:
     """Added to the scale."""
 
 
-def advantage(table: TurnTable, options: HiMACOptions) -> NDArray[np.float64]:
+def advantage(table: TurnTable, options: HiMACOptions) -> Floats:
     """(T,) blueprint turns (level 0) by the value of the blueprint, the others by the return of their execution."""
-    kernel: dict[str, Any] = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
+    kernel: Normalisation = {"scale": options.scale, "singleton": options.singleton, "eps": options.eps}
     macro = np.asarray(table["level"]) == 0
     columns = ("group", "plan") if micro_group(table, options) == "plan" else ("group",)
     blueprints = turn_advantage(table, plan_scores(table), ("group",), where=macro, **kernel)
@@ -47,7 +43,7 @@ def advantage(table: TurnTable, options: HiMACOptions) -> NDArray[np.float64]:
     return np.where(macro, blueprints, executions)
 
 
-def plan_scores(table: TurnTable) -> NDArray[np.float64]:
+def plan_scores(table: TurnTable) -> Floats:
     """(T,) mean return of the evaluation-only episodes through a turn, of all of them where there are none."""
     returns = np.asarray(table["episodes.return"], np.float64)[table.step_episode]
     greedy = ~np.asarray(table["episodes.trained"], bool)[table.step_episode]

@@ -1,19 +1,19 @@
-"""HiPER, hierarchical advantage estimation (arXiv 2602.16165), docs/methods/hiper.md.
-
-Paper §4; released form: JonP07/HiPER-agent `hiper_hae/core_hae.py`. Confidence A, reproduced by a fixture.
-"""
+"""HiPER, hierarchical advantage estimation (arXiv 2602.16165), docs/methods/hiper.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_hier.credit import (
+    Bools,
     Credit,
+    Floats,
+    Ints,
     chain_links,
+    discounted_sum,
     gae,
     optional,
     segment_starts,
@@ -22,98 +22,10 @@ from verl_hier.credit import (
     step_mean,
     trained_only,
 )
-from verl_hier.credit.segments import discounted_sum
 from verl_hier.credit.tokens import combine_levels, has_token, on_mask
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-# The three levels of HiPER's advantages (arXiv 2602.16165 §4), docs/methods/hiper.md.
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Levels:
-    """(T,) each: advantages and critic targets of the levels, and which turns start a segment."""
-
-    low: Floats
-    low_target: Floats
-    high: Floats
-    high_target: Floats
-    term: Floats | None
-    term_target: Floats | None
-    starts: Bools
-
-
-def hae(table: TurnTable, rewards: Floats, options: Any) -> Levels:
-    """Low: GAE inside segments. High: SMDP-GAE over segments, on their first turns. Term: return of the rest of the
-    segment minus the termination value."""
-    turn, chain = table.step_turn, table.step_episode
-    segment = np.asarray(table["segment"])[turn]
-    inside, starts = chain_links(chain, segment), segment_starts(chain, segment)
-    first = np.flatnonzero(starts)
-    ends = np.append(first[1:], len(turn)) - 1 if len(first) else first
-    reward = rewards[turn]
-    low = np.asarray(table["value"], np.float64)[turn]
-    high = np.asarray(optional(table, "value_high", table["value"]), np.float64)[turn]
-    alive = (~np.asarray(table["done"], bool)[turn]).astype(np.float64)
-    follows = chain_links(chain)[ends]
-    cut = 1.0 if options.bootstrap_truncated else 0.0
-    high_next = np.append(high[first[1:]], 0.0) if len(first) else high
-    after_low = np.zeros(len(turn))
-    after_low[ends] = np.where(follows, high_next, cut * low[ends])
-    gamma = options.gamma
-    low_adv = gae(reward, low, alive * shift_back(low, inside, after_low), inside * alive, gamma, options.lam_turn)
-    return_, length = segment_sums(reward, starts, gamma)
-    boot = alive[ends] * np.where(follows, high_next, cut * high[first])
-    high_adv = gae(return_, high[first], boot, follows * alive[ends], gamma**length, options.lam_seg)
-    at_start, target = np.zeros(len(turn)), np.zeros(len(turn))
-    at_start[first], target[first] = high_adv, high_adv + high[first]
-    tail = np.zeros(len(turn))
-    tail[ends] = boot
-    term = optional(table, "value_term")
-    rest = step_mean(table, discounted_sum(reward, inside, gamma, tail))
-    low_turns = step_mean(table, low_adv)
-    return Levels(
-        low=low_turns,
-        low_target=low_turns + np.asarray(table["value"], np.float64),
-        high=step_mean(table, at_start),
-        high_target=step_mean(table, target),
-        term=None if term is None else rest - np.asarray(term, np.float64),
-        term_target=None if term is None else rest,
-        starts=step_mean(table, starts) > 0,
-    )
-
-
-# HiPER's reward shaping before the advantages (released code), docs/methods/hiper.md.
-
-
-def kept(table: TurnTable) -> NDArray[np.bool_]:
-    """(T,) turns that keep their subgoal: by the column `switch`, or not the first turn of their segment."""
-    switch = optional(table, "switch")
-    if switch is not None:
-        return ~np.asarray(switch, bool)
-    parent, segment = np.asarray(table["parent"]), np.asarray(table["segment"])
-    return (parent >= 0) & (segment == segment[np.maximum(parent, 0)])
-
-
-def shaped_rewards(table: TurnTable, options: Any) -> Floats:
-    """(T,) rewards with the keep, invalid-action and consistency penalties, in this order."""
-    keep = kept(table)
-    turns = np.asarray(table["episodes.turns"], np.float64)[np.asarray(table["episode"])]
-    penalty = np.full(len(table), options.keep_penalty)
-    if options.keep_penalty_mode == "normalized":
-        penalty = np.where(turns > 1, penalty / np.maximum(turns, 1), 0.0)
-    reward = np.asarray(table["reward"], np.float64) + np.where(keep, penalty, 0.0)
-    reward = reward - options.invalid_penalty * ~np.asarray(table["valid"], bool)
-    subgoal = optional(table, "subgoal")
-    if subgoal is None or options.consistency_penalty == 0:
-        return reward
-    text, parent = np.asarray(subgoal), np.asarray(table["parent"])
-    before = np.where(parent >= 0, text[np.maximum(parent, 0)], -1)
-    reworded = keep & (text >= 0) & (before >= 0) & (text != before)
-    return reward + options.consistency_penalty * reworded
 
 
 @dataclass(frozen=True)
@@ -152,7 +64,7 @@ def advantage(table: TurnTable, options: HiPEROptions) -> Credit:
     return Credit(combine_levels(parts, "sum"), per="token", returns=levels.low_target[turn])
 
 
-def token_masks(table: TurnTable, levels: Levels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+def token_masks(table: TurnTable, levels: Levels) -> tuple[Bools, Bools, Bools]:
     """(N,) action tokens (the whole turn without a tag), subgoal tokens of segment starts, switch tokens."""
     turn = np.asarray(table["tokens.turn"])
     tagged = np.asarray(table["tokens.action"], bool)
@@ -165,9 +77,7 @@ def token_masks(table: TurnTable, levels: Levels) -> tuple[NDArray[np.bool_], ND
     return action & trained, subgoal & trained, switch & trained
 
 
-def level_values(
-    table: TurnTable, values: Floats | None, turn: NDArray[np.int64], mask: NDArray[np.bool_], options: HiPEROptions
-) -> Floats:
+def level_values(table: TurnTable, values: Floats | None, turn: Ints, mask: Bools, options: HiPEROptions) -> Floats:
     """(T,) one level, z-scored (population) over the trained turns with a token of its mask if asked for."""
     if values is None:
         return np.zeros(len(table))
@@ -177,6 +87,90 @@ def level_values(
     if chosen.size == 0:
         return np.zeros(len(table))
     return (values - chosen.mean()) / (chosen.std() + 1e-8)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Advantages and critic targets of the three levels (None without a termination value), and which turns start a
+    segment; (T,) each."""
+
+    low: Floats
+    low_target: Floats
+    high: Floats
+    high_target: Floats
+    term: Floats | None
+    term_target: Floats | None
+    starts: Bools
+
+
+def hae(table: TurnTable, rewards: Floats, options: HiPEROptions) -> Levels:
+    """The three levels.
+
+    Low: GAE inside segments. High: semi-Markov GAE over whole segments, given to their first turns. Termination: return
+    of the rest of the segment minus the termination value.
+    """
+    turn, chain = table.step_turn, table.step_episode
+    segment = np.asarray(table["segment"])[turn]
+    inside, starts = chain_links(chain, segment), segment_starts(chain, segment)
+    first = np.flatnonzero(starts)
+    ends = np.append(first[1:], len(turn)) - 1 if len(first) else first
+    reward = rewards[turn]
+    low = np.asarray(table["value"], np.float64)[turn]
+    high = np.asarray(optional(table, "value_high", table["value"]), np.float64)[turn]
+    alive = (~np.asarray(table["done"], bool)[turn]).astype(np.float64)
+    follows = chain_links(chain)[ends]
+    cut = 1.0 if options.bootstrap_truncated else 0.0
+    high_next = np.append(high[first[1:]], 0.0) if len(first) else high
+    after_low = np.zeros(len(turn))
+    after_low[ends] = np.where(follows, high_next, cut * low[ends])
+    gamma = options.gamma
+    low_adv = gae(reward, low, alive * shift_back(low, inside, after_low), inside * alive, gamma, options.lam_turn)
+    return_, length = segment_sums(reward, starts, gamma)
+    boot = alive[ends] * np.where(follows, high_next, cut * high[first])
+    high_adv = gae(return_, high[first], boot, follows * alive[ends], gamma**length, options.lam_seg)
+    at_start, target = np.zeros(len(turn)), np.zeros(len(turn))
+    at_start[first], target[first] = high_adv, high_adv + high[first]
+    tail = np.zeros(len(turn))
+    tail[ends] = boot
+    term = optional(table, "value_term")
+    rest = step_mean(table, discounted_sum(reward, inside, gamma, tail))
+    low_turns = step_mean(table, low_adv)
+    return Levels(
+        low=low_turns,
+        low_target=low_turns + np.asarray(table["value"], np.float64),
+        high=step_mean(table, at_start),
+        high_target=step_mean(table, target),
+        term=None if term is None else rest - np.asarray(term, np.float64),
+        term_target=None if term is None else rest,
+        starts=step_mean(table, starts) > 0,
+    )
+
+
+def kept(table: TurnTable) -> Bools:
+    """(T,) turns that keep their subgoal: by the column `switch`, or not the first turn of their segment."""
+    switch = optional(table, "switch")
+    if switch is not None:
+        return ~np.asarray(switch, bool)
+    parent, segment = np.asarray(table["parent"]), np.asarray(table["segment"])
+    return (parent >= 0) & (segment == segment[np.maximum(parent, 0)])
+
+
+def shaped_rewards(table: TurnTable, options: HiPEROptions) -> Floats:
+    """(T,) rewards with the keep, invalid-action and consistency penalties, in this order."""
+    keep = kept(table)
+    turns = np.asarray(table["episodes.turns"], np.float64)[np.asarray(table["episode"])]
+    penalty = np.full(len(table), options.keep_penalty)
+    if options.keep_penalty_mode == "normalized":
+        penalty = np.where(turns > 1, penalty / np.maximum(turns, 1), 0.0)
+    reward = np.asarray(table["reward"], np.float64) + np.where(keep, penalty, 0.0)
+    reward = reward - options.invalid_penalty * ~np.asarray(table["valid"], bool)
+    subgoal = optional(table, "subgoal")
+    if subgoal is None or options.consistency_penalty == 0:
+        return reward
+    text, parent = np.asarray(subgoal), np.asarray(table["parent"])
+    before = np.where(parent >= 0, text[np.maximum(parent, 0)], -1)
+    reworded = keep & (text >= 0) & (before >= 0) & (text != before)
+    return reward + options.consistency_penalty * reworded
 
 
 @hookimpl

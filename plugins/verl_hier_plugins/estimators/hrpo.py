@@ -1,6 +1,6 @@
 """HRPO of MasHost (arXiv 2506.08507), docs/methods/hrpo.md.
 
-Paper, from notes: confidence B for the two terms, C for the weight.
+The weight of the second term is our choice (confidence C).
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, episodes_to_turns, trained_only
+from verl_hier.credit import RETURN_COLUMNS, Floats, episode_advantage, episodes_to_turns, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -26,7 +25,7 @@ class HRPOOptions:
     """Added to the standard deviation."""
 
 
-def advantage(table: TurnTable, options: HRPOOptions) -> NDArray[np.float64]:
+def advantage(table: TurnTable, options: HRPOOptions) -> Floats:
     """(T,) z-score of the graph's return over the task plus the weighted reward of the action itself."""
     graphs = episodes_to_turns(table, episode_advantage(table, eps=options.eps))
     return trained_only(table, graphs + options.action_weight * np.asarray(table["step_score"], np.float64))
@@ -42,7 +41,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="z-score of the agent graph plus the absolute reward of the action",
             source="arXiv 2506.08507 (reading notes)",
             doc="methods/hrpo.md",
-            requires=("trained", "episodes.return", "episodes.group", "episodes.trained", "step_score"),
+            requires=("step_score", *RETURN_COLUMNS),
             confidence="B",
         )
     ]

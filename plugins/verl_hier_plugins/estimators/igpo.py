@@ -1,6 +1,6 @@
 """IGPO, information gain per turn (arXiv 2510.14967), docs/methods/igpo.md.
 
-Paper §3 (confidence B) and the released `compute_grpo_discounted_advantage` (confidence A, fixture), which differ.
+The paper and the released code differ; both forms are here (the paper is confidence B, the code A).
 """
 
 from __future__ import annotations
@@ -9,15 +9,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import Credit, group_advantage, group_ids, optional, rewards_to_go, trained_only
-from verl_hier.credit.segments import chain_links, discounted_sum
+from verl_hier.credit import (
+    Credit,
+    Floats,
+    Ints,
+    chain_links,
+    discounted_sum,
+    group_advantage,
+    group_ids,
+    optional,
+    rewards_to_go,
+    token_chain,
+    trained_only,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ def repo_form(table: TurnTable, options: IGPOOptions) -> Credit:
         reward = np.where(links, 0.0, turn_rewards(table)[turn])
     returns = discounted_sum(reward, links, options.gamma)
     episode = np.asarray(table["episode"])[turn]
-    order = np.lexsort((np.arange(turn.size), np.asarray(table["turn"])[turn], episode))
+    order = token_chain(table)[0]
     votes = np.zeros(turn.size)
     votes[order[np.unique(episode[order], return_index=True)[1]]] = 1.0
     votes *= np.asarray(table["trained"], bool)[turn]
@@ -69,8 +77,8 @@ def repo_form(table: TurnTable, options: IGPOOptions) -> Credit:
     return Credit(np.where(trained, values, 0.0), per="token", returns=returns)
 
 
-def first_token_normalised(returns: Floats, keys: NDArray[np.int64], votes: Floats, eps: float) -> Floats:
-    """(N,) returns by mean and sample deviation of the voting tokens of the group; one vote scales by 1."""
+def first_token_normalised(returns: Floats, keys: Ints, votes: Floats, eps: float) -> Floats:
+    """(N,) returns, standardised over the tokens of the group that have a vote; one vote alone has deviation 1."""
     size = np.maximum(np.bincount(keys, votes), 1.0)
     mean = np.bincount(keys, votes * returns) / size
     square = np.bincount(keys, votes * (returns - mean[keys]) ** 2)

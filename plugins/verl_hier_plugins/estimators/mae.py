@@ -1,6 +1,6 @@
 """MAE, one model as proposer, solver and judge (arXiv 2510.23595), docs/methods/mae.md.
 
-Released form: `rewards/reward_managers.py`. Confidence A for the rewards; the credit is REINFORCE++'s whitening.
+The rewards are those of the released code; the credit is the whitening of REINFORCE++.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import code_mask, step_mean, trained_only, whiten
+from verl_hier.credit import Bools, Floats, code_mask, episode_sum, step_mean, step_sum, trained_only, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -49,15 +46,12 @@ def role_rewards(table: TurnTable, options: MAEOptions) -> Floats:
     return np.where(code_mask(table, "role", [options.proposer]), proposed, rewards)
 
 
-def solver_score(table: TurnTable, score: Floats, solver: NDArray[np.bool_]) -> Floats:
+def solver_score(table: TurnTable, score: Floats, solver: Bools) -> Floats:
     """(T,) mean solver score over the episodes through a turn, 1 where nobody answered."""
-    steps = solver[table.step_turn]
-    episodes = len(table.episodes["return"])
-    count = np.bincount(table.step_episode, steps, episodes)
-    total = np.bincount(table.step_episode, steps * score[table.step_turn], episodes)
-    mean = np.divide(total, count, out=np.zeros(episodes), where=count > 0)
+    count, total = episode_sum(table, solver), episode_sum(table, solver * score)
+    mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
     answered = (count > 0)[table.step_episode]
-    known = np.bincount(table.step_turn, answered, len(table)) > 0
+    known = step_sum(table, answered) > 0
     return np.where(known, step_mean(table, mean[table.step_episode], answered), 1.0)
 
 

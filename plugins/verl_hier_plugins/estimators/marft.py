@@ -1,21 +1,16 @@
-"""MARFT, GAE along the chain of agents (arXiv 2504.16129), docs/methods/marft.md.
-
-Released form: jwliao-ai/MARFT `action_level_buffer.py`. Confidence A, the action level reproduced by a fixture.
-"""
+"""MARFT, GAE along the chain of agents (arXiv 2504.16129), docs/methods/marft.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from verl_hier.credit import Credit, gae, optional, shift_back, token_chain, trained_only, turn_gae, unordered
+from verl_hier.credit import Credit, Floats, gae, optional, shift_back, token_chain, trained_only, turn_gae, unordered
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""MARS, turn-level self-play credit (arXiv 2510.15414), docs/methods/mars.md.
-
-Released form: thu-nics/MARS `functionals.py`. Confidence A, reproduced by a fixture.
-"""
+"""MARS, turn-level credit in self-play (arXiv 2510.15414), docs/methods/mars.md."""
 
 from __future__ import annotations
 
@@ -9,15 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import chain_links, group_ids, group_mean, trained_only, whiten
-from verl_hier.credit.segments import discounted_sum
+from verl_hier.credit import Floats, Ints, chain_links, discounted_sum, group_ids, group_mean, trained_only, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ class MARSOptions:
     """Whether advantages are whitened over the batch's tokens at the end."""
 
 
-def advantage(table: TurnTable, options: MARSOptions) -> NDArray[np.float64]:
+def advantage(table: TurnTable, options: MARSOptions) -> Floats:
     """(T,) reward-to-go of the player's own turns, without the mean of the player's distinct returns."""
     values = distinct_normalised(table, player_returns(table, player_rewards(table, options), options), options)
     if options.whiten_advantages:
@@ -48,7 +41,7 @@ def advantage(table: TurnTable, options: MARSOptions) -> NDArray[np.float64]:
     return trained_only(table, values)
 
 
-def players(table: TurnTable, options: MARSOptions) -> NDArray[np.int64]:
+def players(table: TurnTable, options: MARSOptions) -> Ints:
     """(T,) statistics group of each turn."""
     return group_ids(table["agent"] if options.separate_players else np.zeros(len(table), np.int64))
 

@@ -1,7 +1,4 @@
-"""MC-GRPO, median-centred groups, docs/methods/mc_grpo.md.
-
-Released form: MC-GRPO `grpo_trainer_gsm.py::_generate_and_score_completions`. Confidence A, reproduced by a fixture.
-"""
+"""MC-GRPO, groups centred at the median (MC-GRPO repository), docs/methods/mc_grpo.md."""
 
 from __future__ import annotations
 
@@ -9,8 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Credit, episode_advantage, episodes_to_turns, group_ids, group_median, group_sum, step_mean
-from verl_hier.credit.groups import ZeroVariance
+from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Credit,
+    ZeroVariance,
+    episode_advantage,
+    episodes_to_turns,
+    group_ids,
+    group_median,
+    group_sum,
+    step_mean,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -64,7 +70,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="return against the group's median, scaled by its absolute deviation",
             source="MC-GRPO grpo_trainer_gsm.py::_generate_and_score_completions",
             doc="methods/mc_grpo.md",
-            requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=RETURN_COLUMNS,
             confidence="A",
         )
     ]

@@ -1,19 +1,13 @@
-"""MetaAgent-X, designers and executors (arXiv 2605.14212), docs/methods/metaagent_x.md.
-
-Released form: PettingLLMs `multi_agents_ppo_trainer.py` (grouping). Confidence A, reproduced by a fixture.
-"""
+"""MetaAgent-X, designers and executors (arXiv 2605.14212), docs/methods/metaagent_x.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import group_ids, turn_advantage
-from verl_hier.credit.groups import Singleton
-from verl_hier.credit.paths import WeightBy
+from verl_hier.credit import Floats, Normalisation, Singleton, WeightBy, group_ids, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -36,10 +30,10 @@ class MetaAgentXOptions:
     """Added to the standard deviation."""
 
 
-def advantage(table: TurnTable, options: MetaAgentXOptions) -> NDArray[np.float64]:
+def advantage(table: TurnTable, options: MetaAgentXOptions) -> Floats:
     """(T,) designs by the mean return of their executions over the task, executions in their own group."""
     designer = np.asarray(table["level"]) == 0
-    kernel: dict[str, Any] = {"singleton": options.singleton, "eps": options.eps}
+    kernel: Normalisation = {"singleton": options.singleton, "eps": options.eps}
     designs = turn_advantage(table, table["return"], ("group",), where=designer, **kernel)
     columns = ("group", "plan") if by_design(table, options) else ("group",)
     calls = turn_advantage(table, table["return"], columns, weight_by=options.weight_by, where=~designer, **kernel)

@@ -1,6 +1,6 @@
-"""PORTool, fork-relative and trajectory-relative steps (arXiv 2510.26020), docs/methods/portool.md.
+"""PORTool, steps against their fork and against all trajectories (arXiv 2510.26020), docs/methods/portool.md.
 
-Paper §3. Confidence B for the two terms, C for the aggregation over descendants and the weights.
+The aggregation over descendants and the weights are not confirmed (confidence C).
 """
 
 from __future__ import annotations
@@ -9,15 +9,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, episodes_to_turns, group_advantage, optional, step_mean, trained_only
+from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Floats,
+    episode_advantage,
+    episodes_to_turns,
+    group_advantage,
+    optional,
+    step_mean,
+    trained_only,
+)
 from verl_hier.credit.trees import sibling_ids
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="step against its siblings of the fork plus the z-score of the leaves through it",
             source="arXiv 2510.26020 §3",
             doc="methods/portool.md",
-            requires=("group", "parent", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=("group", "parent", *RETURN_COLUMNS),
             needs_tree=True,
             confidence="B",
         )

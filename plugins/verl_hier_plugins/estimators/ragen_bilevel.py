@@ -1,7 +1,4 @@
-"""RAGEN's bi-level GAE, docs/methods/ragen_bilevel.md.
-
-Released form: mll-lab-nu/RAGEN `compute_bi_level_gae_advantage_return`. Confidence A, reproduced by a fixture.
-"""
+"""RAGEN's bi-level GAE (mll-lab-nu/RAGEN), docs/methods/ragen_bilevel.md."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""RLOO (arXiv 2402.14740), docs/methods/rloo.md.
+"""RLOO, leave-one-out baseline (arXiv 2402.14740), docs/methods/rloo.md.
 
-Paper §2; released form: verl `compute_rloo_outcome_advantage`. Confidence A. GRPO with another centre and no scale.
+GRPO with another centre and no scale.
 """
 
 from dataclasses import dataclass
 
-from verl_hier.credit.groups import Centre, Scale
+from verl_hier.credit import RETURN_COLUMNS, Centre, Scale
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier_plugins.estimators.grpo import REQUIRES, GRPOOptions, advantage
+from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage
 
 __all__ = ["RLOOOptions", "advantage"]
 
@@ -33,7 +33,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="return minus the mean of the other episodes of the task",
             source="arXiv 2402.14740 §2; verl compute_rloo_outcome_advantage",
             doc="methods/rloo.md",
-            requires=REQUIRES,
+            requires=RETURN_COLUMNS,
             confidence="A",
         )
     ]

@@ -1,17 +1,23 @@
-"""RLVMR, verifiable meta-reasoning rewards (arXiv 2507.22844), docs/methods/rlvmr.md.
+"""RLVMR, verifiable rewards for meta-reasoning (arXiv 2507.22844), docs/methods/rlvmr.md.
 
-Paper, from notes: confidence B-. The weight of the two terms and the exact rule rewards are to be confirmed.
+The weight of the two terms and the exact rule rewards are to be confirmed (confidence B-).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, episodes_to_turns, trained_only, turn_advantage
+from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Floats,
+    Normalisation,
+    episode_advantage,
+    episodes_to_turns,
+    trained_only,
+    turn_advantage,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -27,11 +33,11 @@ class RLVMROptions:
     """Added to the standard deviations."""
 
 
-def advantage(table: TurnTable, options: RLVMROptions) -> NDArray[np.float64]:
+def advantage(table: TurnTable, options: RLVMROptions) -> Floats:
     """(T,) alpha times the episode's z-score plus the rest times the step's z-score among steps of the same tag."""
     episode = episodes_to_turns(table, episode_advantage(table, eps=options.eps))
     tagged = np.asarray(table["tag"]) >= 0
-    kernel: dict[str, Any] = {"eps": options.eps, "singleton": "zero"}
+    kernel: Normalisation = {"eps": options.eps, "singleton": "zero"}
     step = turn_advantage(table, table["tag_reward"], ("group", "tag"), where=tagged, **kernel)
     return trained_only(table, options.alpha * episode + (1.0 - options.alpha) * step)
 
@@ -46,7 +52,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="episode z-score mixed with the z-score among steps of the same tag",
             source="arXiv 2507.22844 (reading notes)",
             doc="methods/rlvmr.md",
-            requires=("group", "tag", "tag_reward", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=("group", "tag", "tag_reward", *RETURN_COLUMNS),
             confidence="B",
         )
     ]

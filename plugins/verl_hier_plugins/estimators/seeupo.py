@@ -1,6 +1,6 @@
-"""SeeUPO, sequential turn updates in reverse order (arXiv 2602.06554), docs/methods/seeupo.md.
+"""SeeUPO, turns updated one after the other in reverse order (arXiv 2602.06554), docs/methods/seeupo.md.
 
-Paper, from notes: confidence C for constants, B for the shape. The reverse update order is the schedule's job.
+The reverse order of the updates is the job of the schedule.
 """
 
 from __future__ import annotations
@@ -8,10 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, episodes_to_turns, optional, shift_back, step_links, step_mean
-from verl_hier.credit.segments import discounted_sum
+from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Floats,
+    discounted_sum,
+    episode_advantage,
+    episodes_to_turns,
+    optional,
+    shift_back,
+    step_links,
+    step_mean,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -27,13 +35,13 @@ class SeeUPOOptions:
     """Added to the standard deviation."""
 
 
-def advantage(table: TurnTable, options: SeeUPOOptions) -> NDArray[np.float64]:
+def advantage(table: TurnTable, options: SeeUPOOptions) -> Floats:
     """(T,) the episode's z-score times the product of the ratios of all later turns, which were updated before."""
     values = episodes_to_turns(table, episode_advantage(table, eps=options.eps))
     return values * later_ratios(table, options.max_weight)
 
 
-def later_ratios(table: TurnTable, bound: float) -> NDArray[np.float64]:
+def later_ratios(table: TurnTable, bound: float) -> Floats:
     """(T,) product of exp(log_ratio) over the turns after each one, clipped to [1 / bound, bound]."""
     ratio = np.asarray(optional(table, "log_ratio", np.zeros(len(table))), np.float64)[table.step_turn]
     links = step_links(table)
@@ -51,7 +59,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="episode z-score times the ratios of the later turns, updated in reverse order",
             source="arXiv 2602.06554 (reading notes)",
             doc="methods/seeupo.md",
-            requires=("trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=RETURN_COLUMNS,
             confidence="C",
         )
     ]

@@ -1,6 +1,6 @@
-"""SPA-RL, stepwise progress attribution (arXiv 2505.20732), docs/methods/spa_rl.md.
+"""SPA-RL, stepwise attribution of progress (arXiv 2505.20732), docs/methods/spa_rl.md.
 
-Paper §3 (the repository's factor K - 1 - idx is a quirk and not reproduced). Confidence A for the formula.
+The factor K - 1 - idx of the repository's trainer is not in the paper and is left out.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from verl_hier.credit import Credit, gae, shift_back, token_chain, unordered, whiten
+from verl_hier.credit import Credit, Floats, episode_sum, gae, shift_back, token_chain, unordered, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def step_rewards(table: TurnTable, options: SPAOptions) -> Floats:
 
 def progress_loss(table: TurnTable, progress: ArrayLike) -> float:
     """Mean squared difference between the summed progress (T,) of each episode and its return."""
-    total = np.bincount(table.step_episode, np.asarray(progress, np.float64)[table.step_turn])
+    total = episode_sum(table, progress)
     return float(np.mean((total - np.asarray(table["episodes.return"], np.float64)) ** 2))
 
 

@@ -1,7 +1,6 @@
 """SPO, segment advantages on trees (arXiv 2505.23564), docs/methods/spo.md.
 
-Paper §4.3; released form: SPO `tree_episode_generator.py` and TreePO's `compute_spo_advantage`. Confidence A for the
-node values and TreePO's form (fixture), B for dropping edges by the prover advantage.
+Node values and TreePO's form are those of released code; dropping segments by the prover advantage is confidence B.
 """
 
 from __future__ import annotations
@@ -10,15 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import Credit, group_advantage, group_ids, group_mean, trained_only
+from verl_hier.credit import Credit, Floats, Ints, group_advantage, group_ids, group_mean, step_mean, trained_only
 from verl_hier.credit.trees import above, children_mean, node_difference, sibling_ids
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ def advantage(table: TurnTable, options: SPOOptions) -> Credit:
     return segments(table, options, parent, value)
 
 
-def segments(table: TurnTable, options: SPOOptions, parent: NDArray[np.int64], value: Floats) -> Credit:
+def segments(table: TurnTable, options: SPOOptions, parent: Ints, value: Floats) -> Credit:
     """SPO's own forms, with the mean of the first segments above them."""
     siblings = sibling_ids(parent, table["group"])
     firsts = np.where(parent < 0, siblings, 0)
@@ -66,14 +62,11 @@ def segments(table: TurnTable, options: SPOOptions, parent: NDArray[np.int64], v
     return Credit(trained_only(table, np.where(kept, difference, 0.0)), weight=kept.astype(np.float64))
 
 
-def reward_spread(table: TurnTable, parent: NDArray[np.int64]) -> Floats:
+def reward_spread(table: TurnTable, parent: Ints) -> Floats:
     """(T,) population standard deviation of the leaf returns below the parent, or of the whole task."""
     returns = np.asarray(table["episodes.return"], np.float64)
-    through = np.maximum(np.bincount(table.step_turn, minlength=len(table)), 1)
     steps = returns[table.step_episode]
-    mean = np.bincount(table.step_turn, steps, len(table)) / through
-    deviation = (steps - mean[table.step_turn]) ** 2
-    inside = np.sqrt(np.bincount(table.step_turn, deviation, len(table)) / through)
+    inside = np.sqrt(step_mean(table, (steps - step_mean(table, steps)[table.step_turn]) ** 2))
     keys = group_ids(table["episodes.group"])
     whole = np.sqrt(group_mean((returns - group_mean(returns, keys)[keys]) ** 2, keys))
     return above(parent, inside, whole[keys][np.asarray(table["episode"])])

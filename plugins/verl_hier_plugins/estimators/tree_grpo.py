@@ -1,7 +1,4 @@
-"""Tree-GRPO (arXiv 2509.21240), docs/methods/tree_grpo.md.
-
-Paper §3; released form: AMAP-ML/Tree-GRPO `ray_trainer_ts.py`, `tree_node.py`. Confidence A, reproduced by fixtures.
-"""
+"""Tree-GRPO, leaves against their task and their tree (arXiv 2509.21240), docs/methods/tree_grpo.md."""
 
 from __future__ import annotations
 
@@ -9,11 +6,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import Credit, episode_advantage, group_ids, group_mean, share, step_mean, turn_advantage
-from verl_hier.credit.groups import Singleton
-from verl_hier.credit.paths import Shared
+from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Credit,
+    Floats,
+    Shared,
+    Singleton,
+    episode_advantage,
+    group_ids,
+    group_mean,
+    share,
+    step_mean,
+    turn_advantage,
+)
 from verl_hier.credit.trees import above
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
@@ -58,7 +64,7 @@ class TreeDiffOptions:
     """Added to the standard deviation."""
 
 
-def tree_diff(table: TurnTable, options: TreeDiffOptions) -> NDArray[np.float64]:
+def tree_diff(table: TurnTable, options: TreeDiffOptions) -> Floats:
     """(T,) node scores, z-scored over the task unless told otherwise."""
     scores = node_scores(table, options.margin)
     if options.normalise == "group":
@@ -66,7 +72,7 @@ def tree_diff(table: TurnTable, options: TreeDiffOptions) -> NDArray[np.float64]
     return np.where(np.asarray(table["trained"], bool), scores, 0.0)
 
 
-def node_scores(table: TurnTable, margin: float) -> NDArray[np.float64]:
+def node_scores(table: TurnTable, margin: float) -> Floats:
     """(T,) (v + max(v - v_parent - margin, 0)) / sqrt(leaves), v the mean return of the leaves below a turn."""
     returns = np.asarray(table["episodes.return"], np.float64)
     value = step_mean(table, returns[table.step_episode])
@@ -87,7 +93,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="leaf z-score over the task plus z-score inside its tree",
             source="arXiv 2509.21240 §3; AMAP-ML/Tree-GRPO ray_trainer_ts.py",
             doc="methods/tree_grpo.md",
-            requires=("trained", "episodes.return", "episodes.group", "episodes.tree", "episodes.trained"),
+            requires=("episodes.tree", *RETURN_COLUMNS),
             granularity="step",
             needs_tree=True,
             confidence="A",

@@ -1,7 +1,4 @@
-"""TreePO, advantages over all ancestor subgroups (arXiv 2508.17445), docs/methods/treepo.md.
-
-Released form: multimodal-art-projection/TreePO `core_algos.py`. Confidence A, reproduced by a fixture.
-"""
+"""TreePO, advantages over all ancestor subgroups (arXiv 2508.17445), docs/methods/treepo.md."""
 
 from __future__ import annotations
 
@@ -9,15 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import Credit, group_ids, group_mean, share, whiten
-from verl_hier.credit.paths import Shared
+from verl_hier.credit import RETURN_COLUMNS, Credit, Floats, Shared, group_ids, group_mean, share, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="leaf against the leaves under each of its ancestors, averaged over the ancestors",
             source="arXiv 2508.17445; multimodal-art-projection/TreePO core_algos.py",
             doc="methods/treepo.md",
-            requires=("n_tokens", "trained", "episodes.return", "episodes.group", "episodes.leaf", "episodes.trained"),
+            requires=("n_tokens", "episodes.leaf", *RETURN_COLUMNS),
             granularity="step",
             needs_tree=True,
             confidence="A",

@@ -1,6 +1,6 @@
 """TreePS-RAG, tree-based process supervision (arXiv 2601.06922), docs/methods/treeps_rag.md.
 
-Paper, from the abstract and notes: confidence B-. The combination follows TreeRL's form and is to be confirmed.
+The combination of the two differences follows TreeRL's form and is to be confirmed (confidence B-).
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import group_ids, group_mean, step_mean, trained_only
+from verl_hier.credit import Floats, group_ids, group_mean, step_mean, trained_only
 from verl_hier.credit.trees import above
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
@@ -29,7 +28,7 @@ class TreePSRAGOptions:
     """Whether the sum is divided by the square root of the leaves below."""
 
 
-def advantage(table: TurnTable, options: TreePSRAGOptions) -> NDArray[np.float64]:
+def advantage(table: TurnTable, options: TreePSRAGOptions) -> Floats:
     """(T,) mean return of the leaves below a turn, against the task and against the turn before it."""
     returns = np.asarray(table["episodes.return"], np.float64)
     value = step_mean(table, returns[table.step_episode])

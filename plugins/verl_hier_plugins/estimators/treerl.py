@@ -1,7 +1,4 @@
-"""TreeRL, process rewards from tree search (arXiv 2506.11902), docs/methods/treerl.md.
-
-Paper §3.3; released form: THUDM/TreeRL `parallel_mcts.py`. Confidence A, reproduced by a fixture.
-"""
+"""TreeRL, process rewards from tree search (arXiv 2506.11902), docs/methods/treerl.md."""
 
 from __future__ import annotations
 
@@ -9,15 +6,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_hier.credit import episode_advantage, group_ids, group_mean, group_sum, step_sum, trained_only
+from verl_hier.credit import (
+    RETURN_COLUMNS,
+    Floats,
+    episode_advantage,
+    group_ids,
+    group_mean,
+    group_sum,
+    step_sum,
+    trained_only,
+)
 from verl_hier.credit.trees import above, inherit_zero
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             summary="difference of leave-one-out node values along the tree, plus the value",
             source="arXiv 2506.11902 §3.3; THUDM/TreeRL parallel_mcts.py",
             doc="methods/treerl.md",
-            requires=("episode", "parent", "trained", "episodes.return", "episodes.group", "episodes.trained"),
+            requires=("episode", "parent", *RETURN_COLUMNS),
             needs_tree=True,
             confidence="A",
         )

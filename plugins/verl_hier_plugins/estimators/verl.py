@@ -1,4 +1,4 @@
-"""Leaves the advantages to verl: `algorithm.adv_estimator` decides, on our rows; docs/methods/verl.md."""
+"""verl's own estimator, which `algorithm.adv_estimator` names and verl's trainer computes, docs/methods/verl.md."""
 
 from typing import Any
 
