@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.textarena.chance import Chance
-from verl_hier_plugins.environments.textarena.expert import TextarenaExpert
 from verl_hier_plugins.environments.textarena.games import GAMES, anchor, listed_moves
 from verl_hier_plugins.environments.textarena.library import refused, start
 from verl_hier_plugins.environments.textarena.options import TextarenaOptions, family
@@ -70,8 +70,10 @@ class TextarenaEnvironment(Environment):
         twin.__dict__.update(copy.deepcopy(held))
         return twin
 
-    def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> TextarenaExpert:
+    def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Expert:
         """The solver of a puzzle. It sees the whole board, so the arguments have no effect."""
+        from verl_hier_plugins.environments.textarena.expert import TextarenaExpert
+
         if self._known is None or self._known.solve is None:
             able = ", ".join(name for name, known in GAMES.items() if known.solve)
             raise RecipeError(f"hier.environment.game: no expert for {self._options.game}; there is one for {able}.")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
+from verl_hier_plugins.environments.textarena.environment import TextarenaEnvironment
 from verl_hier_plugins.environments.textarena.games import Game
-
-if TYPE_CHECKING:
-    from verl_hier_plugins.environments.textarena.environment import TextarenaEnvironment
 
 
 class TextarenaExpert:
@@ -17,7 +14,7 @@ class TextarenaExpert:
     def __init__(self, environment: TextarenaEnvironment, known: Game) -> None:
         self._environment = environment
         self._known = known
-        self.subgoals = (known.goal,)
+        self.subgoals: tuple[str, ...] = (known.goal,)
 
     def advise(self, subgoal: int) -> str | None:
         """The next move; None when the puzzle is solved or cannot be solved any more."""

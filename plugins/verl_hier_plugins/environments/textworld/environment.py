@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult, with_admissible
+from verl_hier.environments.expert import Expert
 from verl_hier.environments.world_cache import WorldCache
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.textworld.engine import Node, World, plain
-from verl_hier_plugins.environments.textworld.expert import TextworldExpert
 from verl_hier_plugins.environments.textworld.making import cache_folder, compiled, generate, load
 from verl_hier_plugins.environments.textworld.options import TextworldOptions
 from verl_hier_plugins.environments.textworld.story import Snapshot, Story, spoken
@@ -107,8 +107,10 @@ class TextworldEnvironment(Environment):
         """A copy that refers to the same state; the two move on independently."""
         return copy.copy(self)
 
-    def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> TextworldExpert:
+    def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Expert:
         """TextWorld's own policy for the quests. It knows the whole world, so the arguments have no effect."""
+        from verl_hier_plugins.environments.textworld.expert import TextworldExpert
+
         return TextworldExpert(self)
 
     @property

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_hier_plugins.environments.textworld.engine import World, plain
-
-if TYPE_CHECKING:
-    from verl_hier_plugins.environments.textworld.environment import TextworldEnvironment
+from verl_hier_plugins.environments.textworld.environment import TextworldEnvironment
 
 
 class TextworldExpert:

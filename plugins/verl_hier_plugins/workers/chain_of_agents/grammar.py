@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 START, TOOL, THINK, ANSWER, OBSERVATION = "start", "tool", "think", "answer", "observation"
+FAILED = "that failed : {observation}"
+SCORE = "score {score}"
 UNREADABLE = "unreadable"
 
 LEVELS = {

@@ -7,17 +7,11 @@ our own. What comes out is checked by playing it through the `chain_of_agents` w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from verl_hier.rollout.transcript import Transcript, TranscriptTurn
-from verl_hier_plugins.workers.chain_of_agents.grammar import ANSWER, LEVELS, THINK, TOOL, UNREADABLE
+from verl_hier_plugins.workers.chain_of_agents.grammar import ANSWER, FAILED, LEVELS, SCORE, THINK, TOOL, UNREADABLE
+from verl_hier_plugins.workers.chain_of_agents.worker import ChainOptions
 
-if TYPE_CHECKING:
-    from verl_hier_plugins.workers.chain_of_agents.worker import ChainOptions
-
-FAILED = "that failed : {observation}"
-SCORE = "score {score}"
 LONGEST_QUOTE = 200
 """Characters of an observation that a reflection repeats."""
 
@@ -36,12 +30,6 @@ _PAIR = re.compile(r"<(\w{1,64})>.*?</\1>", re.DOTALL)
 _MARKER = re.compile(r"</?\w{1,64}>")
 _BREAK = re.compile(r"[;\n]")
 _BULLET = re.compile(r"^[\s\-*\d.)]+")
-
-
-def vocabulary(options: ChainOptions) -> Iterator[str]:
-    """Words that a telling brings besides those of the episode."""
-    yield f"{FAILED.format(observation='')} ;"
-    yield SCORE.format(score=_score(options))
 
 
 def transcribe(options: ChainOptions, transcript: Transcript) -> list[str]:
@@ -118,7 +106,7 @@ class _Teller:
         tag, content = self._tool(action)
         if tag == ANSWER and not self._may(self._last, ANSWER):
             self._say(thought, "suggested_answer", content)
-            self._say(thought, "double_check", SCORE.format(score=_score(self._options)))
+            self._say(thought, "double_check", SCORE.format(score=self._options.accepting_score))
         self._say(thought, tag, content)
 
     def _say(self, thought: str, tag: str, content: str) -> None:
@@ -151,10 +139,6 @@ class _Teller:
         if said.node.level > 0 and said.node.segment < len(self._plan):
             return self._plan[said.node.segment]
         return self._transcript.instruction
-
-
-def _score(options: ChainOptions) -> int:
-    return max(4, options.accept_score)
 
 
 def _agent(tag: str, content: str) -> str:

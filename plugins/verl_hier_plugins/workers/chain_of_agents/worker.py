@@ -11,15 +11,16 @@ from verl_hier.rollout import Context, EpisodeOver, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, fill
 from verl_hier_plugins.workers.chain_of_agents.grammar import (
     ANSWER,
+    FAILED,
     LEVELS,
     OBSERVATION,
+    SCORE,
     UNREADABLE,
     Language,
     Reading,
     Segment,
     Walk,
 )
-from verl_hier_plugins.workers.chain_of_agents.transcribe import vocabulary
 
 CONTENT = "content"
 
@@ -94,7 +95,13 @@ class ChainOptions:
         """Every word that the worker and the sequences that are made for it bring: see `OffersVocabulary`."""
         for tag in (*self.language().agents, OBSERVATION):
             yield f"<{tag}> </{tag}>"
-        yield from vocabulary(self)
+        yield f"{FAILED.format(observation='')} ;"
+        yield SCORE.format(score=self.accepting_score)
+
+    @property
+    def accepting_score(self) -> int:
+        """The score that a written double check gives to an answer."""
+        return max(4, self.accept_score)
 
 
 class ChainOfAgents(Worker):
