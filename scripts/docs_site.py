@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 DOORS = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
 """Pages of the site that are files of the repository's root."""
 
@@ -36,5 +38,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
         for name, root in DOORS.items():
             text = text.replace(f"]({root})", f"]({name})")
+        # Other files of the repository are named there and not part of the site.
+        text = re.sub(r"\[([^\]]*)\]\((?!\w+:|#)([^)#]*)\)", without_foreign_links, text)
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def without_foreign_links(link: re.Match[str]) -> str:
+    """A Markdown link, or its words alone where the site does not have what it points to."""
+    return link[0] if link[2] in DOORS or (DOCS / link[2]).exists() else link[1]
