@@ -24,8 +24,8 @@ class ChatRenderer:
         if not tokens:
             return list(self._builder.build_initial_tokens(history + pending))
         if pending and pending[-1]["role"] == CONTINUED:
-            said = "".join(message["content"] for message in pending)
-            return tokens + list(self._tokenizer.encode(said, add_special_tokens=False))
+            text = "".join(message["content"] for message in pending)
+            return tokens + list(self._tokenizer.encode(text, add_special_tokens=False))
         return list(self._builder.merge_context_tokens(history, history + pending, tokens).token_ids)
 
     def decode(self, tokens: list[int]) -> str:

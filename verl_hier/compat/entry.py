@@ -1,7 +1,7 @@
 """Loaded by `import verl` in every process, through the entry-point group `verl.plugins`. Must stay light.
 
 verl swallows what this module raises (verl/__init__.py of 0.9.1 logs it at DEBUG), so failures are kept in `FAILURE`
-and raised where somebody sees them: by `verl-hier doctor` and by the recipe check.
+and raised where they are seen: by `verl-hier doctor` and by the recipe check.
 """
 
 import logging

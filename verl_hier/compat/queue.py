@@ -1,4 +1,4 @@
-"""Names in TransferQueue that rollout workers and trainers share."""
+"""Partitions of TransferQueue that rollout workers and trainers share."""
 
 FAULTS = "hier_faults"
 """Partition whose tags are the fatal errors of tasks."""

@@ -46,7 +46,7 @@ else:
 STATE_FILE = "hier.json"
 WEIGHTS = "rollout_is_weights"
 NOTHING_TO_TRAIN = (
-    "no row of this step can be trained: every episode was lost, or nothing belongs to the levels that learn; "
+    "no row of this step can be trained: every episode was lost, or no turn belongs to the levels that learn; "
     "see hier/episodes/failed in the last metrics, and hier.schedule."
 )
 
@@ -78,7 +78,7 @@ class _MiniBatches:
 
 
 class HierTrainerMixin(_Base):
-    """What our trainers do differently; everything else is verl's.
+    """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
     `_next_train_batch`, `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`,
@@ -106,7 +106,7 @@ class HierTrainerMixin(_Base):
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop; what ends it from below is said in a sentence that can be acted on."""
+        """verl's loop; errors of Ray, TransferQueue and the rollout workers become a sentence that says what to do."""
         handles = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
         self._counters = ServerCounters(read_servers(handles))
         try:
@@ -134,7 +134,7 @@ class HierTrainerMixin(_Base):
         return batch
 
     def _exchange_tasks(self, batch: TensorDict) -> None:
-        """Put tasks that are short enough in the place of those that are not."""
+        """Replace the tasks of the batch that are too long for the present stage of the curriculum."""
         if self._curriculum is None:
             self._curriculum = Curriculum(self.hier.curriculum, self.train_dataset.tasks)
         places = self._curriculum.admit(self.global_steps, [int(place) for place in tu.get(batch, "index")])
@@ -185,7 +185,7 @@ class HierTrainerMixin(_Base):
     # ---- from rows to credit -----------------------------------------------------------------------------------------
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Read the identity of the rows, put them into an order that does not depend on timing, then balance."""
+        """Read where the rows come from, put them into an order that does not depend on timing, then balance."""
         self._raise_faults()
         without_rows, self._without_rows = self._take_graphs(validate=False)
         if without_rows:
@@ -260,7 +260,7 @@ class HierTrainerMixin(_Base):
         )
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
-            # Loss weights are the one field that verl's correction may have made already.
+            # Only the loss weights may exist already: verl's correction makes them too.
             output[name] = row_products(output[name], ours) if name in output else ours
         metrics["hier/store/failed"] = float(self._store())
         if not output:
@@ -318,7 +318,7 @@ class HierTrainerMixin(_Base):
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self) -> None:
-        """Our state goes first: verl's tracker file, which makes a checkpoint count, is written last."""
+        """Write our state before verl's, whose tracker file makes a checkpoint valid and is written last."""
         config = self.config.trainer
         folder = os.path.join(config.default_local_dir, f"global_step_{self.global_steps}")
         os.makedirs(folder, exist_ok=True)
@@ -345,7 +345,7 @@ class HierTrainerMixin(_Base):
         if saved["name"] != self.parts.schedule.spec.name:
             raise RecipeError(
                 f"hier.schedule.name: the checkpoint {folder} was written under {saved['name']!r}, "
-                f"the recipe says {self.parts.schedule.spec.name!r}."
+                f"the recipe has {self.parts.schedule.spec.name!r}."
             )
         self.schedule.load_state_dict(saved["state"])
 

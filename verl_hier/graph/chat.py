@@ -11,9 +11,9 @@ from verl_hier.graph.rows import chains
 
 
 def conversation(graph: RolloutGraph, node: int) -> list[dict[str, str]]:
-    """The messages of a context up to `node`, its own words the last: `{"role", "content"}` each.
+    """The messages of a context up to `node`, its own text the last: `{"role", "content"}` each.
 
-    The pieces of a turn, and what a worker put between the words of its agent (`Context.extend`), are one message.
+    The pieces of a turn, and text that a worker inserts between them (`Context.extend`), are one message.
     """
     found: list[dict[str, str]] = []
     goes_on = False
@@ -21,8 +21,8 @@ def conversation(graph: RolloutGraph, node: int) -> list[dict[str, str]]:
         turn = graph.nodes[number]
         for message in turn.messages:
             goes_on = message.role == CONTINUED and bool(found)
-            _say(found, message.role, message.content, goes_on)
-        _say(found, "assistant", turn.text, goes_on)
+            _append(found, message.role, message.content, goes_on)
+        _append(found, "assistant", turn.text, goes_on)
         goes_on = turn.partial
     return found
 
@@ -33,8 +33,8 @@ def chat_rows(graph: RolloutGraph) -> Iterator[dict[str, Any]]:
     Yields:
         `messages`, see `conversation`; `uid`, `index`, `data_source` and `step` of the task; `agent`, `role` and
         `level` of the last turn; `episodes` that hold it, the mean of their `return` and of their `success` (None when
-        the world does not say); `nodes`: its turns, and for each of them one of `rewards` and of `credit` (None before
-        an estimator ran).
+        the environment does not say); `nodes`: its turns, and for each of them one of `rewards` and of `credit` (None
+        before an estimator ran).
 
     Raises:
         GraphError: when an older version wrote the graph, which kept no messages.
@@ -52,7 +52,7 @@ def chat_rows(graph: RolloutGraph) -> Iterator[dict[str, Any]]:
         yield _line(graph, row, episodes)
 
 
-def _say(found: list[dict[str, str]], role: str, content: str, goes_on: bool) -> None:
+def _append(found: list[dict[str, str]], role: str, content: str, goes_on: bool) -> None:
     if goes_on:
         found[-1]["content"] += content
     else:

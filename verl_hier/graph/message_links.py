@@ -1,4 +1,4 @@
-"""Who saw whose words: messages between agents, read off the contexts and the sources of their messages."""
+"""Messages between agents, derived from contexts and from the sources of their messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from verl_hier.graph.nodes import RolloutGraph
 
 
 def who_saw(graph: RolloutGraph, node: int) -> list[int]:
-    """Nodes whose prompt holds the words of `node`: it is in their context, or a message there carries it.
+    """Nodes whose prompt contains the text of `node`, in their context or in a message of it.
 
     Args:
         graph: a graph whose `check` passes.
@@ -29,8 +29,8 @@ def who_saw(graph: RolloutGraph, node: int) -> list[int]:
 def messages(graph: RolloutGraph) -> list[tuple[int, int]]:
     """(sender, receiver) of each message from one context to another, ordered by receiver, then by sender.
 
-    The sender is the node whose words are carried, the receiver the one whose prompt is the first of its context to
-    hold them in a message. What a context said itself is no message to it.
+    The sender is a source of a message, the receiver the first node of its context whose prompt has that message. A
+    context's own turns are no messages to it.
     """
     found: list[tuple[int, int]] = []
     for node in graph.nodes:

@@ -332,7 +332,7 @@ class RolloutGraph:
             before = None if node.parent < 0 else self.nodes[node.parent]
             turn = 0 if before is None else before.turn + (not before.partial)
             if node.turn != turn:
-                raise GraphError(f"node {index} says turn {node.turn}, its parents say {turn}.")
+                raise GraphError(f"node {index} has turn {node.turn}, its parents make it {turn}.")
             unfinished = before is not None and before.partial
             if unfinished and (node.context != node.parent or node.observation or node.messages):
                 raise GraphError(f"node {index} does not continue the tokens of the unfinished turn before it.")

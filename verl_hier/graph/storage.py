@@ -50,8 +50,8 @@ def write_graphs(path: str | os.PathLike[str], graphs: Iterable[RolloutGraph]) -
     """Write graphs to `path` by its suffix and return how many. The file appears whole or not at all.
 
     Raises:
-        GraphError: for an unknown suffix, a value that JSON cannot hold, or when the disk refuses; the message names
-            the file.
+        GraphError: for an unknown suffix, a value that JSON cannot represent, or an error of the disk; the message
+            names the file.
     """
     target = Path(path)
     if not target.name.endswith(SUFFIXES):

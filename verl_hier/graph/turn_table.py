@@ -37,13 +37,13 @@ TURN_COLUMNS: dict[str, str] = {
     "valid": "bool; the action was understood",
     "trained": "bool; the turn may be credited and trained (false for greedy evaluation and frozen roles)",
     "n_tokens": "int; action tokens of the turn",
-    "anchor": "int; state before the action, equal numbers mean equal states, -1 when the world gives none",
+    "anchor": "int; state before the action, equal numbers mean equal states, -1 when the environment gives none",
     "entropy": "float; mean entropy of its tokens (nats), from hier.rollout.entropy, else -log p of what was sampled",
 }
 EPISODE_COLUMNS: dict[str, str] = {
     "group": "int; task of the episode",
     "return": "float; sum of the rewards along its path",
-    "success": "float; 1 when won, else 0, nan when the world does not say",
+    "success": "float; 1 when won, else 0, nan when the environment does not say",
     "leaf": "int; its last turn",
     "tree": "int; root tree of the episode, numbered over all groups",
     "trained": "bool; false for evaluation-only episodes",

@@ -1,1 +1,1 @@
-"""The trainer side: which rows are trained, guards, credit, metrics, schedules."""
+"""What the trainer does between rollout and update: rows, guards, credit, metrics and schedules."""

@@ -11,21 +11,21 @@ from verl_hier.recipe.schema import CurriculumOptions
 
 
 class Curriculum:
-    """Exchanges the tasks that verl's data loader drew for ones that are short enough by now."""
+    """Replaces the drawn tasks that are too long for the present stage."""
 
     def __init__(self, options: CurriculumOptions, tasks: Sequence[Mapping[str, Any]]) -> None:
         """
         Args:
             options: of the recipe, with at least one stage.
-            tasks: all tasks of the data set; each says its `horizon`.
+            tasks: all tasks of the data set; each has a `horizon`.
 
         Raises:
-            RecipeError: when a task does not, or a stage has no task.
+            RecipeError: when a task has no horizon, or a stage has no task.
         """
         horizons = [task.get("horizon") for task in tasks]
         if not all(isinstance(horizon, int) for horizon in horizons):
             raise RecipeError(
-                "hier.curriculum.horizons: the tasks of this environment do not say their `horizon`; remove the "
+                "hier.curriculum.horizons: the tasks of this environment have no `horizon`; remove the "
                 "curriculum, or let the environment's `tasks` add it."
             )
         self._ends = list(accumulate(options.steps))
@@ -43,7 +43,7 @@ class Curriculum:
         return self._horizons[sum(step > end for end in self._ends)]
 
     def admit(self, step: int, places: Sequence[int]) -> list[int]:
-        """For each drawn task itself or, where it is too long, one that is not, if possible one of its own.
+        """For each drawn task the task or, where it is too long, another one, if possible one that was not drawn.
 
         Args:
             step: trainer step, counted from 1.

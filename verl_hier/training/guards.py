@@ -1,4 +1,4 @@
-"""Guards against the field's most repeated bugs: wrong groups, dead groups, tokens that are not what was sampled."""
+"""Guards against frequent bugs: wrong groups, groups without a gradient, training on tokens that were not sampled."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def alarm(metrics: dict[str, float], options: GuardOptions, needs_groups: bool) 
     flat = metrics.get("hier/groups/zero_variance_share", 0.0)
     if needs_groups and flat > options.max_zero_variance_share:
         problems.append(
-            f"{flat:.0%} of the groups have equal returns throughout and teach nothing "
+            f"{flat:.0%} of the groups have equal returns throughout and give no gradient "
             "(hier.guards.max_zero_variance_share); look at the tasks' difficulty"
         )
     for name, value in metrics.items():

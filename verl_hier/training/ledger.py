@@ -1,4 +1,4 @@
-"""What one step trains: the rows that came back, the graphs behind them, and how credit reaches their tokens."""
+"""The rows that one step trains, the graphs they were cut from, and how credit reaches their tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RowIdentity:
-    """What a row says of itself in verl's `extra_fields["hier"]`.
+    """Where a row comes from, as it travels in verl's `extra_fields["hier"]`.
 
     Attributes:
         uid: task.
@@ -45,7 +45,7 @@ class Ledger:
         turn: (N,) table turn of each response token of all rows, -1 on observations.
         row: (N,) row number of each token.
         lengths: tokens of each row.
-        phase_weight: (T,) loss weight that the schedule gives each turn, 1 unless its phase says otherwise.
+        phase_weight: (T,) loss weight that the schedule gives each turn, 1 unless its phase sets another one.
     """
 
     def __init__(self, rows: Sequence[RowIdentity]) -> None:
@@ -117,14 +117,14 @@ class Ledger:
             per: `Credit.per`.
             rule: with `repeat`, a shared turn takes the value of the row's own episode; otherwise its mean.
         """
-        said = self.turn >= 0
+        on_action = self.turn >= 0
         out = np.zeros(len(self.turn))
         if per == "token":
-            out[said] = np.asarray(values, dtype=np.float64)[self.token_positions()[said]]
+            out[on_action] = np.asarray(values, dtype=np.float64)[self.token_positions()[on_action]]
         elif per == "step" and rule == "repeat":
-            out[said] = np.asarray(values, dtype=np.float64)[self._steps()[said]]
+            out[on_action] = np.asarray(values, dtype=np.float64)[self._steps()[on_action]]
         else:
-            out[said] = turn_credit(self.table, Credit(values, per))[self.turn[said]]  # type: ignore[arg-type]
+            out[on_action] = turn_credit(self.table, Credit(values, per))[self.turn[on_action]]  # type: ignore[arg-type]
         return out
 
     def token_positions(self) -> Ints:
@@ -149,16 +149,16 @@ class Ledger:
         return steps
 
     def weights(self, credit: Credit, mask: NDArray[Any], by: WeightBy, rule: SharedPrefix) -> Floats | None:
-        """(N,) loss weights that give every unit the same say, or None when verl's own aggregation decides alone.
+        """(N,) loss weights with the same sum for every unit, or None where verl's loss aggregation stays as it is.
 
         Args:
             credit: its `weight` is multiplied in.
             mask: (N,) 1 on trained tokens.
-            by: the unit: `row`, `turn`, `episode` or `role`; `token` leaves all tokens alike.
+            by: the unit: `row`, `turn`, `episode` or `role`; with `token` all tokens weigh the same.
             rule: with `first_owner`, a shared turn counts once for each episode through it.
 
-        Before `credit.weight` and `phase_weight` are applied the weights sum to the number of trained tokens, but for
-        `token` with `first_owner`, where each is the number of its episodes.
+        Before `credit.weight` and `phase_weight` are applied, the weights sum to the number of trained tokens. The
+        exception is `token` with `first_owner`: there the weight of a token is the number of its episodes.
         """
         phase = self.phase_weight if (self.phase_weight != 1).any() else None
         if by == "token" and credit.weight is None and phase is None and rule != "first_owner":

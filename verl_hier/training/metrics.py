@@ -12,7 +12,7 @@ from verl_hier.graph import EpisodeRecord, RolloutGraph, TurnTable
 
 
 def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
-    """What the rollout made and cost, summed over the tasks of a step."""
+    """Size and cost of the rollouts, summed over the tasks of a step."""
     graphs = list(graphs)
     episodes = [episode for graph in graphs for episode in graph.episodes]
     nodes = [node for graph in graphs for node in graph.nodes]
@@ -48,7 +48,7 @@ def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
 
 
 def tree_metrics(graphs: Sequence[RolloutGraph]) -> dict[str, float]:
-    """Where the trees of a step branch, what their leaves share, and what of the budgets they used."""
+    """Where the trees of a step branch, how much their leaves share, and the share of the budgets that they used."""
     leaves = [(graph, graph.path(e.id)) for graph in graphs for e in graph.complete() if e.trained]
     forks = [(graph, e) for graph in graphs for e in graph.episodes if e.source >= 0 and e.leaf >= 0]
     if not leaves:
@@ -77,7 +77,7 @@ def _tokens(graph: RolloutGraph, nodes: Iterable[int]) -> int:
 
 
 def _branch_prefix_hit(forks: Sequence[tuple[RolloutGraph, EpisodeRecord]]) -> dict[str, float]:
-    """How much of the prompts of the branches' first turns the server had in its cache."""
+    """Share of the prompts of the branches' first turns that came from the server's prefix cache."""
     firsts = [graph.nodes[path[e.shared]] for graph, e in forks if len(path := graph.path(e.id)) > e.shared]
     prompt = sum(node.prompt_tokens for node in firsts)
     if not prompt:
@@ -86,7 +86,7 @@ def _branch_prefix_hit(forks: Sequence[tuple[RolloutGraph, EpisodeRecord]]) -> d
 
 
 def credit_metrics(table: TurnTable, credit: Credit) -> dict[str, float]:
-    """Size and reach of the credit, in all and for each role."""
+    """Mean and spread of the credit of each role, and the share of the credit that is 0."""
     if not len(table):
         return {}
     values = np.asarray(credit.values, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Who learns now: a schedule maps the trainer's step to the levels and roles that are trained in it."""
+"""Schedules map the trainer's step to the levels and roles that are trained in it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from verl_hier.graph.nodes import Node
 
 @dataclass(frozen=True)
 class Phase:
-    """What learns in one step.
+    """The turns that are trained in one step.
 
     Attributes:
         name: for logs and metrics.
         levels: levels that learn, None for all.
         roles: roles that learn, None for all.
         weights: (level, weight) of levels that learn with a loss weight other than 1. It multiplies the policy loss of
-            their tokens after every unit was given its equal say; a small one is nearly a frozen level.
+            their tokens after the loss weighting of `hier.guards`; with a small one a level is nearly frozen.
     """
 
     name: str
@@ -75,11 +75,11 @@ class Schedule(ABC):
         """The phase of trainer step `step` (1-based)."""
 
     def observe(self, step: int, metrics: dict[str, Any]) -> None:  # noqa: B027 - optional
-        """See the metrics of a finished step; for schedules that react to them."""
+        """Receive the metrics of a finished step; for schedules that react to them."""
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state for the checkpoint."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - optional
-        """Take up the state of a checkpoint."""
+        """Restore the state of a checkpoint."""

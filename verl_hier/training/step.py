@@ -89,9 +89,9 @@ def train_step(
             `advantages` too, where verl has computed them (`EstimatorSpec.native`).
         host: enabled plugins, for the credit events.
         estimator: spec and options.
-        guards: limits, equal say and shared-prefix rule.
+        guards: limits, loss weighting and shared-prefix rule.
         number: trainer step.
-        metrics: gains everything that is to be logged.
+        metrics: everything that is logged is added to it.
 
     Returns:
         `advantages` and `returns`, which a native estimator leaves as they are, and `rollout_is_weights` when weights
@@ -151,11 +151,11 @@ def _add_token_columns(ledger: Ledger, flat: Mapping[str, NDArray[Any]]) -> None
     if "turn" not in tokens:
         return
     positions = ledger.token_positions()
-    said = positions >= 0
+    on_action = positions >= 0
     for source, name in (("old_log_probs", "old_logprob"), ("values", "value")):
         if source in flat:
             column = np.zeros(len(tokens["turn"]))
-            column[positions[said]] = flat[source][said]
+            column[positions[on_action]] = flat[source][on_action]
             tokens[name] = column
     if "values" in flat:
         counts = np.asarray(ledger.table["n_tokens"], dtype=np.int64)

@@ -197,7 +197,7 @@ def test_anchors_are_numbered_across_groups():
         (("nodes", 2, "messages"), [Message("user", "go", [2])], "names a source that is not before it"),
         (("nodes", 2, "messages"), [Message("user", "go", [-1])], "names a source that is not before it"),
         (("nodes", 2, "logprobs"), [-1.0], "log-probs"),
-        (("nodes", 2, "turn"), 0, "its parents say"),
+        (("nodes", 2, "turn"), 0, "its parents make it"),
         (("nodes", 2, "prompt_tokens"), 1, "the server saw"),
         (("episodes", 1, "leaf"), 0, "does not share"),
     ],

@@ -45,7 +45,7 @@ def test_the_last_stage_changes_nothing():
 
 
 def test_tasks_must_say_their_horizon():
-    with pytest.raises(RecipeError, match=r"hier\.curriculum\.horizons: the tasks of this environment do not say"):
+    with pytest.raises(RecipeError, match=r"hier\.curriculum\.horizons: the tasks of this environment have no"):
         Curriculum(CurriculumOptions((1,)), [{"horizon": 1}, {}])
     with pytest.raises(RecipeError, match="no task has a horizon of 1 or less"):
         curriculum(horizons=(2, 3))

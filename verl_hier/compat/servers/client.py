@@ -1,9 +1,9 @@
-"""verl's clients of the rollout servers (verl/workers/rollout/llm_server.py), where our rollouts need more, or less.
+"""Variants of verl's clients of the rollout servers (verl/workers/rollout/llm_server.py).
 
-`FullyAsyncLLMServerClient.generate`, of the asynchronous trainers, goes on with a request that a weight update aborted,
-and makes a new answer of the parts. Of their `extra_fields` it keeps versions and cache hits only.
+`FullyAsyncLLMServerClient.generate`, of the asynchronous trainers, continues a request that a weight update aborted and
+joins the parts of the answer. Of their `extra_fields` it keeps versions and cache hits only.
 
-`LLMServerClient` asks the load balancer before each turn and tells it after: three actor calls where one is the work.
+`LLMServerClient` calls the load balancer before and after each turn, which makes three actor calls of one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PER_TOKEN = ("top_logprobs",)
 
 
 class SingleServerClient(LLMServerClient):
-    """verl's client where there is one server, and no other comes: it does not ask whom to ask."""
+    """verl's client for runs with exactly one server: it does not call the load balancer."""
 
     def __init__(self, server: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -31,11 +31,11 @@ class SingleServerClient(LLMServerClient):
         return "", self._server
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """Nobody counts."""
+        """There is no load balancer to inform."""
 
 
 class _Recording(LLMServerClient):
-    """Stands between verl's two clients and notes the `extra_fields` of each part."""
+    """Collects the `extra_fields` of each part; sits between verl's two clients in the method resolution order."""
 
     async def generate(self, request_id: Any, **request: Any) -> TokenOutput:
         output = await super().generate(request_id, **request)

@@ -1,4 +1,4 @@
-"""What the rollout servers themselves have counted, as metrics of a step."""
+"""The rollout servers' own counters as metrics of a step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Statistics = Callable[[], list[Mapping[str, Any]]]
 
 
 def read_servers(handles: Iterable[Any]) -> Statistics:
-    """A function that asks all servers that have `statistics` at once, in one round trip."""
+    """A function that reads all servers that have `statistics`, in one round trip."""
     asked = [handle for handle in handles if hasattr(handle, "statistics")]
     return lambda: ray.get([handle.statistics.remote() for handle in asked]) if asked else []
 
 
 class ServerCounters:
-    """Differences of the servers' running totals between steps, without what validation asked.
+    """Differences of the servers' running totals between steps, without the requests of validation.
 
     Args:
         read: the present totals, one mapping a server; an empty list when no server counts.
@@ -33,11 +33,11 @@ class ServerCounters:
         self.skip()
 
     def skip(self) -> None:
-        """Forget what was counted since the last look."""
+        """Leave out what was counted since the last call of `look` or `skip`."""
         self._last = self._totals()
 
     def look(self) -> None:
-        """Note what was counted since the last look."""
+        """Add what was counted since the last call of `look` or `skip`."""
         now = self._totals()
         for name, total in now.items():
             self._since[name] = self._since.get(name, 0.0) + total - self._last.get(name, 0.0)

@@ -1,4 +1,4 @@
-"""verl's rollout servers as a `rollout.Policy`: one call a turn, in the words that each engine understands."""
+"""verl's rollout servers as a `rollout.Policy`: one request a turn, with the parameters that each server takes."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class ServerPolicy:
     async def _read(
         self, prompt: list[int], tokens: list[int], conversation: str, top: int
     ) -> tuple[list[list[int]], list[list[float]], list[float] | None, tuple[int, int]]:
-        """Ids and log-probs at the place of each of `tokens`, their own log-probs where the server says them, and the
-        weight versions that took part."""
+        """Ids and log-probs at the position of each of `tokens`, the log-probs of `tokens` themselves where the server
+        returns them, and the weight versions that took part."""
         params = scoring_params(self._engine, len(prompt), top)
         extra = (await self._ask(prompt + tokens, params, conversation)).extra_fields
         if "prompt_logprobs" not in extra:

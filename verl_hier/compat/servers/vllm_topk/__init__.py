@@ -1,8 +1,8 @@
 """`actor_rollout_ref.rollout.name: vllm_topk`: verl's own vLLM server that also returns top-k log-probs and counts.
 
 verl's server asks vLLM for the chosen token's log-prob only (verl/workers/rollout/vllm_rollout/vllm_async_server.py,
-`generate`). Here the engine that it calls is wrapped: a request that wants the K best asks vLLM for them, and what vLLM
-answers is noted on the way back. Everything else is verl's, its weight updates and its sleep included.
+`generate`). Here its engine is wrapped: a request for the K likeliest tokens is passed on to vLLM, and vLLM's answer is
+kept on the way back. Everything else is verl's, weight updates and sleep included.
 
 Only `server` imports vLLM and verl's server, in the processes that serve.
 """

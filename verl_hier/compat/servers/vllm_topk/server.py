@@ -13,7 +13,7 @@ from verl_hier.compat.servers.vllm_topk.engine import NAME, TopKEngine, asking, 
 
 
 class TopKServer(vLLMHttpServer):
-    """verl's server; `logprobs=K` adds `extra_fields["top_logprobs"]`, and `statistics` says what it has served."""
+    """verl's server; `logprobs=K` adds `extra_fields["top_logprobs"]`, and `statistics` returns its counters."""
 
     engine: Any
 
