@@ -33,7 +33,7 @@ LAYERS = {
     # of modules.
     "recipe": {"compat", "credit", "environments", "graph", "host", "rollout", "training"},
     "training": {"credit", "graph", "host", "recipe"},
-    "runtime_cpu": {"compat", "recipe"},
+    "runtime_cpu": set(),
     "compat": {"environments", "graph", "host", "recipe", "rollout", "runtime_cpu", "training"},
     "coldstart": {"environments", "graph", "host", "recipe", "rollout"},
     "testing": {"credit", "environments", "graph", "host", "hookspecs", "rollout", "sandbox", "training"},
