@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verl_hier.errors import RecipeError
 from verl_hier.rollout.budget import BudgetSpent
 from verl_hier.rollout.end_reason import EndReason
 from verl_hier.rollout.rollout import Episode, Rollout
@@ -97,11 +98,31 @@ def outcomes(complete: Sequence[Episode]) -> list[float]:
 
 def keep_leaves(rollout: Rollout, leaves: Sequence[Episode], number: int, rng: random.Random) -> None:
     """Draw at most `number` of the leaves without replacement; the others are discarded (`not_kept`)."""
-    kept = rng.sample(leaves, min(number, len(leaves)))
-    for leaf in leaves:
-        if leaf not in kept:
-            leaf.discard(EndReason.NOT_KEPT)
-            rollout.count("not_kept")
+    keep_only(rollout, leaves, rng.sample(leaves, min(number, len(leaves))), EndReason.NOT_KEPT)
+
+
+def keep_only(rollout: Rollout, episodes: Iterable[Episode], kept: Sequence[Episode], reason: EndReason | str) -> None:
+    """Discard the episodes that are not kept, and count them by the reason."""
+    for episode in episodes:
+        if episode not in kept:
+            episode.discard(reason)
+            rollout.count(reason.value if isinstance(reason, EndReason) else reason)
+
+
+def at_least(least: int, sampler: str) -> Callable[[Any, int], int]:
+    """The `SamplerSpec.episodes` of a sampler that trains n leaves and needs at least `least` of them.
+
+    Args:
+        least: lowest n.
+        sampler: the sampler and what it does with n leaves, for the error.
+    """
+
+    def episodes(options: Any, n: int) -> int:
+        if n < least:
+            raise RecipeError(f"actor_rollout_ref.rollout.n: the {sampler}, so n >= {least}; got {n}.")
+        return n
+
+    return episodes
 
 
 def inner_fork_points(episodes: Iterable[Episode]) -> list[ForkPoint]:

@@ -9,6 +9,7 @@ from string import Formatter
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.graph.nodes import Node
+from verl_hier.rollout.context import Context
 from verl_hier.rollout.episode_view import EpisodeView, Turn
 
 
@@ -58,6 +59,39 @@ def source_nodes(template: str, turns: Mapping[str, Iterable[Turn]]) -> list[Nod
         turns: field name to the turns whose text fills it.
     """
     return [turn.node for name, filling in turns.items() if name in _names(template) for turn in filling]
+
+
+def observe(
+    context: Context,
+    options: object,
+    name: str,
+    known: dict[str, str],
+    turns: Mapping[str, Iterable[Turn]] | None = None,
+    prefix: str = "",
+) -> None:
+    """Add the filled template `options.<name>` to a context, as a message whose sources are known.
+
+    Args:
+        context: gains the message.
+        options: the worker's options.
+        name: field of the template.
+        known: see `fields`.
+        turns: field name to the turns whose text fills it; others are filled by the task and the environment.
+        prefix: where `options` stands below `hier.worker`, for errors.
+
+    Raises:
+        RecipeError: for a field that is not known.
+    """
+    template = getattr(options, name)
+    context.observe(fill(template, known, prefix + name), sources=source_nodes(template, turns or {}))
+
+
+def check_action_template(name: str, template: str | None) -> None:
+    """Raise a ValueError when the template of an action uses another field than {content}."""
+    try:
+        (template or "").format(content="")
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"{name} may use {{content}} only, got {template!r} ({error})") from error
 
 
 @lru_cache(maxsize=1024)

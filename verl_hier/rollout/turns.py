@@ -39,9 +39,7 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         raise EpisodeOver(EndReason.CONTEXT_TOKENS)
     most = min(room, most)
     limit = most if episode.most_tokens is None else min(most, max(episode.most_tokens, given + 1))
-    sampling = rollout.sampling(
-        f"{episode.seed_name}/{len(episode.path)}", episode.greedy, limit - given, request.stop
-    )
+    sampling = rollout.sampling(f"{episode.seed_name}/{len(episode.path)}", episode.greedy, limit - given, request.stop)
     policy, version = rollout.policy(request.context.policy), (0, 0)
     logprobs = forced.logprobs or []
     if given and forced.logprobs is None:

@@ -120,7 +120,7 @@ def leaves_of(options: AdaptiveNOptions, n: int) -> int:
 
 
 class AdaptiveN(Sampler):
-    """See `plugins/adaptive_n`."""
+    """See the module."""
 
     def __init__(self, options: AdaptiveNOptions) -> None:
         self._options = options

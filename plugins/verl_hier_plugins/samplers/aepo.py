@@ -124,7 +124,7 @@ class Balanced(Rule):
 
 
 class AEPO(EntropyChains):
-    """See `plugins/aepo`."""
+    """See the module."""
 
     name = "aepo"
     options: BalancedOptions
@@ -163,8 +163,8 @@ class AEPO(EntropyChains):
         episode.trained = False
         await rollout.advance([episode], tokens=self.options.root_tokens)
         episode.discard("probe")
-        tip = episode.last_node
-        return None if tip is None else turn_entropy(rollout, tip, self.options.entropy_positions)
+        node = episode.last_node
+        return None if node is None else turn_entropy(rollout, node, self.options.entropy_positions)
 
     async def _tool_entropy(self, rollout: Rollout) -> float | None:
         """H_tool, the mean over the turns of one whole episode; None when it was lost."""

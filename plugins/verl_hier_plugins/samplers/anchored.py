@@ -50,7 +50,7 @@ def leaves_of(options: AnchoredOptions, n: int) -> int:
 
 @dataclass
 class State:
-    """One state of the world, as the complete episodes of the task met it.
+    """One state of the environment, as the complete episodes of the task met it.
 
     Attributes:
         place: the shallowest turn boundary at which it was met after the first turn; None when it was met only there.
@@ -72,7 +72,7 @@ class State:
 
 
 class Anchored(Sampler):
-    """See `plugins/anchored`."""
+    """See the module."""
 
     def __init__(self, options: AnchoredOptions) -> None:
         self._options = options

@@ -12,11 +12,11 @@ from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import Node
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Episode, Rollout, Sampler
+from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
 
 
-# Chains that branch after turns in which the policy became less sure: what `arpo` and `aepo` share.
+# Chains that branch after turns whose entropy has risen: the part that `arpo` and `aepo` share.
 @dataclass(frozen=True)
 class ChainOptions:
     """Options of `arpo`, and of `aepo` beside its own. `actor_rollout_ref.rollout.n` is the number of chains."""
@@ -74,7 +74,7 @@ def step_entropy(entropies: Sequence[float], vocabulary: int, positions: int = 2
 
 
 class Rule(ABC):
-    """Which chains of one task branch, by plain numbers; may remember the rounds of the task."""
+    """Decides which chains of one task branch; may remember the rounds of the task."""
 
     @abstractmethod
     def branches(self, draw: float, change: float) -> bool:
@@ -82,50 +82,50 @@ class Rule(ABC):
 
     @abstractmethod
     def probability(self, change: float) -> float:
-        """How likely a draw makes it branch."""
+        """Probability that a draw makes it branch."""
 
     def note(self, grew: bool) -> None:  # noqa: B027 - optional
-        """Told after each round whether the task got a new chain in it."""
+        """Called after each round: whether the task got a new chain in it."""
 
     def state(self) -> dict[str, Any]:
-        """What the rule remembers now, for the record of a branch."""
+        """The rule's memory, for the record of a branch."""
         return {}
 
 
 @dataclass
 class Chain:
-    """An episode and how sure the policy was in it.
+    """An episode and its step entropies.
 
     Attributes:
         episode: its turns.
         first: step entropy of its own first turn; a branch has its own, whatever its source had. None before.
         last: step entropy of its last turn.
-        heard: the last node of that turn.
+        measured: the last node of that turn.
     """
 
     episode: Episode
     first: float | None = None
     last: float = 0.0
-    heard: Node | None = None
+    measured: Node | None = None
 
     @property
     def change(self) -> float:
         """How much the last turn's step entropy exceeds the first one's."""
         return 0.0 if self.first is None else self.last - self.first
 
-    def hear(self, rollout: Rollout, positions: int) -> None:
-        """Measure the turn that it has just made, if it made one.
+    def measure(self, rollout: Rollout, positions: int) -> None:
+        """Measure the turn that it has just taken, if it took one.
 
         Raises:
             RolloutError: when the server returned no log-probs.
         """
-        tip = self.episode.last_node
-        if tip is None or tip is self.heard or tip.partial or tip.episode != self.episode.id:
+        node = self.episode.last_node
+        if node is None or node is self.measured or node.partial or node.episode != self.episode.id:
             return
-        self.heard = tip
-        self.last = turn_entropy(rollout, tip, positions)
+        self.measured = node
+        self.last = turn_entropy(rollout, node, positions)
         self.first = self.last if self.first is None else self.first
-        tip.decision |= {"step_entropy": self.last, "entropy_change": self.change}
+        node.decision |= {"step_entropy": self.last, "entropy_change": self.change}
 
 
 def turn_entropy(rollout: Rollout, node: Node, positions: int) -> float:
@@ -180,8 +180,8 @@ class _Task:
 
     @property
     def room(self) -> int:
-        """Chains that may still be made. A lost chain keeps its place, a branch that came to nothing does not."""
-        return self._rollout.n - sum(chain.episode.record.error != "idle" for chain in self._chains)
+        """Chains that may still be made. A lost chain counts, a branch that took no turn does not."""
+        return self._rollout.n - sum(chain.episode.record.error != EndReason.IDLE for chain in self._chains)
 
     def start(self, number: int, reason: str) -> None:
         """Fresh chains, as many as the budget can serve."""
@@ -191,7 +191,7 @@ class _Task:
         """One turn of each active chain, then branches; a fresh chain when none is active."""
         going = set(map(id, await advance_turn(self._rollout, [chain.episode for chain in self.active])))
         for chain in self.active:
-            chain.hear(self._rollout, self._options.entropy_positions)
+            chain.measure(self._rollout, self._options.entropy_positions)
         self.active = [chain for chain in self.active if id(chain.episode) in going and not chain.episode.over]
         before = len(self._chains)
         for chain in list(self.active):
@@ -202,7 +202,7 @@ class _Task:
         self._rule.note(len(self._chains) > before)
 
     async def _branch(self, chain: Chain) -> None:
-        """The trials of one chain."""
+        """Draw for the branches of one chain."""
         change, draws = chain.change, []
         for _ in range(min(self._options.beam_size - 1, self.room)):
             draws.append(self._rng.random())
@@ -210,8 +210,8 @@ class _Task:
                 why = {"draw": draws[-1], "entropy_change": change, "probability": self._rule.probability(change)}
                 place = ForkPoint(chain.episode, decision={"reason": "branch", **why, **self._rule.state()})
                 self._add(await fork_episodes(self._rollout, [place], beside=len(self.active)))
-        if draws and chain.heard is not None:
-            chain.heard.decision["draws"] = draws
+        if draws and chain.measured is not None:
+            chain.measured.decision["draws"] = draws
             self._rollout.count("branch_draws", len(draws))
 
     def _add(self, episodes: list[Episode]) -> None:
@@ -242,7 +242,7 @@ class Rising(Rule):
 
 
 class ARPO(EntropyChains):
-    """See `plugins/arpo`."""
+    """See the module."""
 
     name = "arpo"
 

@@ -8,8 +8,8 @@ from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
+from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
+from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, start_episodes
 from verl_hier.rollout.transcript import Transcript
 
 REWARD = "candidate_reward"
@@ -20,30 +20,16 @@ class BestOfTurnOptions:
     """Options of `best_of_turn`. `actor_rollout_ref.rollout.n` is the number of candidates at every turn."""
 
     alpha: float = 1.0
-    """Weight of what the world gave (team) beside what the worker gave its own turn (local)."""
+    """Weight of the environment's reward (team) beside the worker's reward of the turn (local)."""
     progress: str | None = None
-    """Number in the world's `info` whose rise in the turn counts as the world's reward too, for worlds that reward only
-    the end."""
+    """Number in the environment's `info` whose rise in the turn counts as its reward too, for environments that reward
+    only the end."""
     greedy_choice: bool = True
     """Go on from the candidate with the highest reward, the first on ties; false: always from the first one."""
 
 
-def leaves_of(options: BestOfTurnOptions, n: int) -> int:
-    """Leaves to train for one task that ends with its first turn; every further turn adds n - 1.
-
-    Raises:
-        RecipeError: for fewer than two candidates.
-    """
-    if n < 2:
-        raise RecipeError(
-            "actor_rollout_ref.rollout.n: the best_of_turn sampler compares n candidates at every turn, so n >= 2; got "
-            f"{n}."
-        )
-    return n
-
-
 class BestOfTurn(Sampler):
-    """See `plugins/best_of_turn`."""
+    """See the module."""
 
     def __init__(self, options: BestOfTurnOptions) -> None:
         self._options = options
@@ -57,11 +43,11 @@ class BestOfTurn(Sampler):
             places = [ForkPoint(line, decision={"candidate": number}) for number in range(1, rollout.n)]
             candidates = [line, *await fork_episodes(rollout, places, beside=1)]
             alive = await advance_turn(rollout, candidates)
-            spoken = [episode for episode in alive if len(episode.path) > shared]
-            if spoken:
+            moved = [episode for episode in alive if len(episode.path) > shared]
+            if moved:
                 turns += 1
                 rollout.expected = 1 + turns * (rollout.n - 1)
-            line = self._choose(rollout, spoken, shared)
+            line = self._choose(rollout, moved, shared)
 
     def _choose(self, rollout: Rollout, candidates: list[Episode], shared: int) -> Episode | None:
         """The candidate to go on from, None without any; the others end here and are trained."""
@@ -69,19 +55,19 @@ class BestOfTurn(Sampler):
         best = rewards.index(max(rewards)) if rewards and self._options.greedy_choice else 0
         for candidate in [*candidates[:best], *candidates[best + 1 :]]:
             if not candidate.over:
-                candidate.stop("not_chosen")
+                candidate.stop(EndReason.NOT_CHOSEN)
         return candidates[best] if candidates else None
 
     def _reward(self, rollout: Rollout, candidate: Episode, shared: int) -> float:
         """alpha * team + local of the turn after the first `shared` nodes; noted on them."""
-        nodes = [rollout.graph.nodes[number] for number in candidate.path[shared:]]
+        nodes = candidate.nodes[shared:]
         transcript = Transcript.of(candidate)
         calls = [call.step for call in transcript.turns[-1].calls]
-        from_world = sum(step.reward for step in calls)
-        local = sum(node.reward for node in nodes) - from_world
-        past = [call.step for said in transcript.turns[:-1] for call in said.calls]
+        team = sum(step.reward for step in calls)
+        local = sum(node.reward for node in nodes) - team
+        past = [call.step for turn in transcript.turns[:-1] for call in turn.calls]
         before = past if transcript.opening is None else [transcript.opening, *past]
-        reward = self._options.alpha * (from_world + self._rise(before, calls)) + local
+        reward = self._options.alpha * (team + self._rise(before, calls)) + local
         for node in nodes:
             node.extra[REWARD] = reward
         return reward
@@ -94,7 +80,9 @@ class BestOfTurn(Sampler):
         known = [step.info[name] for step in [*before, *calls] if name in step.info]
         if not known or not isinstance(known[-1], int | float):
             there = ", ".join(sorted(k for k, v in calls[-1].info.items() if isinstance(v, int | float))) or "none"
-            raise RecipeError(f"hier.sampler.progress: the world's `info` has no number {name!r}; it has {there}.")
+            raise RecipeError(
+                f"hier.sampler.progress: the environment's `info` has no number {name!r}; it has {there}."
+            )
         start = [step.info[name] for step in before if name in step.info]
         return float(known[-1]) - float(start[-1] if start else 0.0)
 
@@ -109,7 +97,7 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="n candidates at every turn of every agent; the best one's state goes on, all are trained",
             source="AT-GRPO, arXiv 2510.11062; PettingLLMs (confidence A)",
             doc="methods/at_grpo.md",
-            episodes=leaves_of,
+            episodes=at_least(2, "best_of_turn sampler compares n candidates at every turn"),
             needs_fork=True,
             provides=(REWARD,),
         )

@@ -20,7 +20,7 @@ class DesignsOptions:
     executions: int = 4
     """Executions of each design (N)."""
     failed: Literal["drop", "keep"] = "drop"
-    """What becomes of a design whose first turn is invalid: it is dropped from its group (the paper), or it stays a
+    """What happens to a design whose first turn is invalid: it is dropped from its group (the paper), or it stays a
     leaf with the return that its worker gives it."""
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class DesignsOptions:
 
 
 class Designs(Sampler):
-    """See `plugins/designs`."""
+    """See the module."""
 
     def __init__(self, options: DesignsOptions) -> None:
         self._options = options
@@ -41,17 +41,17 @@ class Designs(Sampler):
         await rollout.advance(designs)
         executions: list[Episode] = []
         for number, design in enumerate(designs):
-            if not self._sound(rollout, design):
+            if not self._valid(rollout, design):
                 continue
             executions.append(design)
             for execution in range(1, options.executions):
                 executions.append(await design.fork(after=1, design=number, execution=execution))
         await rollout.run(executions)
 
-    def _sound(self, rollout: Rollout, design: Episode) -> bool:
+    def _valid(self, rollout: Rollout, design: Episode) -> bool:
         """Whether a design can be executed; a failed one is counted and, as the recipe says, dropped."""
-        spoken = design.last_node
-        if spoken is not None and spoken.valid and not design.over:
+        first = design.last_node
+        if first is not None and first.valid and not design.over:
             return True
         if design.complete:
             rollout.count("failed_designs")

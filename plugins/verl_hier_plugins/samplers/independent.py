@@ -1,9 +1,9 @@
 """n independent episodes a task, as flat GRPO has them; docs/methods/grpo.md."""
 
-from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import NoOptions, SamplerSpec
 from verl_hier.rollout import Rollout, Sampler
+from verl_hier.rollout.branching import at_least
 
 
 class Independent(Sampler):
@@ -18,12 +18,6 @@ class Independent(Sampler):
         await rollout.run(episodes)
 
 
-def _episodes(options: NoOptions, n: int) -> int:
-    if n < 1:
-        raise RecipeError(f"actor_rollout_ref.rollout.n: the independent sampler needs at least 1, got {n}.")
-    return n
-
-
 @hookimpl
 def hier_samplers() -> list[SamplerSpec]:
     """The `independent` sampler."""
@@ -34,6 +28,6 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="n episodes that share nothing but the task",
             source="GRPO, arXiv 2402.03300 §4.1",
             doc="methods/grpo.md",
-            episodes=_episodes,
+            episodes=at_least(1, "independent sampler plays n episodes"),
         )
     ]

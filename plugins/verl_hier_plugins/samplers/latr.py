@@ -1,4 +1,4 @@
-"""Forks at tokens with a close second, kept when they lead elsewhere."""
+"""LATR (arXiv 2510.24302): forks at tokens with a close second, which stay when they diverge; docs/methods/latr.md."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import start_episodes
+from verl_hier.rollout.branching import at_least, start_episodes
 from verl_hier.rollout.budget import BudgetSpent
 from verl_hier.rollout.offsets import action_tokens, place_before, reach, token_at
 
@@ -20,9 +19,9 @@ class LATROptions:
     """Options of `latr`. `actor_rollout_ref.rollout.n` is the number of episodes, of the tree and plain ones."""
 
     least_probability: float = 0.15
-    """The second token forks when it is at least so likely …"""
+    """The second token forks when it is at least this likely …"""
     largest_gap: float = 0.25
-    """… and less likely than the first by at most so much."""
+    """… and less likely than the first by at most this much."""
     lookahead: tuple[int, ...] = (20, 30, 50)
     """Tokens after a fork at which it is compared with the path it left; the first is also the length of a window."""
     longest_suffix: float = 0.2
@@ -30,7 +29,7 @@ class LATROptions:
     largest_overlap: float = 0.5
     """A fork is pruned when its longest common subsequence with the path it left, as a share, exceeds this."""
     tree_tokens: int = 1024
-    """Tokens of a path after which the tree ends and what still runs goes on by ordinary sampling."""
+    """Tokens of a path after which the tree ends and running episodes continue by ordinary sampling."""
     full: float = 0.98
     """The tree ends when it has this share of its leaves."""
     shares: dict[str, float] = field(default_factory=lambda: {"0": 1.0, "100": 0.75, "200": 0.5, "300": 0.25})
@@ -48,17 +47,6 @@ class LATROptions:
             raise ValueError("shares must map trainer steps to shares within [0, 1]")
 
 
-def leaves_of(options: LATROptions, n: int) -> int:
-    """Leaves to train for one task.
-
-    Raises:
-        RecipeError: when a tree of `n` leaves cannot branch.
-    """
-    if n < 2:
-        raise RecipeError(f"actor_rollout_ref.rollout.n: the latr sampler grows a tree of n leaves, n >= 2; got {n}.")
-    return n
-
-
 @dataclass
 class _Fork:
     """A branch under observation: from which token on it left which path, and the checks it has passed."""
@@ -70,7 +58,7 @@ class _Fork:
 
 
 class LATR(Sampler):
-    """See `plugins/latr`."""
+    """See the module."""
 
     def __init__(self, options: LATROptions) -> None:
         self._options = options
@@ -81,7 +69,7 @@ class LATR(Sampler):
         if wanted:
             await _Tree(rollout, self._options, wanted).grow()
         alive = [episode for episode in rollout.episodes if episode.complete or not episode.over]
-        # Not copies: what the tree did not make is sampled.
+        # Leaves that the tree lacks are sampled independently; they are no copies.
         await rollout.run([*alive, *start_episodes(rollout, rollout.n - len(alive), why="plain")])
 
     def _tree_leaves(self, rollout: Rollout) -> int:
@@ -158,7 +146,7 @@ class _Tree:
         return fork
 
     def _prune(self) -> None:
-        """Give up forks that say what the path they left says."""
+        """Give up forks that do not diverge from the path they left."""
         for fork in self._forks:
             for check in self._options.lookahead[fork.passed :]:
                 mine = action_tokens(fork.episode, fork.offset, fork.offset + check)
@@ -206,7 +194,7 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="greedy paths that fork where the second token is nearly as likely, if they then diverge",
             source="arXiv 2510.24302; starreeze/latr (mechanism: confidence A)",
             doc="methods/latr.md",
-            episodes=leaves_of,
+            episodes=at_least(2, "latr sampler grows a tree of n leaves"),
             needs_fork=True,
             needs_top_logprobs=True,
         )

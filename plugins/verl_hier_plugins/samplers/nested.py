@@ -1,14 +1,14 @@
-"""Nested groups: the first turn of an episode is its plan, everything after it executes the plan."""
+"""HiMAC (arXiv 2603.00977): several plans, each tried once, then n executions of one; docs/methods/himac.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
+from verl_hier.rollout.branching import at_least
 from verl_hier.rollout.seeds import generator
 
 
@@ -31,7 +31,7 @@ class NestedOptions:
 
 
 class Nested(Sampler):
-    """See `plugins/nested`."""
+    """See the module."""
 
     def __init__(self, options: NestedOptions) -> None:
         self._options = options
@@ -66,14 +66,6 @@ class Nested(Sampler):
         return max(alive, key=lambda trial: trial.ret)
 
 
-def _episodes(options: NestedOptions, n: int) -> int:
-    if n < 2:
-        raise RecipeError(
-            f"actor_rollout_ref.rollout.n: the nested sampler compares executions of one plan, so n >= 2; got {n}."
-        )
-    return n
-
-
 @hookimpl
 def hier_samplers() -> list[SamplerSpec]:
     return [
@@ -84,7 +76,7 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="several plans, each tried once; n executions of the best one",
             source="HiMAC, arXiv 2603.00977 (confidence B)",
             doc="methods/himac.md",
-            episodes=_episodes,
+            episodes=at_least(2, "nested sampler compares n executions of one plan"),
             needs_fork=True,
         )
     ]

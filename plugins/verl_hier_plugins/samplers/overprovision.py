@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
-from verl_hier.rollout.branching import start_episodes
+from verl_hier.rollout.branching import at_least, start_episodes
 from verl_hier.rollout.budget import BudgetSpent
 
 
@@ -29,21 +28,8 @@ class OverprovisionOptions:
             raise ValueError(f"max_age must be at least 1, got {self.max_age}")
 
 
-def leaves_of(options: OverprovisionOptions, n: int) -> int:
-    """Leaves to train for one task.
-
-    Raises:
-        RecipeError: for fewer than one.
-    """
-    if n < 1:
-        raise RecipeError(
-            f"actor_rollout_ref.rollout.n: the overprovision sampler completes n episodes, n >= 1; got {n}."
-        )
-    return n
-
-
 class Overprovision(Sampler):
-    """See `plugins/overprovision`."""
+    """See the module."""
 
     def __init__(self, options: OverprovisionOptions) -> None:
         self._options = options
@@ -61,7 +47,7 @@ class Overprovision(Sampler):
             going = await rollout.advance(running)
             complete += [episode for episode in running if episode.complete]
             running = going
-        # Who was first is told by turns and then by number, never by the clock.
+        # The order of completion is that of turns, then of numbers; it does not depend on time.
         for episode in [*complete[rollout.n :], *running]:
             episode.discard(EndReason.LEFT_UNFINISHED)
             rollout.count(EndReason.LEFT_UNFINISHED)
@@ -91,6 +77,6 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="launches more episodes than needed, stops when enough are complete, resumes the rest later",
             source="APRIL, arXiv 2509.18521; RLsys-Foundation/APRIL (mechanism: A; within a task: ours)",
             doc="methods/overprovision.md",
-            episodes=leaves_of,
+            episodes=at_least(1, "overprovision sampler completes n episodes"),
         )
     ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
+from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
+from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, keep_only, start_episodes
 
 
 @dataclass(frozen=True)
@@ -24,22 +23,8 @@ class PORToolSamplerOptions:
             raise ValueError("forks must be at least 2; with one candidate a turn nothing branches")
 
 
-def leaves_of(options: PORToolSamplerOptions, n: int) -> int:
-    """Leaves to train for one task.
-
-    Raises:
-        RecipeError: for fewer than two.
-    """
-    if n < 2:
-        raise RecipeError(
-            "actor_rollout_ref.rollout.n: the portool sampler keeps n trajectories and compares the candidates among "
-            f"them, so n >= 2; got {n}."
-        )
-    return n
-
-
 class PORToolSampler(Sampler):
-    """See `plugins/portool`."""
+    """See the module."""
 
     def __init__(self, options: PORToolSamplerOptions) -> None:
         self._options = options
@@ -52,16 +37,13 @@ class PORToolSampler(Sampler):
             candidates = running if number == 0 else running + await self._fork(rollout, running, number)
             alive = await advance_turn(rollout, candidates)
             kept = _choose(alive, rollout.n - done, rollout.rng("portool", number))
-            for episode in alive:
-                if episode not in kept:
-                    episode.discard("not_chosen")
-                    rollout.count("not_chosen")
+            keep_only(rollout, alive, kept, EndReason.NOT_CHOSEN)
             done += sum(episode.complete for episode in kept)
             running = [episode for episode in kept if not episode.over]
             number += 1
 
     async def _fork(self, rollout: Rollout, running: list[Episode], number: int) -> list[Episode]:
-        """The further candidates of a round; a budget that ends takes one from each trajectory in turn."""
+        """The other candidates of a round, of each trajectory in turn, so that a budget affects all alike."""
         places = [
             ForkPoint(episode, decision={"round": number})
             for _ in range(self._options.forks - 1)
@@ -71,7 +53,7 @@ class PORToolSampler(Sampler):
 
 
 def _choose(episodes: list[Episode], number: int, rng: random.Random) -> list[Episode]:
-    """So many of them at random, in their order; all when there are no more."""
+    """`number` of them at random, in their order; all when there are no more."""
     if len(episodes) <= number:
         return episodes
     chosen = rng.sample(range(len(episodes)), number)
@@ -88,7 +70,7 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="n trajectories that fork at every turn; a random n of the candidates go on",
             source="arXiv 2510.26020 §3 (confidence B)",
             doc="methods/portool.md",
-            episodes=leaves_of,
+            episodes=at_least(2, "portool sampler keeps n trajectories and compares candidates among them"),
             needs_fork=True,
         )
     ]

@@ -23,7 +23,7 @@ LINE = "hier.sampler.score"
 
 
 def so_far(episode: Episode) -> float:
-    """What the episode has been rewarded with."""
+    """Return of the episode so far."""
     return episode.ret
 
 
@@ -124,7 +124,7 @@ def leaves_of(options: PruneOptions, n: int) -> int:
 
 
 class Prune(Sampler):
-    """See `plugins/prune`."""
+    """See the module."""
 
     def __init__(self, options: PruneOptions) -> None:
         self._options = options

@@ -6,23 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, play_out, start_episodes
+from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, play_out, start_episodes
 from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
 
 
-# Which turns of an episode were failed attempts that the next turn put right, and what is left without them.
+# Which turns of an episode were failed attempts that the next turn put right, and the other turns.
 @dataclass(frozen=True)
 class Again:
     """A recorded turn that the clean episode makes again.
 
     Attributes:
-        agent: who spoke.
+        agent: whose turn it was.
         tokens: the whole turn.
-        calls: what it did to the world, and what that answered.
+        calls: its actions and the environment's answers.
     """
 
     agent: str
@@ -30,8 +29,8 @@ class Again:
     calls: tuple[EnvironmentCall, ...]
 
     def was_answered_by(self, calls: Sequence[EnvironmentCall]) -> bool:
-        """Whether the world has answered the same now."""
-        return [_told(call) for call in self.calls] == [_told(call) for call in calls]
+        """Whether the environment has given the same answers now."""
+        return [_outcome(call) for call in self.calls] == [_outcome(call) for call in calls]
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ def clean(episode: Episode, attempts: int | None) -> Clean | None:
     kept = [turns[number] for number in range(first, len(turns)) if number not in left_out]
     graph = episode.rollout.graph
     again = [
-        Again(said.node.agent, [token for piece in graph.pieces(said.node) for token in piece.action], said.calls)
-        for said in kept
+        Again(turn.node.agent, [token for piece in graph.pieces(turn.node) for token in piece.action], turn.calls)
+        for turn in kept
     ]
     return Clean(episode.boundaries[first], left_out, again)
 
@@ -74,10 +73,10 @@ def corrected(turns: Sequence[TranscriptTurn], attempts: int | None) -> list[int
     """
     found: list[int] = []
     row: list[int] = []
-    for number, said in enumerate(turns):
-        if row and said.node.agent != turns[row[-1]].node.agent:
+    for number, turn in enumerate(turns):
+        if row and turn.node.agent != turns[row[-1]].node.agent:
             row = []
-        if not said.node.valid:
+        if not turn.node.valid:
             row.append(number)
             continue
         if attempts is None or len(row) <= attempts:
@@ -86,7 +85,7 @@ def corrected(turns: Sequence[TranscriptTurn], attempts: int | None) -> list[int
     return found
 
 
-def _told(call: EnvironmentCall) -> tuple[object, ...]:
+def _outcome(call: EnvironmentCall) -> tuple[object, ...]:
     step = call.step
     return call.action, step.text, step.reward, step.done, step.truncated, step.valid
 
@@ -98,23 +97,12 @@ class RollbackOptions:
     attempts: int | None = None
     """Failed turns in a row that are left out, at most; a longer row stays as it was. Omitted: any number."""
     then: Literal["recorded", "sampled"] = "recorded"
-    """What follows the first correction: the recorded turns for as long as the world answers them as recorded, or new
+    """What follows the first correction: the recorded turns for as long as the environment answers as recorded, or new
     ones."""
 
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
             raise ValueError(f"attempts must be at least 1, got {self.attempts}; omit it for any number")
-
-
-def leaves_of(options: RollbackOptions, n: int) -> int:
-    """Leaves to train for one task.
-
-    Raises:
-        RecipeError: for fewer than one.
-    """
-    if n < 1:
-        raise RecipeError(f"actor_rollout_ref.rollout.n: the rollback sampler makes n episodes, n >= 1; got {n}.")
-    return n
 
 
 @dataclass
@@ -128,7 +116,7 @@ class _Rollback:
 
 
 class Rollback(Sampler):
-    """See `plugins/rollback`."""
+    """See the module."""
 
     def __init__(self, options: RollbackOptions) -> None:
         self._options = options
@@ -178,7 +166,7 @@ class Rollback(Sampler):
         return [rollback for rollback in ready if rollback.turns]
 
     def _force(self, rollout: Rollout, rollback: _Rollback) -> bool:
-        """Give the next recorded turn to the clean episode; False when there it is not its agent's turn."""
+        """Force the next recorded turn in the clean episode; False when another agent has the turn there."""
         turn_request = rollback.clean.turn_request
         if rollback.clean.over or turn_request is None:
             return False
@@ -189,7 +177,7 @@ class Rollback(Sampler):
         return True
 
     def _differs(self, rollout: Rollout, rollback: _Rollback) -> None:
-        """From here on the clean episode has to find its own way."""
+        """From here on the clean episode is sampled."""
         rollback.turns.clear()
         rollout.count("rollbacks_resampled")
 
@@ -204,7 +192,7 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="episodes without the failed attempts that they corrected themselves",
             source="CLEANER, arXiv 2601.15141 (mechanism: B; whole turns only)",
             doc="methods/rollback.md",
-            episodes=leaves_of,
+            episodes=at_least(1, "rollback sampler plays n episodes"),
             needs_fork=True,
             needs_scores=True,
         )

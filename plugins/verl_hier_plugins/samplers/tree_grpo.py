@@ -56,7 +56,7 @@ def leaves_of(options: TreeGRPOSamplerOptions, n: int) -> int:
 
 
 class TreeGRPOSampler(Sampler):
-    """See `plugins/tree_grpo`."""
+    """See the module."""
 
     def __init__(self, options: TreeGRPOSamplerOptions) -> None:
         self._options = options

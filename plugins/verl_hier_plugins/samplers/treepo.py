@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import ForkPoint, fork_episodes, start_episodes
+from verl_hier.rollout.branching import ForkPoint, at_least, fork_episodes, start_episodes
 
 
 @dataclass(frozen=True)
@@ -27,19 +26,8 @@ class TreePOSamplerOptions:
             raise ValueError(f"divergence must be at least 2, got {self.divergence}; 1 never branches")
 
 
-def leaves_of(options: TreePOSamplerOptions, n: int) -> int:
-    """Leaves to train for one task.
-
-    Raises:
-        RecipeError: when a tree of `n` leaves cannot branch.
-    """
-    if n < 2:
-        raise RecipeError(f"actor_rollout_ref.rollout.n: the treepo sampler grows a tree of n leaves, n >= 2; got {n}.")
-    return n
-
-
 class TreePOSampler(Sampler):
-    """See `plugins/treepo`."""
+    """See the module."""
 
     def __init__(self, options: TreePOSamplerOptions) -> None:
         self._options = options
@@ -59,14 +47,14 @@ class TreePOSampler(Sampler):
                 fallbacks += 1
             running = running + await fork_episodes(rollout, places, beside=len(running))
             if fallbacks > rollout.n:
-                break  # every fallback has met the end of its budget or a broken world
+                break  # every fallback has met the end of its budget or a broken environment
 
     def _missing(self, rollout: Rollout) -> int:
         alive = [episode for episode in rollout.episodes if episode.complete or not episode.over]
         return rollout.n - len(alive)
 
     def _spread(self, rollout: Rollout, running: list[Episode], at_start: bool = False) -> list[ForkPoint]:
-        """Missing leaves dealt out evenly over the running paths, each path getting its share at its tip."""
+        """Missing leaves dealt out evenly over the running paths, each path gets its share at its end."""
         rounds = self._options.divergence - 1
         dealt = [episode for _ in range(rounds) for episode in running][: max(self._missing(rollout), 0)]
         return [ForkPoint(episode, 0 if at_start else None, {"why": "segment"}) for episode in dealt]
@@ -95,7 +83,7 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="one tree of segments of a fixed length that falls back to earlier segments",
             source="arXiv 2508.17445 §3 (confidence B)",
             doc="methods/treepo.md",
-            episodes=leaves_of,
+            episodes=at_least(2, "treepo sampler grows a tree of n leaves"),
             needs_fork=True,
         )
     ]

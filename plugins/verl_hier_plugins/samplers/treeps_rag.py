@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
+from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, keep_only, start_episodes
 from verl_hier.rollout.transcript import Transcript
 
 # Which of several searches are kept: the ones that found different documents (arXiv 2601.06922).
@@ -20,10 +19,10 @@ Measure = Literal["documents", "words"]
 
 @dataclass(frozen=True)
 class Search:
-    """What the last turn of an episode asked and found.
+    """The query and the results of the last turn of an episode.
 
     Attributes:
-        documents: names of what it found, from `info["documents"]` of the world's answers; empty when there are none.
+        documents: names of what it found, from `info["documents"]` of the observations; empty when there are none.
         words: lower-case words of the turn's text.
     """
 
@@ -80,7 +79,7 @@ class TreePSRAGSamplerOptions:
     width: int | None = None
     """Searches that a layer keeps at most; omitted: as many as there are leaves missing."""
     similarity: Measure = "documents"
-    """What is compared of two searches: the documents they found (their words where a world names none), or words."""
+    """What is compared of two searches: the documents they found (their words where none are named), or their words."""
 
     def __post_init__(self) -> None:
         if self.branch < 2:
@@ -89,21 +88,8 @@ class TreePSRAGSamplerOptions:
             raise ValueError("width must be at least 1")
 
 
-def leaves_of(options: TreePSRAGSamplerOptions, n: int) -> int:
-    """Leaves to train for one task.
-
-    Raises:
-        RecipeError: for fewer than two.
-    """
-    if n < 2:
-        raise RecipeError(
-            f"actor_rollout_ref.rollout.n: the treeps_rag sampler grows a tree of n leaves, so n >= 2; got {n}."
-        )
-    return n
-
-
 class TreePSRAGSampler(Sampler):
-    """See `plugins/treeps_rag`."""
+    """See the module."""
 
     def __init__(self, options: TreePSRAGSamplerOptions) -> None:
         self._options = options
@@ -126,7 +112,7 @@ class TreePSRAGSampler(Sampler):
             missing, wave = missing - grown, wave + 1
 
     async def _grow(self, rollout: Rollout, candidates: list[Episode], missing: int, wave: int) -> int:
-        """Grow layer after layer from the candidates of the first; returns the number of leaves that came of it."""
+        """Grow layer after layer from the candidates of the first; returns the number of leaves."""
         leaves = layer = 0
         while candidates:
             alive = await advance_turn(rollout, candidates)
@@ -143,12 +129,9 @@ class TreePSRAGSampler(Sampler):
         return min(missing, self._options.width or missing)
 
     def _keep(self, rollout: Rollout, answers: list[Episode], number: int, wave: int, layer: int) -> int:
-        """Make leaves of the answers, of a random part of them when they are too many; returns how many it made."""
+        """Keep the answers as leaves, a random part of them when there are too many; returns how many it keeps."""
         kept = rollout.rng("treeps_rag", wave, layer).sample(answers, min(number, len(answers)))
-        for answer in answers:
-            if answer not in kept:
-                answer.discard("surplus")
-                rollout.count("surplus")
+        keep_only(rollout, answers, kept, "surplus")
         return len(kept)
 
     def _prune(self, rollout: Rollout, searches: list[Episode], number: int) -> list[Episode]:
@@ -170,7 +153,7 @@ def hier_samplers() -> list[SamplerSpec]:
             summary="one tree, layer by layer: searches branch, answers end, searches that found the same are pruned",
             source="arXiv 2601.06922 (reading notes, confidence B-)",
             doc="methods/treeps_rag.md",
-            episodes=leaves_of,
+            episodes=at_least(2, "treeps_rag sampler grows a tree of n leaves"),
             needs_fork=True,
         )
     ]

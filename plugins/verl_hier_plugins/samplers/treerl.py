@@ -53,7 +53,7 @@ def leaves_of(options: TreeRLSamplerOptions, n: int) -> int:
 
 
 class TreeRLSampler(Sampler):
-    """See `plugins/treerl`."""
+    """See the module."""
 
     def __init__(self, options: TreeRLSamplerOptions) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""Four modules, each in a fresh context that holds the task and the memory."""
+"""AgentFlow (arXiv 2510.05592): four modules, each in a new context that contains the task and the memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, fill, source_nodes
+from verl_hier.rollout.prompts import check_action_template, fields, observe
 from verl_hier_plugins.workers.react import parse_action
 
 STOP = "stop"
@@ -19,8 +19,8 @@ _BETWEEN = " ; "
 class AgentFlowOptions:
     """Options of `agent_flow`.
 
-    Templates may use {instruction}, {observation}, {admissible}, {memory} (what was done and seen so far) and whatever
-    the environment puts into the `info` of its reset; the executor's also {step}, what the planner chose.
+    Templates may use {instruction}, {observation}, {admissible}, {memory} (actions and observations so far) and what
+    the environment puts into the `info` of its reset; the executor's also {step}, the planner's choice.
     """
 
     planner_prompt: str = "plan: {instruction} | {memory}"
@@ -34,9 +34,9 @@ class AgentFlowOptions:
     action_tag: str | None = None
     """When set, the executor's action is the text inside <tag>…</tag>."""
     verifier: bool = True
-    """Whether a verifier says after each step if the memory is enough; else only the world and `steps` end it."""
+    """Whether a verifier decides after each step if the memory suffices; else the environment or `steps` ends them."""
     verifier_prompt: str = "enough: {instruction} | {memory}"
-    """What the verifier sees; an answer that holds `stop` ends the steps."""
+    """What the verifier sees; an answer that contains `stop` ends the steps."""
     verifier_system: str | None = None
     """System message of the verifier, for chat models."""
     generator_prompt: str = "answer: {instruction} | {memory}"
@@ -44,20 +44,16 @@ class AgentFlowOptions:
     generator_system: str | None = None
     """System message of the generator, for chat models."""
     answer_action: str | None = None
-    """The world's action that the generator's text makes, with {content}; omitted: there is no generator."""
+    """The action of the environment with the generator's text as {content}; omitted: there is no generator."""
     steps: int = 10
-    """Steps of one episode at most."""
+    """Limit of steps in one episode."""
     memory_characters: int = 4000
-    """Characters of the memory that modules see, its latest ones."""
+    """The last so many characters of the memory are what modules see."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.memory_characters < 1:
             raise ValueError("steps and memory_characters must be at least 1")
-        if self.answer_action is not None:
-            try:
-                self.answer_action.format(content="")
-            except (KeyError, IndexError, ValueError) as error:
-                raise ValueError(f"answer_action may use {{content}} only ({error})") from error
+        check_action_template("answer_action", self.answer_action)
 
 
 class AgentFlow(Worker):
@@ -94,45 +90,45 @@ class _Done:
 
 
 class _Flow:
-    """One episode: the world's latest answer, the memory, and who speaks about it."""
+    """One episode: the environment's last answer, and the memory that the modules share."""
 
     def __init__(self, options: AgentFlowOptions, episode: EpisodeView, first: StepResult) -> None:
         self._options = options
         self._episode = episode
-        self._first = self._latest = first
+        self._first = self._last_result = first
         self._memory: list[_Done] = []
         self._plan: Turn | None = None
         self._number = 0
 
     @property
     def over(self) -> bool:
-        """Whether the world has ended the episode."""
-        return self._latest.done or self._latest.truncated
+        """Whether the environment has ended the episode."""
+        return self._last_result.done or self._last_result.truncated
 
     async def step(self, number: int) -> None:
         """The planner chooses, the executor acts, the memory grows."""
         self._number, self._plan = number, None
-        self._plan = await self._say("planner", 0)
-        turn = await self._say("executor", 1, self._plan)
+        self._plan = await self._turn("planner", 0)
+        turn = await self._turn("executor", 1, self._plan)
         action = parse_action(turn.text, self._options.action_tag)
         if action is None:
             turn.mark(valid=False, failure="no_action_tag")
-        self._latest = await self._episode.act(action or "")
-        self._memory.append(_Done(turn, action or "", self._latest.text))
+        self._last_result = await self._episode.act(action or "")
+        self._memory.append(_Done(turn, action or "", self._last_result.text))
 
     async def enough(self, number: int) -> bool:
-        """Whether the verifier wants no further step."""
-        return STOP in (await self._say("verifier", 1)).text.lower()
+        """Whether the verifier ends the steps."""
+        return STOP in (await self._turn("verifier", 1)).text.lower()
 
     async def answer(self) -> None:
-        """The generator's answer, as an action of the world."""
-        turn = await self._say("generator", 1)
+        """The generator's answer, as an action of the environment."""
+        turn = await self._turn("generator", 1)
         if not turn.text.strip():
             turn.mark(valid=False, failure="empty_answer")
         await self._episode.act(str(self._options.answer_action).format(content=turn.text.strip()))
 
     def _remembered(self) -> tuple[str, list[Turn]]:
-        """The memory, and the turns whose actions its latest characters still hold."""
+        """The end of the memory, and the turns whose actions it still contains."""
         whole = _BETWEEN.join(done.text for done in self._memory)
         cut, place, turns = max(len(whole) - self._options.memory_characters, 0), 0, []
         for done in self._memory:
@@ -141,19 +137,14 @@ class _Flow:
             place += len(done.text) + len(_BETWEEN)
         return whole[cut:], turns
 
-    async def _say(self, role: str, level: int, chosen: Turn | None = None) -> Turn:
+    async def _turn(self, role: str, level: int, chosen: Turn | None = None) -> Turn:
         """A module's turn; the executor's follows what the planner has `chosen`."""
-        system = getattr(self._options, f"{role}_system")
-        context = self._episode.context(role, level=level)
-        if system:
-            context.observe(system, role="system")
+        context = self._episode.context(role, level=level, system=getattr(self._options, f"{role}_system"))
         memory, turns = self._remembered()
         more = {} if chosen is None else {"step": chosen.text}
-        known = fields(self._episode, self._latest, self._first, memory=memory, **more)
-        name = f"{role}_prompt"
-        template = getattr(self._options, name)
-        words = {"memory": turns, "step": [] if chosen is None else [chosen]}
-        context.observe(fill(template, known, name), sources=source_nodes(template, words))
+        known = fields(self._episode, self._last_result, self._first, memory=memory, **more)
+        filling = {"memory": turns, "step": [] if chosen is None else [chosen]}
+        observe(context, self._options, f"{role}_prompt", known, filling)
         return await self._episode.generate(context, segment=self._number, plan=self._plan)
 
 

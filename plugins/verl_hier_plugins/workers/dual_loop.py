@@ -8,8 +8,8 @@ from typing import Literal
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import Context, EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, fill, source_nodes
+from verl_hier.rollout import EpisodeView, Turn, Worker
+from verl_hier.rollout.prompts import fields, observe
 from verl_hier_plugins.workers.react import parse_action
 
 Route = Literal["done", "tactical", "strategic"]
@@ -28,33 +28,33 @@ class DualLoopOptions:
     planner_prompt: str = "plan: {instruction}"
     """First message of the planner, whose context lasts the episode."""
     replan_prompt: str = "{observation}"
-    """What the planner is told when its plan has failed."""
+    """Next message of the planner after its plan has failed."""
     planner_system: str | None = None
     """System message of the planner, for chat models."""
     executor_prompt: str = "{instruction} | {plan} | {observation}"
     """First message of the executor under a plan; its context starts anew with each plan."""
     repair_prompt: str = "{observation}"
-    """What the executor is told when its try has failed and the plan stands."""
+    """Next message of the executor after a failed attempt under the same plan."""
     executor_system: str | None = None
     """System message of the executor, for chat models."""
     action_tag: str | None = None
     """When set, the executor's action is the text inside <tag>…</tag>."""
     tries: int = 3
-    """Tries under one plan (1 + k_t repairs)."""
+    """Attempts under one plan (1 + k_t repairs)."""
     plans: int = 2
     """Plans in one episode (1 + k_s new ones)."""
     router: Literal["checks", "refiner"] = "checks"
-    """Who says where a failure belongs: the environment's checks, or a refiner that reads what happened."""
+    """What decides whether the plan is to blame for a failure: the environment's checks, or a refiner agent."""
     verdict: str = "failure"
     """Entry of the environment's `info` that names the failure, for `router: checks`."""
     strategic: tuple[str, ...] = ("strategy", "strategic")
     """Names of failures that call for a new plan; any other is repaired under the same one."""
     refiner_prompt: str = "{plan} | {action} | {observation}"
-    """What the refiner sees; its context starts anew. It answers with a text that holds `strategic`, or any other."""
+    """First message of the refiner, whose context is new each time. A turn with `strategic` blames the plan."""
     refiner_system: str | None = None
     """System message of the refiner, for chat models."""
     empty_plan_penalty: float = 0.0
-    """Subtracted from the reward of a plan without a word."""
+    """Subtracted from the reward of an empty plan."""
     longest_plan: int = 4000
     """Characters of a plan that reach the executor."""
 
@@ -66,7 +66,7 @@ class DualLoopOptions:
 
 
 class DualLoop(Worker):
-    """See `plugins/dual_loop`."""
+    """See the module."""
 
     def __init__(self, options: DualLoopOptions) -> None:
         self._options = options
@@ -75,12 +75,10 @@ class DualLoop(Worker):
         """See `Worker.run`."""
         options = self._options
         step = first = await episode.reset()
-        planner = episode.context("planner", level=0)
-        if options.planner_system:
-            planner.observe(options.planner_system, role="system")
+        planner = episode.context("planner", level=0, system=options.planner_system)
         for number in range(options.plans):
             name = "replan_prompt" if number else "planner_prompt"
-            planner.observe(fill(getattr(options, name), known(episode, step, first), name))
+            observe(planner, options, name, known(episode, step, first))
             plan = await episode.generate(planner, segment=number)
             if not plan.text.strip():
                 plan.mark(valid=False, failure="empty_plan")
@@ -92,17 +90,13 @@ class DualLoop(Worker):
     async def _tactical(
         self, episode: EpisodeView, plan: Turn, number: int, step: StepResult, first: StepResult
     ) -> StepResult:
-        """The tries under one plan; the last answer of the world."""
+        """The attempts under one plan; returns the environment's last answer."""
         options = self._options
-        context = episode.context("executor", level=1)
-        if options.executor_system:
-            context.observe(options.executor_system, role="system")
+        context = episode.context("executor", level=1, system=options.executor_system)
         text = plan.text[: options.longest_plan]
         for attempt in range(options.tries):
             name = "repair_prompt" if attempt else "executor_prompt"
-            template = getattr(options, name)
-            prompt = fill(template, known(episode, step, first, plan=text), name)
-            context.observe(prompt, sources=source_nodes(template, {"plan": [plan]}))
+            observe(context, options, name, known(episode, step, first, plan=text), {"plan": [plan]})
             turn = await episode.generate(context, segment=number, plan=plan)
             action = parse_action(turn.text, options.action_tag)
             if action is None:
@@ -124,33 +118,25 @@ class DualLoop(Worker):
         step: StepResult,
         first: StepResult,
     ) -> Route:
-        """Where the outcome of a try belongs."""
+        """What follows an attempt: the end, another attempt (tactical) or another plan (strategic)."""
         options = self._options
         if step.done or step.truncated:
             return "done"
         if options.router == "checks":
             return "strategic" if str(step.info.get(options.verdict, "")) in options.strategic else "tactical"
-        context: Context = episode.context("refiner", level=1)
-        if options.refiner_system:
-            context.observe(options.refiner_system, role="system")
+        context = episode.context("refiner", level=1, system=options.refiner_system)
         filled = known(episode, step, first, plan=plan.text[: options.longest_plan], action=action)
-        words = {"plan": [plan], "action": [turn] if action else []}
-        prompt = fill(options.refiner_prompt, filled, "refiner_prompt")
-        context.observe(prompt, sources=source_nodes(options.refiner_prompt, words))
+        observe(context, options, "refiner_prompt", filled, {"plan": [plan], "action": [turn] if action else []})
         verdict = await episode.generate(context, segment=number, plan=plan)
-        said = verdict.text.lower()
-        if STRATEGIC not in said and TACTICAL not in said:
+        text = verdict.text.lower()
+        if STRATEGIC not in text and TACTICAL not in text:
             verdict.mark(valid=False, failure="no_route")
-        return "strategic" if STRATEGIC in said else "tactical"
+        return "strategic" if STRATEGIC in text else "tactical"
 
 
 def known(episode: EpisodeView, step: StepResult, first: StepResult, **more: str) -> dict[str, str]:
-    """Fields of the templates: those of every worker, and what the world said last in its `info`."""
-    latest = {name: str(value) for name, value in step.info.items()}
-    return latest | fields(episode, step, first) | more
-
-
-SOURCE = "CVE2PoC's dual loop, from its abstract (confidence C)"
+    """Fields of the templates: those of every worker, and the `info` of the environment's last answer."""
+    return {name: str(value) for name, value in step.info.items()} | fields(episode, step, first) | more
 
 
 @hookimpl
@@ -161,7 +147,7 @@ def hier_workers() -> list[WorkerSpec]:
             DualLoop,
             DualLoopOptions,
             summary="plan, try, check: failures go back to the executor under the same plan, or to a new plan",
-            source=SOURCE,
+            source="CVE2PoC's dual loop, from its abstract (confidence C)",
             doc="methods/dual_loop.md",
             roles={"planner": 0, "executor": 1, "refiner": 1},
             provides=("attempt", "route"),

@@ -1,4 +1,4 @@
-"""Blueprint first: the planner speaks once, then the executor works through the subgoals in fresh contexts."""
+"""HiMAC (arXiv 2603.00977): the planner writes a blueprint, the executor works through its subgoals in new contexts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, fill, source_nodes
+from verl_hier.rollout.prompts import fields, observe
 from verl_hier_plugins.workers.react import parse_action
 
 SUB_DONE = "<sub_done>"
@@ -25,7 +25,7 @@ class PlannerExecutorOptions:
     planner_prompt: str = "plan: {instruction}"
     """What the planner sees."""
     executor_prompt: str = "goal: {subgoal} | {observation}"
-    """What the executor sees when a subgoal becomes active; its context starts anew."""
+    """First message of the executor for a subgoal; its context is new."""
     observation_prompt: str = "{observation}"
     """What the executor sees after each action."""
     planner_system: str | None = None
@@ -37,11 +37,11 @@ class PlannerExecutorOptions:
     max_subgoals: int = 12
     """Subgoals beyond this number are ignored."""
     subgoal_turns: int = 12
-    """Step budget: actions the executor may take on one subgoal."""
+    """Limit of the executor's actions for one subgoal."""
     sub_done: bool = True
     """Whether the executor may end a subgoal itself by `<sub_done>`; False leaves only the step budget (ablation)."""
     plan_penalty: float = 0.0
-    """Subtracted from the reward of a planner turn that holds no subgoal."""
+    """Subtracted from the reward of a planner turn without a subgoal."""
     action_tag: str | None = None
     """When set, the executor's action is the text inside <tag>…</tag>."""
 
@@ -58,7 +58,7 @@ def parse_blueprint(text: str, separator: str, most: int) -> list[str]:
 
 
 class PlannerExecutor(Worker):
-    """See `plugins/planner_executor`."""
+    """See the module."""
 
     def __init__(self, options: PlannerExecutorOptions) -> None:
         self._options = options
@@ -67,10 +67,8 @@ class PlannerExecutor(Worker):
         """See `Worker.run`."""
         options = self._options
         step = first = await episode.reset()
-        planner = episode.context("planner", level=0)
-        if options.planner_system:
-            planner.observe(options.planner_system, role="system")
-        planner.observe(fill(options.planner_prompt, fields(episode, step, first), "planner_prompt"))
+        planner = episode.context("planner", level=0, system=options.planner_system)
+        observe(planner, options, "planner_prompt", fields(episode, step, first))
         plan = await episode.generate(planner)
         subgoals = parse_blueprint(plan.text, options.separator, options.max_subgoals)
         if not subgoals:
@@ -85,13 +83,9 @@ class PlannerExecutor(Worker):
         self, episode: EpisodeView, plan: Turn, number: int, subgoal: str, step: StepResult, first: StepResult
     ) -> StepResult:
         options = self._options
-        context = episode.context("executor", level=1)
-        if options.executor_system:
-            context.observe(options.executor_system, role="system")
+        context = episode.context("executor", level=1, system=options.executor_system)
         known = fields(episode, step, first, subgoal=subgoal, blueprint=plan.text)
-        words = {"subgoal": [plan], "blueprint": [plan]}
-        prompt = fill(options.executor_prompt, known, "executor_prompt")
-        context.observe(prompt, sources=source_nodes(options.executor_prompt, words))
+        observe(context, options, "executor_prompt", known, {"subgoal": [plan], "blueprint": [plan]})
         for _ in range(options.subgoal_turns):
             turn = await episode.generate(context, segment=number, plan=plan)
             if options.sub_done and SUB_DONE in turn.text:
@@ -103,8 +97,7 @@ class PlannerExecutor(Worker):
             if step.done or step.truncated:
                 break
             known = fields(episode, step, first, subgoal=subgoal, blueprint=plan.text)
-            heard = fill(options.observation_prompt, known, "observation_prompt")
-            context.observe(heard, sources=source_nodes(options.observation_prompt, words))
+            observe(context, options, "observation_prompt", known, {"subgoal": [plan], "blueprint": [plan]})
         return step
 
 

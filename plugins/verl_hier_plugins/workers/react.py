@@ -1,4 +1,4 @@
-"""The flat worker: observe, speak, act, until the world or a limit ends it."""
+"""ReAct (arXiv 2210.03629): one agent generates and acts until the environment or a limit ends the episode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.prompts import fields, observe
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def parse_action(text: str, tag: str | None) -> str | None:
 
 
 class React(Worker):
-    """See `plugins/react`."""
+    """See the module."""
 
     def __init__(self, options: ReactOptions) -> None:
         self._options = options
@@ -65,17 +65,15 @@ class React(Worker):
         """See `Worker.run`."""
         options = self._options
         step = first = await episode.reset()
-        context = episode.context("agent")
+        context = episode.context("agent", system=options.system)
         past: list[str] = []
         opening = True
         while not (step.done or step.truncated):
-            if options.history:
-                context = episode.context("agent")
-            if options.system and (opening or options.history):
-                context.observe(options.system, role="system")
+            if options.history and not opening:
+                context = episode.context("agent", system=options.system)
             name = "prompt" if opening else "window_prompt" if options.history else "observation_prompt"
             known = fields(episode, step, first, history=" ; ".join(past[-options.history :]))
-            context.observe(fill(getattr(options, name), known, name))
+            observe(context, options, name, known)
             turn = await episode.generate(context)
             opening = False
             seen, step = step.text, await self._act(episode, turn)

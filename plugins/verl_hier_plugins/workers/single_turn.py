@@ -1,4 +1,4 @@
-"""One answer to verl's raw prompt, as verl's single-turn agent loop gives it; docs/methods/verl.md."""
+"""One answer to verl's raw prompt, like verl's single-turn agent loop; docs/methods/verl.md."""
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import NoOptions, WorkerSpec
@@ -23,7 +23,6 @@ class SingleTurn(Worker):
 
 @hookimpl
 def hier_workers() -> list[WorkerSpec]:
-    """The `single_turn` worker."""
     return [
         WorkerSpec(
             name="single_turn",

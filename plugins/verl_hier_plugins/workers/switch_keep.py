@@ -1,4 +1,4 @@
-"""One agent, three tags a turn: `<switch>`, `<subgoal>`, `<action>`."""
+"""HiPER (arXiv 2602.16165): one agent writes three tags in each turn: `<switch>`, `<subgoal>` and `<action>`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.prompts import fields, observe
 from verl_hier.rollout.transcript import Transcript
 
 TAGS = ("switch", "subgoal", "action")
@@ -44,17 +44,17 @@ class SwitchKeepOptions:
             raise ValueError("history must not be negative and longest_subgoal at least 1")
 
     def vocabulary(self) -> Iterator[str]:
-        """Every word that the worker brings."""
+        """Every word that the worker itself adds to prompts and turns."""
         yield " ".join(f"<{tag}> </{tag}>" for tag in TAGS) + f" {SWITCH} {KEEP}"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a turn says.
+    """The tags of a turn.
 
     Attributes:
-        content: text inside each tag that is there and closed; the last one when a tag occurs several times.
-        ends: character places where the tags begin and end, [start, stop) of each.
+        content: text inside each closed tag; the last one when a tag occurs several times.
+        ends: [start, stop) of each tag in characters.
     """
 
     content: dict[str, str]
@@ -62,13 +62,13 @@ class Reading:
 
     @property
     def switches(self) -> bool:
-        """Whether it leaves the subgoal: a `<switch>` that says anything but KEEP (missing or empty counts as KEEP)."""
-        said = self.content.get("switch", "").strip()
-        return bool(said) and said.upper() != KEEP
+        """Whether it leaves the subgoal: a `<switch>` with any text but KEEP; a missing or empty one counts as KEEP."""
+        text = self.content.get("switch", "").strip()
+        return bool(text) and text.upper() != KEEP
 
 
 def read(text: str) -> Reading:
-    """Find the tags of a turn, in linear time whatever it says."""
+    """Find the tags of a turn, in linear time for any text."""
     found = {tag: list(pattern.finditer(text)) for tag, pattern in _SPAN.items()}
     last = {tag: matches[-1] for tag, matches in found.items() if matches}
     return Reading(
@@ -77,7 +77,7 @@ def read(text: str) -> Reading:
 
 
 class SwitchKeep(Worker):
-    """See `plugins/switch_keep`."""
+    """See the module."""
 
     def __init__(self, options: SwitchKeepOptions) -> None:
         self._options = options
@@ -86,21 +86,19 @@ class SwitchKeep(Worker):
         """See `Worker.run`."""
         options = self._options
         step = first = await episode.reset()
-        context = episode.context("agent")
+        context = episode.context("agent", system=options.system)
         past: list[str] = []
         known_subgoals: dict[str, int] = {}
         subgoal, segment = "", -1
         while not (step.done or step.truncated):
             opening = segment < 0
-            if options.history:
-                context = episode.context("agent")
-            if options.system and (opening or options.history):
-                context.observe(options.system, role="system")
+            if options.history and not opening:
+                context = episode.context("agent", system=options.system)
             name = "prompt" if opening else "window_prompt" if options.history else "observation_prompt"
             history = " ; ".join(past[-options.history :]) if options.history else ""
             filled = fields(episode, step, first, history=history, subgoal=subgoal)
-            context.observe(fill(getattr(options, name), filled, name))
-            # Whether this turn begins a segment is only known once it is said; the policy speaks first.
+            observe(context, options, name, filled)
+            # Only the text of the turn shows whether it begins a segment.
             turn = await episode.generate(context, segment=max(segment, 0))
             reading = read(turn.text)
             switches = opening or reading.switches
@@ -108,8 +106,8 @@ class SwitchKeep(Worker):
                 segment += 1
                 turn.set_segment(segment)
                 subgoal = reading.content.get("subgoal", subgoal)[: options.longest_subgoal]
-            said = reading.content.get("subgoal", "")
-            number = known_subgoals.setdefault(said, len(known_subgoals)) if said else -1
+            written = reading.content.get("subgoal", "")
+            number = known_subgoals.setdefault(written, len(known_subgoals)) if written else -1
             turn.mark(masks=masks_of(context, turn, reading), switch=int(switches), subgoal=number)
             seen, step = step.text, await self._act(episode, turn, reading)
             past.append(f"{seen} > {turn.text}")
@@ -122,7 +120,7 @@ class SwitchKeep(Worker):
 
 
 def masks_of(context: Context, turn: Turn, reading: Reading) -> dict[str, list[list[int]]]:
-    """Token spans of the tags, which belong to their spans; a tag that is missing has none."""
+    """Token spans of the tags, markers included; a missing tag has none."""
     # Space before a tag may be part of its first token or of the one before.
     starts = {tag: len(turn.text[: span[0]].rstrip()) for tag, span in reading.ends.items()}
     places = sorted({*starts.values(), *(span[1] for span in reading.ends.values())})
@@ -131,27 +129,27 @@ def masks_of(context: Context, turn: Turn, reading: Reading) -> dict[str, list[l
 
 
 def transcribe(options: SwitchKeepOptions, transcript: Transcript) -> list[str]:
-    """What the policy would say here to do what a planner and an executor did.
+    """The turns with which the policy would do here what a planner and an executor did.
 
     Raises:
         ValueError: `no_subgoals` for an episode without a plan above its actions.
     """
     goals: list[str] = []
-    told: list[str] = []
+    texts: list[str] = []
     before = -1
-    for said in transcript.turns:
-        if not said.calls:
-            if said.node.level == 0:
-                goals = [part.strip() for part in re.split(r"[;\n]", said.text) if part.strip()]
+    for turn in transcript.turns:
+        if not turn.calls:
+            if turn.node.level == 0:
+                goals = [part.strip() for part in re.split(r"[;\n]", turn.text) if part.strip()]
             continue
-        if said.node.level == 0 or said.node.segment >= len(goals):
+        if turn.node.level == 0 or turn.node.segment >= len(goals):
             raise ValueError("no_subgoals")
-        for call in said.calls:
-            word = SWITCH if said.node.segment != before else KEEP
-            before = said.node.segment
-            goal = goals[said.node.segment]
-            told.append(f"<switch>{word}</switch><subgoal>{goal}</subgoal><action>{call.action}</action>")
-    return told
+        for call in turn.calls:
+            word = SWITCH if turn.node.segment != before else KEEP
+            before = turn.node.segment
+            goal = goals[turn.node.segment]
+            texts.append(f"<switch>{word}</switch><subgoal>{goal}</subgoal><action>{call.action}</action>")
+    return texts
 
 
 @hookimpl

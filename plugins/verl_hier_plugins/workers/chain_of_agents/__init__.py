@@ -10,7 +10,7 @@ WORKER = WorkerSpec(
     name="chain_of_agents",
     factory=ChainOfAgents,
     options=ChainOptions,
-    summary="agents take turns as tags in one sequence, under a grammar; the world answers in <observation>",
+    summary="agents take turns as tags in one sequence, under a grammar; the environment answers in <observation>",
     source="arXiv 2508.13167; OPPO Agent_Foundation_Models (grammar: its prompts)",
     doc="methods/chain_of_agents.md",
     roles=LEVELS,
@@ -22,5 +22,4 @@ WORKER = WorkerSpec(
 
 @hookimpl
 def hier_workers() -> list[WorkerSpec]:
-    """The `chain_of_agents` worker."""
     return [WORKER]

@@ -1,4 +1,4 @@
-"""One assistant message in which agents take turns as tags; the world answers in between, in `<observation>`."""
+"""One assistant message in which agents take turns as tags; the environment answers in between, in `<observation>`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from verl_hier.environments.base import StepResult
 from verl_hier.rollout import Context, EpisodeOver, EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, fill
+from verl_hier.rollout.prompts import check_action_template, fields, fill, observe
 from verl_hier_plugins.workers.chain_of_agents.grammar import (
     ANSWER,
     FAILED,
@@ -38,11 +38,11 @@ class ChainOptions:
     system: str | None = None
     """System message for chat models; it should explain the tags."""
     observation_prompt: str = "<observation>{observation}</observation>"
-    """What is put into the sequence after a tool agent."""
+    """Text that is inserted into the sequence after a tool agent."""
     tools: Mapping[str, str] = field(default_factory=lambda: {"action": "{content}"})
-    """Tags of the tool agents, and the world's action that each makes."""
+    """Tags of the tool agents, and the action of the environment that each makes."""
     answer_action: str | None = None
-    """The world's action that the answer makes, for worlds that want one; omitted: the answer just ends the episode."""
+    """The action that the answer makes, for environments that expect one; omitted: the answer ends the episode."""
     grammar: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What may follow an agent, where it differs from the paper's; `start`, `tool` and new agents may be named."""
     think: Literal["required", "optional"] = "required"
@@ -58,25 +58,20 @@ class ChainOptions:
     violation_penalty: float = 0.0
     """Subtracted from the reward of a turn that violates the grammar."""
     longest_content: int = 20_000
-    """Characters of one agent's part; a longer one is a violation and never reaches the world."""
+    """Characters of one agent's part; a longer one is a violation and never reaches the environment."""
 
     def __post_init__(self) -> None:
         if not self.tools and self.answer_action is None:
-            raise ValueError("tools must name a tag, or answer_action must be set: nothing would ever reach the world")
-        templates = {f"tools.{tag}": template for tag, template in self.tools.items()}
-        if self.answer_action is not None:
-            templates["answer_action"] = self.answer_action
-        for name, template in templates.items():
-            try:
-                template.format(**{CONTENT: ""})
-            except (KeyError, IndexError, ValueError) as error:
-                raise ValueError(f"{name} may use {{content}} only, got {template!r} ({error})") from error
+            raise ValueError("tools must name a tag, or answer_action must be set: no agent could act otherwise")
+        for tag, template in self.tools.items():
+            check_action_template(f"tools.{tag}", template)
+        check_action_template("answer_action", self.answer_action)
         if self.violation_penalty < 0 or self.longest_content < 1:
             raise ValueError("violation_penalty must not be negative and longest_content at least 1")
         self.language()
 
     def language(self) -> Language:
-        """The grammar that these options mean."""
+        """The grammar of these options."""
         return Language(
             self.tools,
             self.grammar,
@@ -87,12 +82,12 @@ class ChainOptions:
         )
 
     def action(self, segment: Segment) -> str | None:
-        """What an agent does to the world; None for those that only write."""
+        """The action that an agent makes in the environment; None for agents that only write."""
         template = self.answer_action if segment.tag == ANSWER else self.tools.get(segment.tag)
         return None if template is None else template.format(**{CONTENT: segment.content})
 
     def vocabulary(self) -> Iterator[str]:
-        """Every word that the worker and the sequences that are made for it bring: see `OffersVocabulary`."""
+        """Every word that the worker and transcribed sequences add to prompts and turns; see `OffersVocabulary`."""
         for tag in (*self.language().agents, OBSERVATION):
             yield f"<{tag}> </{tag}>"
         yield f"{FAILED.format(observation='')} ;"
@@ -105,7 +100,7 @@ class ChainOptions:
 
 
 class ChainOfAgents(Worker):
-    """See `plugins/chain_of_agents`."""
+    """See the module."""
 
     def __init__(self, options: ChainOptions) -> None:
         self._options = options
@@ -115,45 +110,43 @@ class ChainOfAgents(Worker):
         """See `Worker.run`."""
         options = self._options
         step = first = await episode.reset()
-        context = episode.context(UNREADABLE, level=LEVELS[UNREADABLE])
-        if options.system:
-            context.observe(options.system, role="system")
-        context.observe(fill(options.prompt, fields(episode, step, first), "prompt"))
+        context = episode.context(UNREADABLE, level=LEVELS[UNREADABLE], system=options.system)
+        observe(context, options, "prompt", fields(episode, step, first))
         stop = self._language.stops(every_agent=options.turns == "agent")
         walk, rest, plan, number = Walk(self._language), "", None, 0
         while not (step.done or step.truncated):
             turn = await episode.generate(context, segment=max(number - 1, 0), plan=plan, stop=stop)
             reading = self._language.read(rest + turn.text)
-            said, error = self._judge(walk, reading)
+            segments, error = self._judge(walk, reading)
             ended = context.ended(turn.tokens) and not turn.text.endswith(stop)
             error = error or ("stopped" if ended else None)
             self._note(context, turn, reading, len(rest), error)
-            if any(segment.tag == "plan" for segment in said):
+            if any(segment.tag == "plan" for segment in segments):
                 plan, number = turn, number + 1
-            if error and (options.on_violation == "end" or reading.open or ended or not said):
+            if error and (options.on_violation == "end" or reading.open or ended or not segments):
                 raise EpisodeOver(f"grammar: {error}")
-            step, heard = await self._act(episode, said, step, first)
-            if said and said[-1].tag == ANSWER:
+            step, observations = await self._act(episode, segments, step, first)
+            if segments and segments[-1].tag == ANSWER:
                 return
-            context.extend(heard)
-            # What a tool agent left over stands before the observation now, so the next agent does not begin with it.
-            rest = "" if heard else reading.rest
+            context.extend(observations)
+            # After an observation the next agent begins anew: text after a tool agent is not its beginning.
+            rest = "" if observations else reading.rest
 
     def _judge(self, walk: Walk, reading: Reading) -> tuple[list[Segment], str | None]:
         """The agents of a turn up to the answer, and the name of its first violation."""
-        said: list[Segment] = []
+        segments: list[Segment] = []
         first: str | None = None
         broken = {place: name for name, place in reversed(reading.errors)}
         for place, segment in enumerate(reading.segments):
-            talked_on = bool(said) and self._language.ends_turn(said[-1].tag)
+            talked_on = bool(segments) and self._language.ends_turn(segments[-1].tag)
             misplaced = walk.step(segment)
             first = first or broken.get(place) or ("talked_on" if talked_on else misplaced)
-            if not said or said[-1].tag != ANSWER:
-                said.append(segment)
-        return said, first or broken.get(len(reading.segments))
+            if not segments or segments[-1].tag != ANSWER:
+                segments.append(segment)
+        return segments, first or broken.get(len(reading.segments))
 
     def _note(self, context: Context, turn: Turn, reading: Reading, before: int, error: str | None) -> None:
-        """Say on the turn who spoke, which tokens are whose, and what was wrong."""
+        """Note on the turn its agent, the tokens of each agent, and its violation."""
         masks: dict[str, list[list[int]]] = {role: [] for role in LEVELS if role != UNREADABLE}
         ends = context.tokens_until(turn.tokens, [segment.stop - before for segment in reading.segments])
         if ends and not reading.errors:
@@ -173,14 +166,14 @@ class ChainOfAgents(Worker):
             turn.reward(-self._options.violation_penalty)
 
     async def _act(
-        self, episode: EpisodeView, said: Sequence[Segment], step: StepResult, first: StepResult
+        self, episode: EpisodeView, segments: Sequence[Segment], step: StepResult, first: StepResult
     ) -> tuple[StepResult, str]:
-        """Let the agents act on the world; its last answer, and what the sequence is told of all answers."""
-        heard: list[str] = []
-        for segment in said:
+        """Let the agents act; the environment's last answer, and the text for the sequence of all answers."""
+        observations: list[str] = []
+        for segment in segments:
             action = self._options.action(segment)
             if action is not None and not (step.done or step.truncated):
                 step = await episode.act(action)
                 known = fields(episode, step, first)
-                heard.append(fill(self._options.observation_prompt, known, "observation_prompt"))
-        return step, "".join(heard)
+                observations.append(fill(self._options.observation_prompt, known, "observation_prompt"))
+        return step, "".join(observations)

@@ -3,16 +3,13 @@ HierSearch, https://arxiv.org/abs/2508.08088; docs/methods/coda.md."""
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
-from verl_hier_plugins.workers.delegation.options import AgentOptions, DelegationOptions
+from verl_hier_plugins.workers.delegation.options import DelegationOptions
 from verl_hier_plugins.workers.delegation.transcribe import transcribe
 from verl_hier_plugins.workers.delegation.worker import Delegation
-
-__all__ = ["AgentOptions", "Delegation", "DelegationOptions"]
 
 
 @hookimpl
 def hier_workers() -> list[WorkerSpec]:
-    """The `delegation` worker."""
     return [
         WorkerSpec(
             name="delegation",

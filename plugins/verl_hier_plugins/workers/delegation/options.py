@@ -1,9 +1,11 @@
-"""What a recipe can say about `delegation`."""
+"""Options of the `delegation` worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+from verl_hier.rollout.prompts import check_action_template
 
 ANSWER = "answer"
 RESULT = "result"
@@ -11,16 +13,16 @@ RESULT = "result"
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """One agent that the planner can delegate to."""
+    """One agent that the planner can delegate tasks to."""
 
     prompt: str = "goal: {task} | {observation}"
-    """What it sees when it gets a task; its context starts anew. Also {planned}, the planner's whole text."""
+    """First message of its context, new for each task. Also {task}, and {planned}, the planner's whole turn."""
     system: str | None = None
     """Its system message, for chat models."""
     actions: tuple[str, ...] = ()
-    """Beginnings of the actions it may take, such as `search` or `<search>`; empty: any."""
+    """Beginnings of the actions that it may take, such as `search` or `<search>`; empty: any."""
     turns: int = 12
-    """Turns it may take on one task."""
+    """Limit of turns for one task."""
 
     def __post_init__(self) -> None:
         if self.turns < 1:
@@ -32,7 +34,7 @@ class DelegationOptions:
     """Options of `delegation`.
 
     Templates may use {instruction}, {observation}, {admissible} and whatever the environment puts into the `info` of
-    its reset; the others what their line says.
+    its reset; the others also what their line names.
     """
 
     planner_prompt: str = "task: {instruction}"
@@ -40,21 +42,21 @@ class DelegationOptions:
     planner_system: str | None = None
     """System message of the planner, for chat models; it should explain the tags."""
     result_prompt: str = "{agent}: {result}"
-    """What the planner is told of a finished task; also {task}."""
+    """The planner's next message after a task; also {agent}, {result} and {task}."""
     agents: Mapping[str, AgentOptions] = field(default_factory=lambda: {"executor": AgentOptions()})
     """Agents by name; the planner delegates with `<name>task</name>`."""
     observation_prompt: str = "{observation}"
     """What an agent sees after each action."""
     answer_action: str | None = None
-    """The world's action that the planner's `<answer>` makes, with {content}; omitted: it just ends the episode."""
+    """The action that the planner's `<answer>` makes, with {content}; omitted: the answer ends the episode."""
     max_tasks: int = 6
-    """Tasks that may be delegated in one episode."""
+    """Limit of delegated tasks in one episode."""
     longest_result: int = 2000
     """Characters of a result that reach the planner."""
     refine: bool = False
-    """Whether a refiner reads each result and what the agent saw, and writes what the planner is told instead."""
+    """Whether a refiner rewrites each result for the planner, given the agent's observations."""
     refiner_prompt: str = "task: {task} | {evidence}"
-    """What the refiner sees; its context starts anew. Also {result} and {instruction}."""
+    """First message of the refiner, whose context is new each time. Also {task}, {result} and {evidence}."""
     refiner_system: str | None = None
     """System message of the refiner, for chat models."""
     planner_format: float = 0.0
@@ -67,15 +69,11 @@ class DelegationOptions:
             raise ValueError("agents must name at least one agent")
         for name in self.agents:
             if not name.isidentifier() or name in (ANSWER, RESULT):
-                raise ValueError(f"agents: {name!r} is no name for an agent; use a word that is no tag of the worker's")
+                raise ValueError(f"agents: {name!r} cannot be the name of an agent; use a word that is no other tag")
         if self.max_tasks < 1 or self.longest_result < 1:
             raise ValueError("max_tasks and longest_result must be at least 1")
-        if self.answer_action is not None:
-            try:
-                self.answer_action.format(content="")
-            except (KeyError, IndexError, ValueError) as error:
-                raise ValueError(f"answer_action may use {{content}} only ({error})") from error
+        check_action_template("answer_action", self.answer_action)
 
     def vocabulary(self) -> Iterator[str]:
-        """Every word that the worker brings."""
+        """Every word that the worker itself adds to prompts and turns."""
         yield " ".join(f"<{tag}> </{tag}>" for tag in (*self.agents, ANSWER, RESULT))

@@ -1,4 +1,4 @@
-"""A planner delegates tasks to agents that work in contexts of their own and report back."""
+"""A planner delegates tasks to agents, which work on them in contexts of their own and report back."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ from dataclasses import dataclass, field
 
 from verl_hier.environments.base import StepResult
 from verl_hier.rollout import EpisodeOver, EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, fill, source_nodes
+from verl_hier.rollout.prompts import fields, observe
 from verl_hier_plugins.workers.delegation.options import ANSWER, RESULT, AgentOptions, DelegationOptions
 
 LONGEST_EVIDENCE = 8000
-"""Characters of what an agent saw that reach the refiner."""
+"""The refiner sees the last so many characters of an agent's observations."""
 
 
 @dataclass
 class _Formats:
-    """Turns of a level, and how many of them were sound."""
+    """Turns of a level, and how many of them were valid."""
 
-    sound: int = 0
+    valid: int = 0
     turns: int = 0
 
     @property
     def share(self) -> float:
-        return self.sound / max(self.turns, 1)
+        return self.valid / max(self.turns, 1)
 
     def note(self, turn: Turn, failure: str | None) -> None:
-        """Count a turn, and mark it when something is wrong with it."""
+        """Count a turn, and mark it when it is invalid."""
         self.turns += 1
-        self.sound += failure is None
+        self.valid += failure is None
         if failure is not None:
             turn.mark(valid=False, failure=failure)
 
 
 @dataclass
 class _Report:
-    """What an agent hands back: its words, and all that it saw.
+    """An agent's result.
 
     Attributes:
         text: the report.
-        said: the turn whose words it is; None when the world said it.
-        evidence: what the world answered to the agent.
+        turn: the turn that it was taken from; None when it is an observation.
+        evidence: the agent's observations.
     """
 
     text: str = ""
-    said: Turn | None = None
+    turn: Turn | None = None
     evidence: list[str] = field(default_factory=list)
 
     @property
-    def spoken(self) -> list[Turn]:
-        """The turns whose words it is: one or none."""
-        return [] if self.said is None else [self.said]
+    def sources(self) -> list[Turn]:
+        """The turn that it was taken from, if any."""
+        return [] if self.turn is None else [self.turn]
 
 
 class Delegation(Worker):
-    """See `plugins/delegation`."""
+    """See the module."""
 
     def __init__(self, options: DelegationOptions) -> None:
         self._options = options
@@ -75,11 +75,11 @@ class _Episode:
         self._planned: Turn | None = None
 
     async def play(self) -> None:
-        """Plan, delegate, hear, until an answer, the world, or a limit ends it."""
+        """Plan and delegate until an answer, the environment or a limit ends the episode."""
         try:
             await self._plan()
         except EpisodeOver:
-            self._reward_formats()  # a limit ended it from inside; the shares are of the turns there were
+            self._reward_formats()  # a limit ended it; the shares are those of the turns so far
             raise
         self._reward_formats()
 
@@ -94,18 +94,16 @@ class _Episode:
     async def _plan(self) -> None:
         options, episode = self._options, self._episode
         self._step = self._first = await episode.reset()
-        context = episode.context("planner", level=0)
-        if options.planner_system:
-            context.observe(options.planner_system, role="system")
-        context.observe(fill(options.planner_prompt, self._known(), "planner_prompt"))
+        context = episode.context("planner", level=0, system=options.planner_system)
+        observe(context, options, "planner_prompt", self._known())
         for number in range(options.max_tasks + 1):
             self._planned = turn = await episode.generate(context, segment=number)
             tag, content = self._read(turn)
             last = number == options.max_tasks
-            wrong = "no_tag" if tag is None else "too_many_tasks" if last and tag != ANSWER else None
-            self._planners.note(turn, wrong)
-            if tag is None or wrong:
-                raise EpisodeOver(f"planner: {wrong}")
+            failure = "no_tag" if tag is None else "too_many_tasks" if last and tag != ANSWER else None
+            self._planners.note(turn, failure)
+            if tag is None or failure:
+                raise EpisodeOver(f"planner: {failure}")
             if tag == ANSWER:
                 if options.answer_action is not None:
                     await episode.act(options.answer_action.format(content=content))
@@ -116,56 +114,47 @@ class _Episode:
             if options.refine:
                 report = await self._refine(turn, number, content, report)
             known = self._known(agent=tag, result=report.text[: options.longest_result], task=content)
-            context.observe(
-                fill(options.result_prompt, known, "result_prompt"),
-                sources=source_nodes(options.result_prompt, {"result": report.spoken, "task": [turn]}),
-            )
+            observe(context, options, "result_prompt", known, {"result": report.sources, "task": [turn]})
 
     def _read(self, turn: Turn) -> tuple[str | None, str]:
-        """The first complete tag of a planner's turn: the planner had heard nothing new when it wrote a second."""
+        """The first complete tag of a planner's turn: it wrote any further one without the result of the first."""
         found = self._tags.search(turn.text)
         return (None, "") if found is None else (found[1], found[2].strip())
 
     async def _work(self, planned: Turn, number: int, name: str, task: str) -> _Report:
         """One agent on one task, in a context of its own."""
         options, episode, agent = self._options, self._episode, self._options.agents[name]
-        context = episode.context("executor", level=1, agent=name)
-        if agent.system:
-            context.observe(agent.system, role="system")
+        context = episode.context("executor", level=1, agent=name, system=agent.system)
         known = self._known(task=task, planned=planned.text)
-        words = {"task": [planned], "planned": [planned]}
-        context.observe(fill(agent.prompt, known, f"agents.{name}.prompt"), sources=source_nodes(agent.prompt, words))
+        filling = {"task": [planned], "planned": [planned]}
+        observe(context, agent, "prompt", known, filling, prefix=f"agents.{name}.")
         report = _Report()
         for _ in range(agent.turns):
             turn = await episode.generate(context, segment=number, plan=planned)
-            report.text, report.said = turn.text, turn
+            report.text, report.turn = turn.text, turn
             ended = re.search(rf"<{RESULT}>([^<]*)(?:</{RESULT}>|$)", turn.text)
-            wrong = None if ended or may(agent, turn.text) else "tool_in_wrong_role"
-            self._agents.note(turn, wrong)
+            failure = None if ended or may(agent, turn.text) else "tool_in_failure_role"
+            self._agents.note(turn, failure)
             if ended:
                 report.text = ended[1].strip()
                 break
-            if wrong is None:
+            if failure is None:
                 self._step = await episode.act(turn.text.strip())
                 report.evidence.append(self._step.text)
-                report.text, report.said = self._step.text, None
+                report.text, report.turn = self._step.text, None
             if self._step.done or self._step.truncated:
                 break
-            heard = fill(options.observation_prompt, self._known(task=task), "observation_prompt")
-            context.observe(heard, sources=source_nodes(options.observation_prompt, words))
+            observe(context, options, "observation_prompt", self._known(task=task), filling)
         return report
 
     async def _refine(self, planned: Turn, number: int, task: str, report: _Report) -> _Report:
-        """What the refiner makes of a report."""
+        """The refiner's version of a report."""
         options, episode = self._options, self._episode
-        context = episode.context("refiner", level=1)
-        if options.refiner_system:
-            context.observe(options.refiner_system, role="system")
+        context = episode.context("refiner", level=1, system=options.refiner_system)
         evidence = " | ".join([*report.evidence, report.text])[-LONGEST_EVIDENCE:]
         known = self._known(task=task, result=report.text, evidence=evidence)
-        words = {"task": [planned], "result": report.spoken, "evidence": report.spoken}
-        prompt = fill(options.refiner_prompt, known, "refiner_prompt")
-        context.observe(prompt, sources=source_nodes(options.refiner_prompt, words))
+        filling = {"task": [planned], "result": report.sources, "evidence": report.sources}
+        observe(context, options, "refiner_prompt", known, filling)
         turn = await episode.generate(context, segment=number, plan=planned)
         self._agents.note(turn, None if turn.text.strip() else "empty_refinement")
         return _Report(turn.text, turn)
@@ -178,7 +167,7 @@ class _Episode:
 
 
 def may(agent: AgentOptions, action: str) -> bool:
-    """Whether an action is among those that an agent may take."""
+    """Whether an agent may take an action."""
     text = action.strip()
     return not agent.actions or any(
         text.startswith(start) and (not start[-1:].isalnum() or not text[len(start) : len(start) + 1].isalnum())

@@ -9,7 +9,6 @@ from verl_hier_plugins.workers.designer_executor.worker import DesignerExecutor
 
 @hookimpl
 def hier_workers() -> list[WorkerSpec]:
-    """The `designer_executor` worker."""
     return [
         WorkerSpec(
             name="designer_executor",

@@ -1,4 +1,4 @@
-"""A design: what a script means once it was read and found sound.
+"""A design: the meaning of a script that was read and found valid.
 
 Plain data: `script.py` reads it, `worker.py` runs it.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 Sharing = Literal["own", "kept", "shared"]
 
 ACT = "act"
-"""The tool that stands for every action of the environment."""
+"""The tool for every action of the environment."""
 
 
 class DesignError(Exception):
@@ -42,11 +42,11 @@ FAILURES: dict[str, str] = {
     "too_many_steps": "more than `max_steps` calls in the worst case",
     "too_many_roles": "it defines more than `max_roles` roles",
     "bad_role": "a role is defined with a wrong, reserved or used name, or with a wrong option",
-    "unknown_role": "it calls a role that nobody defined",
+    "unknown_role": "it calls a role that is not defined",
     "unknown_tool": "it gives a role a tool that the recipe does not have",
-    "unknown_name": "it reads a text that nobody has written",
+    "unknown_name": "it reads a text that no role has written",
     "forbidden": "anything else that the language does not have",
-    "empty": "it calls nobody",
+    "empty": "it calls no role",
 }
 """What can be wrong with a script; each name is counted as `design_<name>`."""
 
@@ -56,12 +56,12 @@ class Role:
     """An executor's job.
 
     Attributes:
-        name: how the script calls it; the agent of its turns.
-        brief: what it is told about its job.
-        tools: what it may do: `act`, or first words of actions; empty for a role that only speaks.
-        context: `own` starts anew with each call, `kept` goes on from call to call, `shared` is one for all roles that
-            share.
-        turns: turns of one call at most, None for the recipe's number.
+        name: its name in the script; the agent of its turns.
+        brief: description of its job.
+        tools: `act`, or first words of actions; empty for a role that only writes.
+        context: `own` is new for each call, `kept` lasts from call to call, `shared` is one for all roles with this
+            value.
+        turns: limit of turns in one call, None for the recipe's.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Said:
-    """The latest text of a role, or the text that a name was given."""
+class TextOf:
+    """The last text of a role, or the text that was assigned to a name."""
 
     name: str
 
@@ -83,13 +83,13 @@ class Call:
     """A role's turn or turns.
 
     Attributes:
-        role: who.
-        order: what it is told, texts and what others said, one after the other.
-        result: name that the text is given, or None.
+        role: its name.
+        order: its task: literal texts and texts of others, one after the other.
+        result: name that its text is assigned to, or None.
     """
 
     role: str
-    order: tuple[str | Said, ...] = ()
+    order: tuple[str | TextOf, ...] = ()
     result: str | None = None
 
 
@@ -104,7 +104,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Choice:
-    """`then` when `text` is in (`negated`: is not in) what `name` said, else `otherwise`. Case does not matter."""
+    """`then` when `text` is in (`negated`: is not in) the text of `name`, else `otherwise`. Case does not matter."""
 
     text: str
     name: str
@@ -125,11 +125,11 @@ Statement = Call | Loop | Choice | Leave
 
 @dataclass(frozen=True)
 class Design:
-    """A sound script.
+    """A valid script.
 
     Attributes:
         roles: by name, those of the recipe included.
-        body: what happens, in order.
+        body: its statements, in order.
         steps: calls in the worst case.
     """
 

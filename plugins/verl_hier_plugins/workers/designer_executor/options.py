@@ -1,4 +1,4 @@
-"""What a recipe can say about `designer_executor`."""
+"""Options of the `designer_executor` worker."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class RoleOptions:
     """A role that designs may call without defining it."""
 
     brief: str = ""
-    """What it is told about its job; {brief} in the executor's prompt."""
+    """Description of its job: {brief} in the executor's prompt."""
     tools: tuple[str, ...] = (ACT,)
-    """What it may do: `act` (any action), or first words of actions. Without tools it only speaks."""
+    """What it may do: `act` (any action), or first words of actions. Without tools it only writes."""
     context: Literal["own", "kept", "shared"] = "own"
-    """A new context with each call, one that goes on from call to call, or one for all roles that share."""
+    """`own`: a new context for each call; `kept`: one for all calls of the role; `shared`: one for all such roles."""
     turns: int | None = None
-    """Turns of one call at most; omitted: the worker's `turns`."""
+    """Limit of turns in one call; omitted: the worker's `turns`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DesignerExecutorOptions:
     observation_prompt: str = "{observation}"
     """What an executor sees after each action."""
     refusal_prompt: str = "{refusal}"
-    """What an executor sees when its action was refused before it reached the world."""
+    """What an executor sees when its action was refused before it reached the environment."""
     roles: Mapping[str, RoleOptions] = field(default_factory=lambda: {"solver": RoleOptions()})
     """Roles that every design may call."""
     define_roles: bool = True
@@ -57,28 +57,28 @@ class DesignerExecutorOptions:
     max_bytes: int = 16384
     """Longest script."""
     max_steps: int = 16
-    """Calls that a design may make in the worst case."""
+    """Limit of a design's calls in the worst case."""
     max_roles: int = 8
     """Roles that a design may define."""
     turns: int = 12
     """Turns of one call of a role with tools, at most; a role without tools has one."""
     done_word: str = "<sub_done>"
-    """By this word a role with tools ends its call."""
+    """With this word a role with tools ends its call."""
     action_tag: str | None = None
     """When set, an executor's action is the text inside <tag>…</tag>."""
     delivery_tag: str | None = "delivery"
-    """By <tag>…</tag> an executor hands the work in and ends the execution; null: the work is handed in when the world
-    says that the task is done."""
+    """With <tag>…</tag> an executor hands the work in and ends the execution; null: the work is handed in when the
+    environment ends the task."""
     delivery_acts: bool = True
-    """Whether what is handed in is also the last action in the world, as an answer is."""
+    """Whether the work is also the last action in the environment, like an answer."""
     delivery_reward: float = 0.4
     """Reward of a turn that hands the work in."""
     final_pattern: str | None = None
-    """Regular expression that the final text has to match; null: the world has to accept the last action."""
+    """Regular expression that the final text has to match; null: the environment has to accept the last action."""
     final_reward: float = 0.4
     """Reward of a valid final text, on the last turn of the execution."""
     design_reward: float = 0.0
-    """Reward of the designer's turn when its script is sound."""
+    """Reward of the designer's turn when its script is valid."""
     design_penalty: float = 0.0
     """Subtracted from the reward of the designer's turn when its script is refused."""
     tool_penalty: float = 0.0
@@ -97,7 +97,7 @@ class DesignerExecutorOptions:
             if role.turns is not None and not 1 <= role.turns <= self.turns:
                 raise ValueError(f"roles.{name}.turns must be from 1 to `turns` ({self.turns}), got {role.turns}")
         if not self.roles and not self.define_roles:
-            raise ValueError("roles is empty and define_roles is false, so that no design could call anybody")
+            raise ValueError("roles is empty and define_roles is false, so that no design could call a role")
         if not self.done_word:
             raise ValueError("done_word must not be empty")
         try:
@@ -106,7 +106,7 @@ class DesignerExecutorOptions:
             raise ValueError(f"final_pattern is no regular expression: {error}") from error
 
     def limits(self) -> Limits:
-        """What a script may name, and how much of everything."""
+        """What a script may name, and its limits."""
         catalogue = {
             name: Role(name, role.brief, role.tools, role.context, role.turns) for name, role in self.roles.items()
         }

@@ -1,7 +1,7 @@
 """The designers' language: a small part of Python, parsed by `ast`, checked, and never executed.
 
 `read(text, limits)` gives a `Design` or raises a `DesignError` with a name. The grammar stands in
-docs/methods/metaagent_x.md. Nothing here depends on the size or depth of a hostile text: it is measured, then cut
+docs/methods/metaagent_x.md. A hostile text of any size or depth does no harm: it is measured, then cut
 into at most `MAX_TOKENS` words and signs, then parsed.
 """
 
@@ -27,9 +27,9 @@ from verl_hier_plugins.workers.designer_executor.design import (
     Leave,
     Loop,
     Role,
-    Said,
     Sharing,
     Statement,
+    TextOf,
 )
 
 MAX_TOKENS = 4000
@@ -157,7 +157,7 @@ class _Reader:
     def design(self, tree: ast.Module) -> Design:
         body, steps = self._block(tree.body, 0, False)
         if not steps or not self._calls:
-            raise DesignError("empty", "the script calls nobody")
+            raise DesignError("empty", "the script calls no role")
         return Design(self._roles, body, steps)
 
     def _block(self, nodes: Sequence[ast.stmt], depth: int, in_loop: bool) -> tuple[tuple[Statement, ...], int]:
@@ -252,13 +252,13 @@ class _Reader:
             raise self._refused(node)
         self._calls += 1
         role = self._known_role(node.func.id, node)
-        order: list[str | Said] = []
+        order: list[str | TextOf] = []
         for number, argument in enumerate(node.args):
             order += ["\n"] if number else []
             order += self._parts(argument)
         return Call(role, tuple(order), result)
 
-    def _parts(self, node: ast.expr) -> Iterator[str | Said]:
+    def _parts(self, node: ast.expr) -> Iterator[str | TextOf]:
         """A string, a name, or an f-string of both."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -286,10 +286,10 @@ class _Reader:
             raise DesignError("unknown_role", f"there is no role {name!r}", node.lineno)
         return name
 
-    def _known_name(self, node: ast.Name) -> Said:
+    def _known_name(self, node: ast.Name) -> TextOf:
         if node.id not in self._names and node.id not in self._roles:
-            raise DesignError("unknown_name", f"nobody has written {node.id!r}", node.lineno)
-        return Said(node.id)
+            raise DesignError("unknown_name", f"no role has written {node.id!r}", node.lineno)
+        return TextOf(node.id)
 
     def _define(self, name: str, node: ast.Call) -> None:
         if not self._limits.define_roles:

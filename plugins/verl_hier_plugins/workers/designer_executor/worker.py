@@ -1,4 +1,4 @@
-"""The designer speaks once and writes a script; the executors act it out, each call in the context that it says."""
+"""The designer writes a script in one turn; executors carry it out, each call in the context that the script names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from verl_hier.environments.base import StepResult
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, fill, source_nodes
+from verl_hier.rollout.prompts import fields, observe
 from verl_hier_plugins.workers.designer_executor.design import (
     ACT,
     Call,
@@ -17,15 +17,15 @@ from verl_hier_plugins.workers.designer_executor.design import (
     Leave,
     Loop,
     Role,
-    Said,
     Statement,
+    TextOf,
 )
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions
 from verl_hier_plugins.workers.designer_executor.script import read
 from verl_hier_plugins.workers.react import parse_action
 
 MESSAGE_CHARACTERS = 4000
-"""What one role said reaches another one cut to so many characters."""
+"""The text of one role reaches another one cut to so many characters."""
 ACTION_CHARACTERS = 4000
 """A longer action is refused."""
 
@@ -41,11 +41,11 @@ if "yes" not in TEXT:          # decide
 else:
     stop                       # end the execution
 Nothing else is allowed: no imports, no functions, no while."""
-"""The language in the words of {grammar}; docs/methods/metaagent_x.md has it in full."""
+"""The language, as the template field {grammar} describes it; docs/methods/metaagent_x.md has it in full."""
 
 
 class DesignerExecutor(Worker):
-    """See `plugins/designer_executor`."""
+    """See the module."""
 
     def __init__(self, options: DesignerExecutorOptions) -> None:
         self._options = options
@@ -55,10 +55,8 @@ class DesignerExecutor(Worker):
         """See `Worker.run`."""
         options = self._options
         first = await episode.reset()
-        designer = episode.context("designer", level=0)
-        if options.designer_system:
-            designer.observe(options.designer_system, role="system")
-        designer.observe(fill(options.designer_prompt, self._known(episode, first), "designer_prompt"))
+        designer = episode.context("designer", level=0, system=options.designer_system)
+        observe(designer, options, "designer_prompt", self._known(episode, first))
         turn = await episode.generate(designer)
         try:
             design = read(self._script(turn), self._limits)
@@ -69,7 +67,7 @@ class DesignerExecutor(Worker):
         turn.reward(options.design_reward)
         execution = _Execution(options, episode, design, turn, first)
         await execution.play()
-        if execution.silent:
+        if execution.empty:
             turn.reward(-options.design_reward)
             self._refuse(turn, "empty")
 
@@ -100,7 +98,7 @@ class DesignerExecutor(Worker):
 
 
 class _Execution:
-    """One execution of a sound design."""
+    """One execution of a valid design."""
 
     def __init__(
         self, options: DesignerExecutorOptions, episode: EpisodeView, design: Design, plan: Turn, first: StepResult
@@ -112,14 +110,14 @@ class _Execution:
         self._first = self._step = first
         self._segment = -1
         self._contexts: dict[str, Context] = {}
-        self._said: dict[str, str] = {}
-        self._spoke: dict[str, Turn] = {}
+        self._texts: dict[str, str] = {}
+        self._turns: dict[str, Turn] = {}
         self._last: Turn | None = None
         self._accepted = False
         self._delivered: str | None = None
 
     async def play(self) -> None:
-        """Follow the script to its end, the world's, or a delivery; then judge the final text."""
+        """Follow the script until it, the environment or a delivery ends the execution; then judge the final text."""
         await self._block(self._design.body)
         options, step = self._options, self._step
         if self._last is None or step.truncated:
@@ -131,8 +129,8 @@ class _Execution:
             self._last.reward(options.final_reward)
 
     @property
-    def silent(self) -> bool:
-        """Whether nobody was called, as when the only calls stand under a condition that does not hold."""
+    def empty(self) -> bool:
+        """Whether no role was called, as when all calls stand under a condition that does not hold."""
         return self._last is None
 
     @property
@@ -152,7 +150,7 @@ class _Execution:
     # ---- the script --------------------------------------------------------------------------------------------------
 
     async def _block(self, body: Sequence[Statement]) -> Leave | None:
-        """Follow statements in order; what is left, when something is."""
+        """Follow statements in order; returns the `Leave` statement that ended them, if any."""
         for statement in body:
             if self._over:
                 return Leave("execution")
@@ -168,14 +166,14 @@ class _Execution:
             await self._call(statement)
             return None
         if isinstance(statement, Choice):
-            holds = statement.text.lower() in self._said.get(statement.name, "").lower()
+            holds = statement.text.lower() in self._texts.get(statement.name, "").lower()
             return await self._block(statement.then if holds != statement.negated else statement.otherwise)
         return await self._loop(statement)
 
     async def _loop(self, loop: Loop) -> Leave | None:
         for number in range(loop.times):
-            self._said[loop.name] = str(number)
-            self._spoke.pop(loop.name, None)
+            self._texts[loop.name] = str(number)
+            self._turns.pop(loop.name, None)
             leave = await self._block(loop.body)
             if leave is not None:
                 return leave if leave.what == "execution" else None
@@ -184,10 +182,10 @@ class _Execution:
     # ---- a call ------------------------------------------------------------------------------------------------------
 
     async def _call(self, call: Call) -> None:
-        """The turns of one role: as many as it takes with tools, one without."""
+        """The turns of one role: several with tools, one without."""
         role = self._design.roles[call.role]
         self._segment += 1
-        parts = (self._said.get(part.name, "") if isinstance(part, Said) else part for part in call.order)
+        parts = (self._texts.get(part.name, "") if isinstance(part, TextOf) else part for part in call.order)
         known = {
             "role": role.name,
             "brief": role.brief,
@@ -195,65 +193,61 @@ class _Execution:
             "tools": _listed(role.tools),
             "design": self._plan.text,
         }
-        context, words = self._context(role), self._words(call, role)
-        self._tell(context, "executor_prompt", known, words)
+        context, turns = self._context(role), self._sources(call, role)
+        self._observe(context, "executor_prompt", known, turns)
         for _ in range((role.turns or self._options.turns) if role.tools else 1):
             turn = await self._episode.generate(context, segment=self._segment, plan=self._plan)
-            turn.set_speaker("executor", 1, agent=role.name)  # a shared context belongs to whoever speaks
+            turn.set_speaker("executor", 1, agent=role.name)  # a shared context has no agent of its own
             self._last, self._accepted = turn, True
-            self._said[role.name], self._spoke[role.name] = turn.text[:MESSAGE_CHARACTERS], turn
-            if await self._hear(role, turn, context, known, words) or self._over:
+            self._texts[role.name], self._turns[role.name] = turn.text[:MESSAGE_CHARACTERS], turn
+            if await self._follow(role, turn, context, known, turns) or self._over:
                 break
         if call.result is not None:
-            self._said[call.result], self._spoke[call.result] = self._said[role.name], self._spoke[role.name]
+            self._texts[call.result], self._turns[call.result] = self._texts[role.name], self._turns[role.name]
 
-    def _words(self, call: Call, role: Role) -> dict[str, list[Turn]]:
-        """Whose words fill the fields of the templates: the script's are the designer's, a name stands for a role's."""
-        named = [part.name for part in call.order if isinstance(part, Said)]
-        written = any(not isinstance(part, Said) and part.strip() for part in call.order)
-        order = [self._plan] * written + [self._spoke[name] for name in named if name in self._spoke]
+    def _sources(self, call: Call, role: Role) -> dict[str, list[Turn]]:
+        """The turns that fill the fields of the templates: text of the script is the designer's, a name is a role's."""
+        named = [part.name for part in call.order if isinstance(part, TextOf)]
+        written = any(not isinstance(part, TextOf) and part.strip() for part in call.order)
+        order = [self._plan] * written + [self._turns[name] for name in named if name in self._turns]
         defined = [] if role.name in self._options.roles else [self._plan]
         return {"design": [self._plan], "order": order, "role": defined, "brief": defined, "tools": defined}
 
-    def _tell(self, context: Context, option: str, known: dict[str, str], words: dict[str, list[Turn]]) -> None:
-        template = getattr(self._options, option)
-        filled = fill(template, fields(self._episode, self._step, self._first, **known), option)
-        context.observe(filled, sources=source_nodes(template, words))
+    def _observe(self, context: Context, option: str, known: dict[str, str], turns: dict[str, list[Turn]]) -> None:
+        observe(context, self._options, option, fields(self._episode, self._step, self._first, **known), turns)
 
     def _context(self, role: Role) -> Context:
         name = {"own": "", "kept": role.name, "shared": "*"}[role.context]
         context = self._contexts.get(name) if name else None
         if context is None:
-            context = self._episode.context("executor", level=1, agent=role.name)
-            if self._options.executor_system:
-                context.observe(self._options.executor_system, role="system")
-            self._contexts[name] = context
+            system = self._options.executor_system
+            context = self._contexts[name] = self._episode.context("executor", 1, role.name, system=system)
         return context
 
-    async def _hear(
-        self, role: Role, turn: Turn, context: Context, known: dict[str, str], words: dict[str, list[Turn]]
+    async def _follow(
+        self, role: Role, turn: Turn, context: Context, known: dict[str, str], turns: dict[str, list[Turn]]
     ) -> bool:
-        """Do what a turn says; True when the call ends with it."""
+        """Carry out a turn; True when the call ends with it."""
         if await self._deliver(turn):
             return True
         if role.tools and self._options.done_word in turn.text:
             return True
         action = parse_action(turn.text, self._options.action_tag)
         if not role.tools and (action is None or self._options.action_tag is None):
-            return True  # words to the others
+            return True  # text for the other roles
         failure, refusal = self._refusal(role, action)
         if failure:
             self._fail(turn, failure)
             turn.reward(-self._options.tool_penalty)
-            self._tell(context, "refusal_prompt", known | {"refusal": refusal}, words)
+            self._observe(context, "refusal_prompt", known | {"refusal": refusal}, turns)
             return not role.tools
         self._step = await self._episode.act(action or "")
         self._accepted = self._step.valid
-        self._tell(context, "observation_prompt", known, words)
+        self._observe(context, "observation_prompt", known, turns)
         return False
 
     async def _deliver(self, turn: Turn) -> bool:
-        """Whether the work was handed in by this turn."""
+        """Whether this turn hands the work in."""
         tag = self._options.delivery_tag
         if tag is None or f"<{tag}>" not in turn.text:
             return False
@@ -270,7 +264,7 @@ class _Execution:
         return True
 
     def _refusal(self, role: Role, action: str | None) -> tuple[str, str]:
-        """What is wrong with an action (a name that is counted, and words for the executor), or two empty texts."""
+        """Why an action is refused (a name that is counted, and a text for the executor), or two empty strings."""
         if not action:
             return "no_action", "this is no action"
         if len(action) > ACTION_CHARACTERS:
