@@ -27,7 +27,7 @@ os.environ.setdefault("VERL_PLATFORM", "cpu")
 import verl  # noqa: F401 - settles the platform
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
-from verl_hier.compat.runner import driver_of
+from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.compose import compose
@@ -87,12 +87,12 @@ def config_of(model: Path, sampler: str) -> Any:
 async def measure(model: Path, sampler: str, tasks: int) -> Figures:
     """Roll out `tasks` tasks side by side."""
     config = config_of(model, sampler)
-    driver = driver_of(config)
+    runner = runner_of(config)
     server = TransformersServer(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, 0)
     policy = ServerPolicy(InProcess(server), "transformers")
-    environment = driver.recipe.parts.environment
+    environment = runner.recipe.parts.environment
     worlds = environment.spec.tasks(environment.options, "train")[:tasks]
-    pool = driver.pool()
+    pool = runner.pool()
     await pool.start()
     started = time.perf_counter()
     requests = [
@@ -100,7 +100,7 @@ async def measure(model: Path, sampler: str, tasks: int) -> Figures:
         for i, world in enumerate(worlds)
     ]
     try:
-        graphs = await asyncio.gather(*(driver.roll_out(request, policy, pool) for request in requests))
+        graphs = await asyncio.gather(*(runner.roll_out(request, policy, pool) for request in requests))
     finally:
         await pool.close()
     wall = time.perf_counter() - started

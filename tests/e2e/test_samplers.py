@@ -8,7 +8,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from verl_hier.compat.runner import driver_of
+from verl_hier.compat.runner import runner_of
 from verl_hier.graph import graph_rows, read_graphs
 from verl_hier.host.manager import PluginHost
 from verl_hier.ops.replay import replay
@@ -45,7 +45,7 @@ def test_each_sampler_trains_and_is_repeatable(train, byte_model, probes, tmp_pa
     assert [step["step"] for step in run.steps] == list(range(1, STEPS * len(names) + 1))
     monkeypatch.syspath_prepend(str(probes))
     recipe = probes / "grpo_bytes.yaml"
-    driver = driver_of(
+    runner = runner_of(
         compose(str(recipe), [*overrides, f"actor_rollout_ref.model.path={byte_model}"]),
         AutoTokenizer.from_pretrained(str(byte_model)),
         "qwen2",
@@ -58,5 +58,5 @@ def test_each_sampler_trains_and_is_repeatable(train, byte_model, probes, tmp_pa
         rows = [row for graph in graphs for row in graph_rows(graph, lambda node: True)]
         assert step["hier/rows/trained"] == len(rows) > 0, name
         assert step["actor/grad_norm"] > 0, name
-        for one in asyncio.run(replay(file, driver)):
+        for one in asyncio.run(replay(file, runner)):
             assert one.differences == (), (name, one.differences[:3])

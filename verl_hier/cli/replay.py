@@ -21,11 +21,11 @@ def replay(
     overrides: Overrides = None,
 ) -> None:
     """Make stored rollouts again and say where they differ."""
-    from verl_hier.compat.runner import driver_of
+    from verl_hier.compat.runner import runner_of
     from verl_hier.ops.replay import replay as replay_all
     from verl_hier.recipe.compose import compose
 
-    replays = asyncio.run(replay_all(source, driver_of(compose(recipe, overrides or ()))))
+    replays = asyncio.run(replay_all(source, runner_of(compose(recipe, overrides or ()))))
     rows = []
     for number, one in enumerate(replays):
         said = "; ".join(one.differences[:SHOWN]) + ("; …" if len(one.differences) > SHOWN else "")

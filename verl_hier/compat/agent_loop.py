@@ -20,7 +20,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_hier.compat.queue import FAULTS, GRAPHS
-from verl_hier.compat.runner import driver_of
+from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
@@ -39,13 +39,13 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._driver = driver_of(self.config, self.tokenizer, self.hf_model_type)
-        recipe = self._driver.recipe
+        self._runner = runner_of(self.config, self.tokenizer, self.hf_model_type)
+        recipe = self._runner.recipe
         self._hier, self._host, self._parts = recipe.hier, recipe.host, recipe.parts
         self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)
         self._pool: EnvironmentPool | None = None
         self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)
-        self._carry = UnfinishedEpisodes(self._hier.rollout.carried_episodes)
+        self._unfinished = UnfinishedEpisodes(self._hier.rollout.carried_episodes)
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -94,12 +94,12 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             levels=None if validate else phase.levels,
             validate=validate,
             sampling=Sampling(params["temperature"], params["top_p"], params["top_k"]),
-            unfinished=() if validate else self._carry.take(name, int(step)),
+            unfinished=() if validate else self._unfinished.take(name, int(step)),
         )
         if self._pool is None:
-            self._pool = self._driver.pool()
-        graph = await self._driver.roll_out(request, self._policy, self._pool, partial(self._lost, request))
-        self._carry.keep(name, graph)
+            self._pool = self._runner.pool()
+        graph = await self._runner.roll_out(request, self._policy, self._pool, partial(self._lost, request))
+        self._unfinished.keep(name, graph)
         graph.phase = Phase("validation").to_dict() if validate else phase.to_dict()
         return graph
 

@@ -11,8 +11,13 @@ from verl_hier.rollout import Renderer
 from verl_hier.rollout.plain_renderer import PlainRenderer
 
 
-def load_tokenizer(model: str | os.PathLike[str]) -> Any:
+def load_tokenizer(model: str | os.PathLike[str], option: str = "--model", trust_remote_code: bool = False) -> Any:
     """The Hugging Face tokenizer of a folder or a name.
+
+    Args:
+        model: folder or name.
+        option: where the user has named it, for errors.
+        trust_remote_code: whether code that comes with the model may run.
 
     Raises:
         RecipeError: when there is none.
@@ -20,11 +25,11 @@ def load_tokenizer(model: str | os.PathLike[str]) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(model))
+        return AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers and the hub raise many unrelated types
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise RecipeError(
-            f"--model {model}: there is no tokenizer ({reason}); give the folder of a model or its Hugging Face name; "
+            f"{option} {model}: there is no tokenizer ({reason}); give the folder of a model or its Hugging Face name; "
             "`verl-hier tiny RECIPE` makes a small one."
         ) from error
 
@@ -34,6 +39,8 @@ def load_renderer(
     tokenizer: Any,
     template: Literal["chat", "plain"],
     options: Mapping[str, Any] | None = None,
+    option: str = "--model",
+    model_type: str | None = None,
 ) -> Renderer:
     """The renderer that a rollout with this model has.
 
@@ -42,6 +49,8 @@ def load_renderer(
         tokenizer: of `load_tokenizer`.
         template: the recipe's `hier.rollout.template`.
         options: the recipe's `data.apply_chat_template_kwargs`.
+        option: see `load_tokenizer`.
+        model_type: `model_type` of the model's config; read from `model` when omitted.
 
     Raises:
         RecipeError: for a tokenizer without a chat template.
@@ -49,10 +58,11 @@ def load_renderer(
     if template == "plain":
         return PlainRenderer(tokenizer)
     if not tokenizer.chat_template:
-        raise RecipeError(f"--model {model}: its tokenizer has no chat template; use --template plain.")
+        plain = "--template plain" if option == "--model" else "hier.rollout.template: plain"
+        raise RecipeError(f"{option} {model}: its tokenizer has no chat template; use {plain}.")
     from verl_hier.compat.chat import ChatRenderer
 
-    return ChatRenderer(tokenizer, _model_type(model), dict(options or {}))
+    return ChatRenderer(tokenizer, model_type or _model_type(model), dict(options or {}))
 
 
 def _model_type(model: str | os.PathLike[str]) -> str | None:

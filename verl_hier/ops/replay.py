@@ -31,28 +31,28 @@ class Replay:
     differences: tuple[str, ...]
 
 
-async def replay(source: str | os.PathLike[str], driver: RolloutRunner) -> list[Replay]:
+async def replay(source: str | os.PathLike[str], runner: RolloutRunner) -> list[Replay]:
     """Replay every task of a graph file or folder.
 
     Args:
         source: what `hier.store.path` wrote.
-        driver: of the recipe that wrote it.
+        runner: of the recipe that wrote it.
 
     Raises:
         RecipeError: when tasks come from verl's data set, or the recipe makes fewer than the file needs.
         GraphError: when the file cannot be read.
     """
-    tasks = _Tasks(driver.recipe.parts.environment)
-    pool = driver.pool()
+    tasks = _Tasks(runner.recipe.parts.environment)
+    pool = runner.pool()
     try:
-        return [await _replay(graph, tasks.of(graph), driver, pool) for graph in read_graphs(source)]
+        return [await _replay(graph, tasks.of(graph), runner, pool) for graph in read_graphs(source)]
     finally:
         await pool.close()
 
 
-async def _replay(graph: RolloutGraph, task: dict[str, Any], driver: RolloutRunner, pool: EnvironmentPool) -> Replay:
+async def _replay(graph: RolloutGraph, task: dict[str, Any], runner: RolloutRunner, pool: EnvironmentPool) -> Replay:
     try:
-        again = await driver.roll_out(Request.of(graph, task), RecordedPolicy(graph), pool)
+        again = await runner.roll_out(Request.of(graph, task), RecordedPolicy(graph), pool)
     except RolloutError as error:
         return Replay(graph, (str(error),))
     return Replay(graph, tuple(differences(graph, again)))
