@@ -23,7 +23,7 @@ from verl_hier_plugins.samplers.adaptive_n import (
     uncertainty,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "samplers" / "adaptive_n.md"
+PAGE = Path(__file__).parents[3] / "docs" / "methods" / "adaptive_n.md"
 
 
 def make(**options):

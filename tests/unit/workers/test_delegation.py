@@ -241,7 +241,7 @@ def test_hostile_text_is_counted_and_never_ends_a_run():
     "options, sentence",
     [
         ({"agents": {}}, "at least one"),
-        ({"agents": {"answer": AgentOptions()}}, "no name for an agent"),
+        ({"agents": {"answer": AgentOptions()}}, "cannot be the name of an agent"),
         ({"answer_action": "{query}"}, "content"),
         ({"max_tasks": 0}, "at least 1"),
     ],

@@ -133,7 +133,7 @@ class _Episode:
             turn = await episode.generate(context, segment=number, plan=planned)
             report.text, report.turn = turn.text, turn
             ended = re.search(rf"<{RESULT}>([^<]*)(?:</{RESULT}>|$)", turn.text)
-            failure = None if ended or may(agent, turn.text) else "tool_in_failure_role"
+            failure = None if ended or may(agent, turn.text) else "tool_in_wrong_role"
             self._agents.note(turn, failure)
             if ended:
                 report.text = ended[1].strip()

@@ -326,7 +326,7 @@ def test_ten_megabytes_in_a_turn(play):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"tools": {}}, "nothing would ever reach the world"),
+        ({"tools": {}}, "no agent could act otherwise"),
         ({"tools": {"go": "{where}"}}, "may use {content} only"),
         ({"tools": {"plan": "{content}"}}, "is a tool and another agent"),
         ({"tools": {"a b": "{content}"}}, "cannot be the tag"),
