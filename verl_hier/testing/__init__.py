@@ -1,1 +1,29 @@
-"""Kits for authors of plugins: checks of estimators and environments, scripted rollouts, recorded cases."""
+"""Kits for authors of plugins, by one door.
+
+- `check_estimator`: hold an estimator against everything that the trainer relies on.
+- `make_table`, `random_table`, `permuted`: turn tables from a few columns, at random, and in another order.
+- `credit_of`, `full_credit`, `builtin_estimators`: what built-in estimators give for a table.
+- `check_environment`: play an environment and hold it against everything that rollouts rely on.
+- `roll_out_scripted`, `replay_scripted`: a worker and a sampler with given answers instead of a model.
+- `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`: what scripted rollouts are made of.
+- `write_byte_model`, `write_toy_task`: a tiny random model and a task for runs that only need to run.
+- `run_file`, `run_folder`: compare recorded cases of released code with the built-in parts.
+"""
+
+from verl_hier.testing.conformance.registry import builtin_estimators as builtin_estimators
+from verl_hier.testing.conformance.registry import credit_of as credit_of
+from verl_hier.testing.conformance.registry import full_credit as full_credit
+from verl_hier.testing.conformance.runner import run_file as run_file
+from verl_hier.testing.conformance.runner import run_folder as run_folder
+from verl_hier.testing.conformance.tables import make_table as make_table
+from verl_hier.testing.environment import check_environment as check_environment
+from verl_hier.testing.estimator import check_estimator as check_estimator
+from verl_hier.testing.estimator import permuted as permuted
+from verl_hier.testing.estimator import random_table as random_table
+from verl_hier.testing.models import write_byte_model as write_byte_model
+from verl_hier.testing.models import write_toy_task as write_toy_task
+from verl_hier.testing.rollout import CharacterTokenizer as CharacterTokenizer
+from verl_hier.testing.rollout import ScriptedPolicy as ScriptedPolicy
+from verl_hier.testing.rollout import WordTokenizer as WordTokenizer
+from verl_hier.testing.rollout import replay_scripted as replay_scripted
+from verl_hier.testing.rollout import roll_out_scripted as roll_out_scripted

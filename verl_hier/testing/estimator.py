@@ -1,8 +1,10 @@
-"""The kit for authors of estimators: `check_estimator(spec)` and turn tables to try things on.
+"""The kit for authors of estimators.
+
+from verl_hier.testing import check_estimator
 
 
-def test_mine() -> None:
-    check_estimator(MINE)
+def test_my_estimator() -> None:
+    check_estimator(MY_SPEC)
 """
 
 from __future__ import annotations

@@ -162,3 +162,23 @@ def test_make_table_derives_what_is_missing():
     assert table["episodes.return"].tolist() == [5.0, 3.0] and table["return"].tolist() == [3.0, 5.0, 3.0]
     assert table["turn"].tolist() == [0, 0, 1] and table["parent"].tolist() == [-1, -1, 0]
     assert table["done"].tolist() == [False, True, True] and table.code("role", "y") == 1
+
+
+def test_one_door_for_the_kits_and_a_line_about_each():
+    """What the package of kits offers is importable from it, documented in it, and loads no trainer."""
+    import subprocess
+    import sys
+
+    from verl_hier import testing
+
+    offered = [name for name in vars(testing) if name.startswith(("check_", "run_", "roll_", "replay_", "write_"))]
+    assert {"check_estimator", "check_environment", "roll_out_scripted", "run_folder"} <= set(offered)
+    for name in (*offered, "make_table", "random_table", "builtin_estimators"):
+        assert f"`{name}`" in testing.__doc__, name
+    heavy = "import sys, verl_hier.testing; print(sorted({'verl', 'torch', 'ray', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_an_estimator_of_unknown_origin_is_unrated():
+    assert BASE.confidence == "unrated"
+    assert all(spec.confidence in "ABC" for spec in SPECS.values())

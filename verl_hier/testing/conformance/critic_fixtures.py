@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,24 +9,17 @@ from numpy.typing import NDArray
 
 from verl_hier.credit.estimate import estimate
 from verl_hier.graph.turn_table import TurnTable
-from verl_hier.testing.conformance.registry import credit_of, estimator, plugin_module
+from verl_hier.testing.conformance.layout import Case, Outputs
+from verl_hier.testing.conformance.registry import credit_of, estimator, full_credit, plugin_module
 from verl_hier.testing.conformance.tables import make_table
 
-Case = Mapping[str, Any]
-Outputs = dict[str, Any]
 Array = NDArray[Any]
-
-
-def flat(mask: Array) -> tuple[Array, Array]:
-    """Rows and columns of the masked places of a (B, L) array, in row order."""
-    rows, columns = np.nonzero(mask)
-    return rows, columns
 
 
 def hiper_table(case: Case) -> TurnTable:
     """Rows are turns; values are read at the place of their mask, 0 where it is empty."""
     mask = np.asarray(case["response_mask"], bool)
-    rows, columns = flat(mask)
+    rows, columns = np.nonzero(mask)
     turns: dict[str, Any] = {
         "episode": case["traj_uid"],
         "turn": case["turn_idx"],
@@ -103,8 +95,7 @@ def marft(case: Case) -> Outputs:
             "bootstrap": np.broadcast_to(np.asarray(case["next_value"])[None, :, :1], rewards.shape).ravel(),
         }
     )
-    spec = estimator("marft")
-    credit = estimate(spec, table, spec.options(gamma=case["gamma"], lam=case["lam"], normalise=False))
+    credit = full_credit("marft", table, gamma=case["gamma"], lam=case["lam"], normalise=False)
     returns = np.asarray(credit.returns).reshape(rewards.shape)
     return {"advantages": np.asarray(credit.values).reshape(rewards.shape), "returns": returns}
 
@@ -112,7 +103,7 @@ def marft(case: Case) -> Outputs:
 def ragen(case: Case) -> Outputs:
     """Rows of tokens whose turns end where the reward is not 0."""
     rewards, mask = np.asarray(case["token_level_rewards"], np.float64), np.asarray(case["loss_mask"], bool)
-    rows, columns = flat(mask)
+    rows, columns = np.nonzero(mask)
     ends = rewards[rows, columns] != 0
     order = np.append(True, (rows[1:] != rows[:-1]) | ends[:-1])
     turn = np.cumsum(order) - 1
@@ -126,8 +117,7 @@ def ragen(case: Case) -> Outputs:
     padding = -raw.mean() / np.sqrt(raw.var(ddof=1) + 1e-8)
     out = {name: np.zeros(mask.shape) for name in ("advantages_whitened", "returns")}
     out["advantages_whitened"][:] = padding
-    spec = estimator("ragen_bilevel")
-    credit = estimate(spec, table, spec.options(**options))
+    credit = full_credit("ragen_bilevel", table, **options)
     out["advantages_whitened"][mask], out["returns"][mask] = credit.values, credit.returns
     return out
 
@@ -135,7 +125,7 @@ def ragen(case: Case) -> Outputs:
 def igpo_repo(case: Case) -> Outputs:
     """Rows of tokens; a masked place cuts the chain, so every run of the mask is a turn."""
     mask, rewards = np.asarray(case["response_mask"], bool), np.asarray(case["token_level_rewards"], np.float64)
-    rows, columns = flat(mask)
+    rows, columns = np.nonzero(mask)
     starts = np.append(True, (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1] + 1))
     first = np.flatnonzero(starts)
     table = make_table(
@@ -146,8 +136,7 @@ def igpo_repo(case: Case) -> Outputs:
         },
         tokens={"turn": np.cumsum(starts) - 1, "reward": rewards[rows, columns]},
     )
-    spec = estimator("igpo")
-    credit = estimate(spec, table, spec.options(form="repo", gamma=case["gamma"], eps=case["epsilon"]))
+    credit = full_credit("igpo", table, form="repo", gamma=case["gamma"], eps=case["epsilon"])
     out = {name: np.zeros(mask.shape) for name in ("advantages", "returns")}
     out["advantages"][mask], out["returns"][mask] = credit.values, credit.returns
     return out
@@ -157,7 +146,7 @@ def mars(case: Case) -> Outputs:
     """Rows are one player's view of a game; turns end at `turn_end`. Outputs drop the first token."""
     ends, mask = np.asarray(case["turn_end"], bool), np.asarray(case["response_mask"], bool)
     rewards = np.asarray(case["turn_rewards"], np.float64)
-    rows, columns = flat(ends)
+    rows, columns = np.nonzero(ends)
     player = np.asarray([name.rsplit("_p", 1)[1] for name in case["group_ids"]])
     upto = np.cumsum(ends[:, ::-1], 1)[:, ::-1]
     turn_of = np.cumsum(np.append(0, ends.sum(1)))[1:, None] - upto
@@ -187,12 +176,3 @@ def mars(case: Case) -> Outputs:
         "raw_returns": spread(returns, live),
         "advantages": spread(values, live & mask),
     }
-
-
-ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
-    "hiper_hae": hiper,
-    "marft_action_gae": marft,
-    "ragen_bilevel_gae": ragen,
-    "igpo_repo_discounted": igpo_repo,
-    "mars": mars,
-}

@@ -6,8 +6,8 @@ import importlib
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from verl_hier.credit import Credit, Floats
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import PluginError, did_you_mean
 from verl_hier.graph.turn_table import TurnTable
@@ -59,10 +59,15 @@ def part(kind: Kind, name: str, *more: Any, **options: Any) -> Any:
     return spec.factory(spec.options(**options), *more)
 
 
-def credit_of(name: str, table: TurnTable, **options: Any) -> NDArray[np.float64]:
-    """Values of a built-in estimator on a table, with options given by name over its defaults."""
+def full_credit(name: str, table: TurnTable, **options: Any) -> Credit:
+    """Credit of a built-in estimator on a table, with options given by name over its defaults."""
     spec = estimator(name)
-    return np.asarray(estimate(spec, table, spec.options(**options)).values, np.float64)
+    return estimate(spec, table, spec.options(**options))
+
+
+def credit_of(name: str, table: TurnTable, **options: Any) -> Floats:
+    """The values of `full_credit`."""
+    return np.asarray(full_credit(name, table, **options).values, np.float64)
 
 
 def _builtin(kind: Kind) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,9 @@ from verl_hier.credit import step_mean
 from verl_hier.credit.estimate import estimate
 from verl_hier.credit.trees import subtree_sum
 from verl_hier.graph.turn_table import TurnTable
-from verl_hier.testing.conformance.group_fixtures import on_mask
+from verl_hier.testing.conformance.layout import Case, Outputs, on_mask
 from verl_hier.testing.conformance.registry import credit_of, estimator, plugin_module
 from verl_hier.testing.conformance.tables import make_table
-
-Case = Mapping[str, Any]
-Outputs = dict[str, Any]
 
 
 def tree_grpo(case: Case) -> Outputs:
@@ -127,11 +123,3 @@ def treepo(case: Case) -> Outputs:
     segment = [np.minimum(np.arange(width) // case["step_size"], len(path) - 1) for path in paths]
     out["spo"] = mask * np.stack([np.asarray(path)[place] for path, place in zip(paths, segment, strict=True)])
     return out
-
-
-ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
-    "tree_grpo": tree_grpo,
-    "tree_grpo_diffscore": tree_diff,
-    "treerl": treerl,
-    "treepo": treepo,
-}
