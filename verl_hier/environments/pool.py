@@ -28,18 +28,9 @@ logger = logging.getLogger(__name__)
 
 FailureKind = Literal["raised", "timeout", "killed", "replay_mismatch"]
 COUNTED = (
-    "calls",
-    "resets",
-    "steps",
-    "forks",
-    "replays",
-    "restarts",
-    "raised",
-    "timeouts",
-    "killed",
-    "replay_mismatch",
+    *("calls", "resets", "steps", "forks", "replays", "restarts"),
+    *("raised", "timeouts", "killed", "replay_mismatch"),
 )
-_COUNT_OF = {"raised": "raised", "timeout": "timeouts", "killed": "killed", "replay_mismatch": "replay_mismatch"}
 
 
 class EnvironmentFailure(Exception):
@@ -188,7 +179,7 @@ class Handle:
 
     async def _lose(self, kind: FailureKind, message: str) -> EnvironmentFailure:
         self._failure = EnvironmentFailure(kind, message)
-        self._pool.counts[_COUNT_OF[kind]] += 1
+        self._pool.counts["timeouts" if kind == "timeout" else kind] += 1
         if kind == "replay_mismatch":
             await self._process.drop(self._number)
         return self._failure

@@ -22,7 +22,7 @@ from verl_hier_plugins.environments.textworld.engine import World, plain
 from verl_hier_plugins.environments.textworld.environment import TextworldEnvironment
 from verl_hier_plugins.environments.textworld.making import cache_folder, compiled, fingerprint, generate
 from verl_hier_plugins.environments.textworld.options import TextworldOptions
-from verl_hier_plugins.environments.textworld.story import clean, events, spoken
+from verl_hier_plugins.environments.textworld.story import clean, events, is_game_command
 from verl_hier_plugins.environments.textworld.texts import NOTHING_HAPPENS, describe
 
 WORLD = {"seed": 3, "rooms": 3, "objects": 6, "quest": 4, "theme": "house", "goal_only": False}
@@ -193,7 +193,7 @@ def test_what_the_machine_says_is_cleaned():
     assert clean(said) == "You open the box."
     assert events(said) == ("opening the box",)
     assert events("[the (first) rule - succeeded]\n[going east - failed the x rule]") == ()
-    assert spoken("take type-B key's lid") and not spoken("take key, go north")
+    assert is_game_command("take type-B key's lid") and not is_game_command("take key, go north")
 
 
 # ---- short texts -----------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class AlfworldEnvironment(Environment):
         if self._options.source != "generated":
             return []
         _, grammar = domain_and_grammar()
-        return [*names(self._options.size[0]), *parse_grammar(grammar).words()]
+        return [*names(self._options.size[0]), *parse_grammar(grammar).words]
 
     def _opening(self, game: Game) -> str:
         if self._options.observation == "full":

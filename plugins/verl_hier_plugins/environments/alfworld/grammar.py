@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from types import CodeType
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 Key = tuple[str, str]
@@ -69,36 +68,6 @@ class Query:
         return extended
 
 
-@dataclass(frozen=True)
-class _Literal:
-    text: str
-
-
-@dataclass(frozen=True)
-class _Reference:
-    name: str
-
-
-@dataclass(frozen=True)
-class _Expression:
-    code: CodeType
-
-
-@dataclass(frozen=True)
-class _Given:
-    inner: _Symbol
-    query: Query | None
-
-
-@dataclass(frozen=True)
-class _List:
-    inner: _Symbol
-
-
-_Symbol = _Literal | _Reference | _Expression | _Given | _List
-_Rule = tuple[Query | None, tuple[_Symbol, ...]]
-
-
 class Entity:
     """The attributes of an entity that grammar expressions use: `name`, `id`, `definite`, `indefinite`."""
 
@@ -123,6 +92,14 @@ class Scene:
     entities: Mapping[str, Entity]
     mapping: Mapping[Key, str]
 
+    def names(self) -> dict[str, Entity]:
+        """The bound entities by the name of their placeholder."""
+        return {key[0]: self.entities[value] for key, value in self.mapping.items()}
+
+
+Symbol = Callable[[Scene], list[str]]
+"""A symbol of the grammar: the texts that it derives in a scene."""
+
 
 class Grammar:
     """A parsed grammar: `derive` gives the text of a rule in a scene.
@@ -131,72 +108,49 @@ class Grammar:
         templates: action name to its command template, as source text.
         feedback: action name to the rule of the text that reports the action.
         reads: predicates that texts depend on (with the prefix `not_` where negated).
+        words: the literal texts of the rules for ordinary play.
     """
 
     def __init__(self, source: str) -> None:
+        from textworld.envs.pddl import textgen
         from textworld.envs.pddl.logic import GameLogic
 
         logic = GameLogic(domain="", grammar=source)
         self.templates: dict[str, str] = {name: action.template for name, action in logic.actions.items()}
         self.feedback: dict[str, str] = {name: action.feedback_rule for name, action in logic.actions.items()}
         self._queries: dict[str, Query] = {}
-        self._rules: dict[str, list[_Rule]] = {}
-        for name, rules in logic.grammar._rules.items():
-            self._rules[name] = [
-                (self._query(rule.condition), tuple(self._symbol(s) for s in rule.rhs)) for rule in rules
-            ]
-        self._starts: dict[str, tuple[_Symbol, ...]] = {}
-        for start in {*self.templates.values(), *self.feedback.values(), "#intro#"}:
-            self._starts[start] = self._parse(start)
-        self.reads = frozenset(predicate for query in self._queries.values() for predicate, _ in query.terms)
-
-    def words(self) -> list[str]:
-        """The literal texts of the rules for ordinary play."""
-        found = [text for rules in self._rules.values() for _, symbols in rules for text in _literals(symbols)]
+        literals: list[str] = []
+        self._rules: dict[str, list[tuple[Query | None, list[Symbol]]]] = {
+            name: [(self._query(rule.condition), [self._compile(s, literals) for s in rule.rhs]) for rule in rules]
+            for name, rules in logic.grammar._rules.items()
+        }
         # Rules of actions that ALFWorld's domain does not have give the action's own name (`PutObjectIn…`).
-        return [text for text in found if not re.search("[a-z][A-Z]", text)]
+        self.words = [text for text in literals if not re.search("[a-z][A-Z]", text)]
+        self._starts: dict[str, list[Symbol]] = {
+            start: [self._compile(s, []) for s in textgen._parse_and_convert(start, rule_name="symbols")]
+            for start in {*self.templates.values(), *self.feedback.values(), "#intro#"}
+        }
+        self.reads = frozenset(predicate for query in self._queries.values() for predicate, _ in query.terms)
 
     def derive(self, start: str, scene: Scene, task: str = "") -> str:
         """The text of `start` (a rule reference or a command template); `task` fills the task sentence."""
-        text = "".join(self._texts(self._starts[start], scene))
+        text = "".join(text for symbol in self._starts[start] for text in symbol(scene))
         return text.replace(UNKNOWN_TASK, task) if task else text
 
-    def _texts(self, symbols: tuple[_Symbol, ...], scene: Scene) -> list[str]:
-        return [text for symbol in symbols for text in self._text(symbol, scene)]
-
-    def _text(self, symbol: _Symbol, scene: Scene) -> list[str]:
-        if isinstance(symbol, _Literal):
-            return [symbol.text]
-        if isinstance(symbol, _Expression):
-            names = {key[0]: scene.entities[value] for key, value in scene.mapping.items()}
-            return [str(eval(symbol.code, {}, names))]
-        if isinstance(symbol, _Reference):
-            return ["".join(self._texts(self._choose(symbol.name, scene), scene))]
-        if isinstance(symbol, _Given):
-            if symbol.query is None:
-                return self._text(symbol.inner, scene)
-            found = symbol.query.solve(scene.facts, scene.mapping, scene.types)
-            return [
-                "".join(self._text(symbol.inner, Scene(scene.facts, scene.types, scene.entities, mapping)))
-                for mapping in found
-            ]
-        return [self._join(self._text(symbol.inner, scene), scene)]
+    def _rule(self, name: str, scene: Scene) -> str:
+        """The text of the first rule whose condition holds, as TextWorld chooses."""
+        for condition, symbols in self._rules[name]:
+            if condition is None or condition.holds(scene.facts, scene.mapping, scene.types):
+                return "".join(text for symbol in symbols for text in symbol(scene))
+        raise LookupError(f"no rule of #{name}# applies")
 
     def _join(self, items: list[str], scene: Scene) -> str:
         if not items:
-            return "".join(self._text(_Reference("list_empty"), scene))
+            return self._rule("list_empty", scene)
         if len(items) == 1:
             return items[0]
-        between = "".join(self._text(_Reference("list_separator"), scene))
-        last = "".join(self._text(_Reference("list_last_separator"), scene))
+        between, last = self._rule("list_separator", scene), self._rule("list_last_separator", scene)
         return between.join(items[:-1]) + last + items[-1]
-
-    def _choose(self, name: str, scene: Scene) -> tuple[_Symbol, ...]:
-        """The first rule whose condition holds, as TextWorld chooses."""
-        for condition, symbols in self._rules[name]:
-            if condition is None or condition.holds(scene.facts, scene.mapping, scene.types):
-                return symbols
-        raise LookupError(f"no rule of #{name}# applies")
 
     def _query(self, source: str) -> Query | None:
         if not source:
@@ -210,32 +164,31 @@ class Grammar:
             )
         return self._queries[source]
 
-    def _parse(self, start: str) -> tuple[_Symbol, ...]:
-        from textworld.envs.pddl import textgen
-
-        return tuple(self._symbol(symbol) for symbol in textgen._parse_and_convert(start, rule_name="symbols"))
-
-    def _symbol(self, symbol: Any) -> _Symbol:
+    def _compile(self, symbol: Any, literals: list[str]) -> Symbol:
+        """TextWorld's parsed symbol as a function; appends the literal texts in it to `literals`."""
         kind = type(symbol).__name__
         if kind == "TerminalSymbol":
-            return _Literal(str(symbol.symbol))
+            text = str(symbol.symbol)
+            literals.append(text)
+            return lambda scene: [text]
         if kind == "NonterminalSymbol":
-            return _Reference(str(symbol.symbol))
+            return lambda scene: [self._rule(str(symbol.symbol), scene)]
         if kind == "EvalSymbol":
-            return _Expression(compile(symbol.expression.strip(), "<grammar>", "eval"))
+            code = compile(symbol.expression.strip(), "<grammar>", "eval")
+            return lambda scene: [str(eval(code, {}, scene.names()))]
         if kind == "ConditionalSymbol":
-            return _Given(self._symbol(symbol.expression), self._query(symbol.given))
+            given, query = self._compile(symbol.expression, literals), self._query(symbol.given)
+            return given if query is None else functools.partial(_each_solution, given, query)
         if kind == "ListSymbol":
-            return _List(self._symbol(symbol.symbol))
+            listed = self._compile(symbol.symbol, literals)
+            return lambda scene: [self._join(listed(scene), scene)]
         raise TypeError(f"the ALFWorld grammar holds a symbol that is not known here: {kind}")
 
 
-def _literals(symbols: tuple[_Symbol, ...]) -> Iterator[str]:
-    for symbol in symbols:
-        if isinstance(symbol, _Literal):
-            yield symbol.text
-        elif isinstance(symbol, _Given | _List):
-            yield from _literals((symbol.inner,))
+def _each_solution(symbol: Symbol, query: Query, scene: Scene) -> list[str]:
+    """The text of a symbol for each solution of a query."""
+    found = query.solve(scene.facts, scene.mapping, scene.types)
+    return ["".join(symbol(replace(scene, mapping=mapping))) for mapping in found]
 
 
 @functools.lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.textworld.engine import Node, World, plain
 from verl_hier_plugins.environments.textworld.making import cache_folder, compiled, generate, load
 from verl_hier_plugins.environments.textworld.options import TextworldOptions
-from verl_hier_plugins.environments.textworld.story import Snapshot, Story, spoken
+from verl_hier_plugins.environments.textworld.story import Snapshot, Story, is_game_command
 from verl_hier_plugins.environments.textworld.texts import NOTHING_HAPPENS, describe
 
 KEPT_GAMES = 64
@@ -88,7 +88,7 @@ class TextworldEnvironment(Environment):
             return self._answer(NOTHING_HAPPENS, valid=False)
         if self._story is None:
             return self._follow_rules(command, before)
-        if command not in self.node.actions and not spoken(command):
+        if command not in self.node.actions and not is_game_command(command):
             return self._answer(NOTHING_HAPPENS, valid=False)
         answer = self._story.answer(self._snapshot, command)
         node, path = self.node, list(self.path)

@@ -19,8 +19,8 @@ LONGEST = 190
 
 _TAG = re.compile(r"\[[^]]+\]\n?")
 _PROMPT = re.compile(r"\n>[^\n]*-=[^\n]*$|\n>\s*$")
-_SPOKEN = re.compile(r"[\w' -]+")
-_OUTSIDE = frozenset(
+_SENTENCE = re.compile(r"[\w' -]+")
+_INTERPRETER_WORDS = frozenset(
     (
         *("save", "restore", "restart", "quit", "q", "undo", "script", "transcript", "noscript", "unscript"),
         *("verify", "version", "verbose", "brief", "superbrief", "then"),
@@ -70,11 +70,11 @@ class Story:
         return Answer(clean(said), events(said), self._machine.get_state())
 
 
-def spoken(command: str) -> bool:
+def is_game_command(command: str) -> bool:
     """Whether a command is one sentence to the game, without a command to the interpreter."""
     words = command.lower().split()
-    inside = bool(words) and not any(word in _OUTSIDE or word.startswith("tw-") for word in words)
-    return inside and bool(_SPOKEN.fullmatch(command)) and len(command.encode()) <= LONGEST
+    inside = bool(words) and not any(word in _INTERPRETER_WORDS or word.startswith("tw-") for word in words)
+    return inside and bool(_SENTENCE.fullmatch(command)) and len(command.encode()) <= LONGEST
 
 
 def events(said: str) -> tuple[str, ...]:
