@@ -1,4 +1,4 @@
-"""The shelf of worlds: made once, dropped in the order of their last use, bounded by number and by states."""
+"""The cache of worlds: made once, least recently used dropped first, limited by worlds and by states."""
 
 from verl_hier.environments.world_cache import WorldCache
 
@@ -7,9 +7,9 @@ def test_worlds_are_made_once_and_the_oldest_go_first():
     made = []
 
     def world(key):
-        return shelf.get(key, lambda: made.append(key) or [key])
+        return cache.get(key, lambda: made.append(key) or [key])
 
-    shelf = WorldCache(2, 100, len)
+    cache = WorldCache(2, 100, len)
     first = world("a")
     world("b")
     assert world("a") is first and made == ["a", "b"]
@@ -21,10 +21,10 @@ def test_worlds_are_made_once_and_the_oldest_go_first():
 
 
 def test_states_are_bounded_but_the_last_world_stays():
-    shelf, made = WorldCache(10, 5, len), []
+    cache, made = WorldCache(10, 5, len), []
 
     def world(key, states):
-        return shelf.get(key, lambda: made.append(key) or [0] * states)
+        return cache.get(key, lambda: made.append(key) or [0] * states)
 
     world("a", 3)
     growing = world("b", 1)
