@@ -1,4 +1,4 @@
-"""Columns beyond the standard ones that estimators ask for: what they mean, who brings them, which recipe line."""
+"""Turn-table columns beyond the standard ones: what they mean, which part provides them, and with which recipe line."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def missing_column(estimator: str, column: str) -> str:
             f"`hier.environment.name`."
         )
     if known.provider == "critic":
-        cure = f"set `{known.line}`"
+        remedy = f"set `{known.line}`"
     else:
-        cure = f"choose a {known.provider} that lists it in `provides` with `{known.line}`"
+        remedy = f"choose a {known.provider} that lists it in `provides` with `{known.line}`"
     return (
         f"estimator {estimator!r} needs the column {column!r} ({known.meaning}), "
-        f"which the {known.provider} provides; {cure}."
+        f"which the {known.provider} provides; {remedy}."
     )

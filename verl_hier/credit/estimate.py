@@ -41,7 +41,7 @@ def estimate(spec: EstimatorSpec, table: TurnTable, options: Any = None) -> Cred
         options: the spec's options dataclass, its defaults when omitted.
 
     Returns:
-        `Credit` with finite values of the length that its granularity says.
+        `Credit` with finite values of the length that its granularity requires.
 
     Raises:
         CreditError: for a missing column, a NaN in a required one (named with its turn), states that the environment
@@ -61,7 +61,7 @@ def estimate(spec: EstimatorSpec, table: TurnTable, options: Any = None) -> Cred
 def check_finite(spec: EstimatorSpec, table: TurnTable) -> None:
     """Refuse NaN and infinity in the float columns that the estimator requires, and always in `reward`.
 
-    `episodes.success` is NaN by definition where the world does not say.
+    `episodes.success` is NaN by definition when the environment does not report it.
 
     Raises:
         CreditError: naming the column and its first bad entry.

@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 
 
 class Normalisation(TypedDict, total=False):
-    """The arguments of `group_advantage` that say how the scores of a group are compared."""
+    """Arguments of `group_advantage`: how the scores of a group are centred and scaled."""
 
     centre: Centre
     scale: Scale
@@ -167,9 +167,9 @@ def group_advantage(
         scores: (N,) float, finite where counted.
         keys: (N,) int64 group numbers, see `group_ids`.
         weights: (N,) non-negative votes, None for one vote a row. A row with weight 0 is centred and scaled like the
-            others but has no say. Variances use frequency weights: sum(w (s - m)^2) / (sum(w) - 1), so rows that
-            share one vote count exactly as one row.
-        where: (N,) bool; other rows have no say and get 0.
+            others but does not enter the statistics. Variances use frequency weights, sum(w (s - m)^2) / (sum(w) - 1),
+            so rows that share one vote count exactly as one row.
+        where: (N,) bool; other rows do not enter the statistics and get 0.
         centre: `leave_one_out` compares with the mean of the other votes; `median` is the lower one.
         scale: `sample` has ddof 1, `population` ddof 0, `mad` is the median absolute deviation.
         eps: added to the scale; unused with scale `none`.

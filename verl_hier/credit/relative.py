@@ -58,7 +58,7 @@ def turn_advantage(
         table: the turn table.
         scores: (T,) what is compared.
         group_by: turn columns that make the group, for instance ("group", "turn", "agent").
-        weight_by: who has an equal say inside a group, see `paths.turn_votes`.
+        weight_by: the unit that has one vote inside a group, see `paths.turn_votes`.
         where: (T,) bool, narrows the turns further.
         **kernel: centre, scale, eps, singleton, zero_variance of `groups.group_advantage`.
     """

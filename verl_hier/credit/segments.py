@@ -141,7 +141,7 @@ def whiten(
 
     Args:
         values: (N,) float.
-        mask: (N,) bool; other entries have no say and get 0. One entry alone is centred and not scaled.
+        mask: (N,) bool; other entries are left out and get 0. One entry alone is centred and not scaled.
         eps: added to the variance.
         weights: (N,) how often an entry counts, for instance the tokens of a turn.
 

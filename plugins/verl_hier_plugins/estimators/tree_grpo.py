@@ -65,7 +65,7 @@ class TreeDiffOptions:
 
 
 def tree_diff(table: TurnTable, options: TreeDiffOptions) -> Floats:
-    """(T,) node scores, z-scored over the task unless told otherwise."""
+    """(T,) node scores, z-scored over the task by default."""
     scores = node_scores(table, options.margin)
     if options.normalise == "group":
         return turn_advantage(table, scores, ("group",), eps=options.eps)

@@ -48,7 +48,7 @@ def advantage(table: TurnTable, options: TreeRLOptions) -> Floats:
 
 
 def leaf_scores(table: TurnTable, options: TreeRLOptions) -> Floats:
-    """(E,) return minus the mean of the other leaves of the task, centred as the options say; 0 for untrained ones."""
+    """(E,) return minus the mean of the other leaves of the task, centred by the option; 0 for untrained ones."""
     scores = episode_advantage(table, centre="leave_one_out", scale="none", singleton="zero")
     if options.centre == "none":
         return scores

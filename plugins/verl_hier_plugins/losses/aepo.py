@@ -1,7 +1,4 @@
-"""AEPO's entropy-balanced clipping as a verl policy loss (arXiv 2510.14545), docs/methods/aepo.md.
-
-Paper §4; released form: `compute_policy_loss_entropy_balanced_clipping`. Confidence A, value and gradient by a fixture.
-"""
+"""AEPO's entropy-balanced clipping as a verl policy loss (arXiv 2510.14545), docs/methods/aepo.md."""
 
 from __future__ import annotations
 

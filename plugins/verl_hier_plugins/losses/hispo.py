@@ -1,6 +1,6 @@
 """HisPO, a two-level importance mask (LongCat-Flash-Prover), docs/methods/hispo.md.
 
-Report, from notes: confidence C. The bands are ours; `hispo_loss` takes them, and a plugin may register others.
+Read in notes on the report (confidence C), so the bands are our choice; a plugin may register `hispo_loss` with others.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ LAYERS = {
     "training": {"credit", "graph", "host", "recipe"},
     "runtime_cpu": set(),
     "compat": {"environments", "graph", "host", "recipe", "rollout", "runtime_cpu", "training"},
-    "coldstart": {"environments", "graph", "host", "recipe", "rollout"},
+    "coldstart": {"compat", "environments", "graph", "host", "recipe", "rollout"},
     "testing": {"credit", "environments", "graph", "host", "hookspecs", "rollout", "sandbox", "training"},
 }
 OPEN_TO_PLUGINS = {

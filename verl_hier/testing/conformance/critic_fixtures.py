@@ -1,4 +1,4 @@
-"""Adapters of the fixtures of critic-based and token-level methods."""
+"""Adapters of the recorded cases of critic-based and token-level methods."""
 
 from __future__ import annotations
 

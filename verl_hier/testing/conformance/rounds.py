@@ -68,7 +68,7 @@ class _World(Environment):
 
 
 class _Caller(Worker):
-    """Calls the tool until the engine says something else, the calls are used up or the response is long enough."""
+    """Calls the tool until the engine generates something else, no call is left or the response is long enough."""
 
     def __init__(self, calls: int, length: int) -> None:
         self._calls = calls

@@ -1,4 +1,4 @@
-"""Adapters of the fixtures of tree methods: rows are leaves, paths or nodes."""
+"""Adapters of the recorded cases of tree methods: rows are leaves, paths or nodes."""
 
 from __future__ import annotations
 
