@@ -7,12 +7,11 @@ import math
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from verl_hier.errors import HierError
+from verl_hier.ops.local_run import launch
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ MODEL_NAME = "model"
 
 
 class ColdStartError(HierError):
-    """verl's SFT trainer failed; the message ends with what it said last."""
+    """verl's SFT trainer failed; the message ends with its last output."""
 
 
 def run_sft(
@@ -42,8 +41,8 @@ def run_sft(
     Args:
         model_dir: folder with the model and its tokenizer.
         data: files of `write_demonstrations`.
-        out: folder for the result; `out/model` is the trained model and `out/sft.log` what verl said.
-        steps: optimiser steps. A number of steps and not of seconds, so that two machines train the same policy.
+        out: folder for the result; `out/model` is the trained model and `out/sft.log` its output.
+        steps: optimiser steps. Counted in steps and not in seconds, so that two machines train the same policy.
         batch_size: rows a step.
         learning_rate: highest learning rate of a cosine with warm-up.
         warmup_steps: steps until it is reached.
@@ -72,19 +71,18 @@ def run_sft(
         f"+data.order_seed={seed}",
         f"hydra.run.dir={out / 'hydra'}",
     ]
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
+    arguments = [
+        *("torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
         *("-m", "verl.trainer.sft_trainer", *settings, *overrides),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "WANDB_MODE": "offline"}
+    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "WANDB_MODE": "offline"}
     if device == "cpu":
-        environment["VERL_PLATFORM"] = "cpu"
+        variables["VERL_PLATFORM"] = "cpu"
     log = out / LOG_NAME
-    with log.open("w") as stream:
-        status = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
+    status = launch(arguments, log, variables)
     if status:
         tail = "\n".join(log.read_text().splitlines()[-12:])
-        raise ColdStartError(f"verl's SFT trainer ended with status {status}; see {log}. It said last:\n{tail}")
+        raise ColdStartError(f"verl's SFT trainer ended with status {status}; see {log}. Its last output:\n{tail}")
     return _collect(out, steps)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from verl_hier.errors import RolloutError
-from verl_hier.ops.local_run import CpuRun
+from verl_hier.ops.local_run import CpuRun, launch
 
 LOGS = """
 import json, os, sys, time
@@ -72,3 +72,11 @@ def test_a_second_run_forgets_the_first(script):
     with pytest.raises(RolloutError):
         script("raise SystemExit(1)").finish()
     assert script("").records() == []
+
+
+def test_a_run_beyond_its_limit_is_killed(script, tmp_path):
+    script("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    with pytest.raises(RolloutError, match=r"longer than 3 s; its messages are in .*run\.log"):
+        launch(["played"], tmp_path / "run.log", {}, limit_s=3)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "run.log").read_text()), 0)
