@@ -9,10 +9,10 @@ import typer
 
 from verl_hier.cli.output import line
 from verl_hier.cli.train import Overrides, Reference
+from verl_hier.recipe.paths import COLD_START
 
-TINY = Path("runs/coldstart/tiny")
-DEMONSTRATIONS = Path("runs/coldstart/demonstrations.parquet")
-COLD_START = Path("runs/coldstart")
+TINY = COLD_START / "tiny"
+DEMONSTRATIONS = COLD_START / "demonstrations.parquet"
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 
 

@@ -10,6 +10,7 @@ import typer
 from verl_hier.cli.data import TINY, Seed
 from verl_hier.cli.output import line, table
 from verl_hier.cli.train import Overrides, Reference
+from verl_hier.recipe.paths import DISTILLED
 
 if TYPE_CHECKING:
     from verl_hier.coldstart.distill import Student, Teacher
@@ -24,9 +25,7 @@ EXPERT = "expert"
 def distill(
     recipe: Reference,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Folder of the data, the teacher's episodes and the report.")] = Path(
-        "runs/distill"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of the data, the teacher's episodes and the report.")] = DISTILLED,
     system: Annotated[
         str,
         typer.Option(help="Whose episodes are distilled: the worker of a recipe, or a worker with its defaults."),

@@ -120,7 +120,7 @@ def _machine() -> None:
 
     import torch
 
-    from verl_hier.recipe.checks.memory import available_bytes
+    from verl_hier.recipe.checks.resources import available_bytes
 
     heading("this machine")
     free = available_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def check(
     elif recipe is None:
         raise HierError("name a recipe (`verl-hier recipes` lists them), or check all of them with --all.")
     else:
-        _show(recipe, check_recipe(compose(recipe, overrides or ())))
+        _show(recipe, check_recipe(compose(recipe, overrides or ()), command=_spelled(recipe, overrides)))
 
 
 def _check_all(reference: str | None, overrides: list[str]) -> None:
@@ -50,19 +51,20 @@ def _check_all(reference: str | None, overrides: list[str]) -> None:
     from verl_hier.recipe.catalogue import find
     from verl_hier.recipe.catalogue import recipes as shipped
     from verl_hier.recipe.check import check_recipe
-    from verl_hier.recipe.compose import compose
+    from verl_hier.recipe.compose import compose, files_read_once
 
     started, checked, refused = time.monotonic(), 0, 0
-    for recipe in [find(reference)] if reference else shipped():
-        for choices in recipe.combinations():
-            name = str(recipe.path) if not recipe.shipped else recipe.name
-            try:
-                check_recipe(compose(name, [*choices, *overrides]))
-                verdict = "ok"
-            except HierError as error:
-                verdict, refused = f"refused: {error}", refused + 1
-            checked += 1
-            line(f"{' '.join((recipe.name, *choices))}: {verdict}")
+    with files_read_once():
+        for recipe in [find(reference)] if reference else shipped():
+            for choices in recipe.combinations():
+                name = recipe.name if recipe.shipped else str(recipe.path)
+                try:
+                    check_recipe(compose(name, [*choices, *overrides]))
+                    verdict = "ok"
+                except HierError as error:
+                    verdict, refused = f"refused: {error}", refused + 1
+                checked += 1
+                line(f"{' '.join((recipe.name, *choices))}: {verdict}")
     line(f"{checked} combinations in {time.monotonic() - started:.0f} s, {refused} refused")
     if refused:
         raise typer.Exit(2)
@@ -74,7 +76,7 @@ def train(recipe: Reference, overrides: Overrides = None) -> None:
     from verl_hier.recipe.compose import command, compose
 
     config = compose(recipe, overrides or ())
-    _show(recipe, check_recipe(config, offline=False))
+    _show(recipe, check_recipe(config, offline=False, command=_spelled(recipe, overrides)))
     arguments = [sys.executable, "-m", *command(recipe, overrides or ())]
     code, reason = run(arguments, environment(config))
     if code:
@@ -148,6 +150,12 @@ def raise_for(code: int, reason: str, config: Any) -> None:
         cure = "it wrote no checkpoints; add trainer.save_freq=5 to be able to resume the next one."
     typer.echo(f"verl-hier: the run ended with exit code {code}{why} - {cure}", err=True)
     raise typer.Exit(code)
+
+
+def _spelled(recipe: str, overrides: list[str] | None) -> str:
+    """The recipe and those of its overrides that change its tasks or prompts, as a user would type them."""
+    kept = [text for text in overrides or () if text.startswith(("hier", "size=", "model=", "server="))]
+    return shlex.join([recipe, *kept])
 
 
 def _show(recipe: str, report: Report) -> None:

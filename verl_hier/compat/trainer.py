@@ -31,7 +31,7 @@ from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph
-from verl_hier.recipe.checks.needs import check_kl
+from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.curriculum import Curriculum
 from verl_hier.training.ledger import RowIdentity

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl_hier.compat.servers.table import rollout_server
 from verl_hier.compat.versions import require_supported
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.checks.memory import check_memory, lower_bound
-from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
-from verl_hier.recipe.checks.needs import check_needs, needs_critic
-from verl_hier.recipe.checks.resources import Sizes, check_resources
-from verl_hier.recipe.checks.tasks import check_curriculum, check_source, check_tasks
+from verl_hier.recipe.checks.model import ModelFacts, cold_start, has_chat_template, model_facts
+from verl_hier.recipe.checks.parts import check_curriculum, check_needs, check_source, check_tasks, needs_critic
+from verl_hier.recipe.checks.resources import Sizes, check_memory, check_resources, lower_bound
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
@@ -37,6 +35,7 @@ class Report:
         trainer, server: trainer mode and rollout server.
         memory: bytes that a CPU run takes at least, None for GPU recipes.
         notes: what could not be checked here, or deserves a thought.
+        first: the commands that make the model, where it is the one of the cold start and does not exist yet.
     """
 
     parts: Parts
@@ -47,6 +46,7 @@ class Report:
     server: str
     memory: int | None
     notes: tuple[str, ...]
+    first: tuple[str, ...] = ()
 
     def lines(self) -> list[tuple[str, str]]:
         """(what, how much) for printing."""
@@ -54,7 +54,7 @@ class Report:
         rows: list[tuple[str, str]] = []
         rows += [(kind, f"{part.spec.name}  {_options(part.options)}".rstrip()) for kind, part in self.parts.items()]
         rows += [
-            ("model", f"{self.model.path} ({self.model.size})"),
+            ("model", f"{self.model.path} ({'to be made first' if self.model.missing else self.model.size})"),
             ("trainer", f"{self.trainer}, {sizes.devices} device(s), {sizes.data_parallel} data-parallel"),
             ("rollout", f"{self.server}, {plan.replicas} replica(s), {plan.agent_workers} rollout worker(s)"),
             ("a step", f"{sizes.tasks} tasks x {sizes.episodes} episodes, {sizes.optimiser_steps} optimiser step(s)"),
@@ -69,13 +69,15 @@ class Report:
         return rows
 
 
-def check_recipe(config: Any, *, offline: bool = True) -> Report:
+def check_recipe(config: Any, *, offline: bool = True, command: str | None = None) -> Report:
     """Refuse what cannot run.
 
     Args:
         config: a composed recipe, an OmegaConf `DictConfig` or a plain mapping.
-        offline: only ask whether the recipe is sound; False also asks whether this machine can run it and its tasks
-            can be made.
+        offline: only ask whether the recipe is sound; False also asks whether this machine can run it now, whether its
+            model is there and whether its tasks can be made.
+        command: the recipe and its overrides as on the command line, for the commands that a user is told to run; None
+            takes the recipe's name.
 
     Raises:
         RecipeError: when the recipe has to change.
@@ -91,13 +93,15 @@ def check_recipe(config: Any, *, offline: bool = True) -> Report:
     sizes = check_resources(plain, hier, episodes)
     model = model_facts(plain["actor_rollout_ref"]["model"], "actor_rollout_ref.model")
     _check_template(hier, model)
+    first = cold_start(command or hier.recipe.name, hier, parts) if model.missing else ()
     notes = _notes(plain, parts)
     memory = _memory(plain, sizes, model)
     if not offline:
+        _check_model(model, first)
         check_machine(plain)
         check_tasks(plain, parts.environment)
         check_curriculum(plain, hier, parts.environment)
-    notes += _validate(config)
+    notes += _validate(plain)
     return Report(
         parts=parts,
         plugins=host.plugins,
@@ -107,6 +111,7 @@ def check_recipe(config: Any, *, offline: bool = True) -> Report:
         server=plain["actor_rollout_ref"]["rollout"]["name"],
         memory=memory,
         notes=tuple(notes),
+        first=first,
     )
 
 
@@ -138,6 +143,15 @@ def _check_gpus(trainer: Mapping[str, Any]) -> None:
             f"trainer.n_gpus_per_node: the recipe asks for {trainer['n_gpus_per_node']} GPUs and this machine has "
             f"{there}; "
             "lower it, or run one of the *_cpu recipes."
+        )
+
+
+def _check_model(model: ModelFacts, first: Sequence[str]) -> None:
+    if model.missing:
+        commands = ", ".join(f"`{command}`" for command in first)
+        raise RecipeError(
+            f"actor_rollout_ref.model.path: there is no model at {model.path!r} yet; make it with {commands}, or name "
+            "another one."
         )
 
 
@@ -180,12 +194,12 @@ def _notes(config: Mapping[str, Any], parts: Parts) -> list[str]:
     return notes
 
 
-def _validate(config: Any) -> list[str]:
-    from omegaconf import DictConfig, OmegaConf
+def _validate(config: Mapping[str, Any]) -> list[str]:
+    from omegaconf import OmegaConf
 
     from verl_hier.compat.validation import validate
 
-    return validate(config if isinstance(config, DictConfig) else OmegaConf.create(dict(config)))
+    return validate(OmegaConf.create(dict(config)))
 
 
 def _plain(config: Any) -> dict[str, Any]:

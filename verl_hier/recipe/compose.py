@@ -6,8 +6,10 @@ A recipe is a primary Hydra config that starts from verl's own `ppo_trainer`. It
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,27 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
         if unknown and overrides:
             raise RecipeError(_unknown_key(unknown[1], compose(reference))) from error
         raise RecipeError(f"recipe {reference!r} does not compose: {_sentence(error)}") from error
+
+
+@contextmanager
+def files_read_once() -> Iterator[None]:
+    """Within it, Hydra parses each YAML file once: parsing is most of the time of composing many recipes."""
+    from hydra._internal.config_repository import ConfigRepository
+
+    load, known = ConfigRepository.load_config, {}
+
+    def load_config(repository: Any, config_path: str) -> Any:
+        place = (*(source.path for source in repository.get_sources()), config_path)
+        if place not in known:
+            known[place] = load(repository, config_path)
+        # Hydra replaces attributes of the result, and merges its config into another without changing it.
+        return copy.copy(known[place])
+
+    ConfigRepository.load_config = load_config
+    try:
+        yield
+    finally:
+        ConfigRepository.load_config = load
 
 
 def overridden(overrides: Sequence[str]) -> list[str]:

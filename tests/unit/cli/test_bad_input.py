@@ -177,7 +177,7 @@ def test_no_free_memory_for_the_plan(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_hier.recipe.checks.memory.available_bytes", lambda: 2**30)
+    monkeypatch.setattr("verl_hier.recipe.checks.resources.available_bytes", lambda: 2**30)
     assert "1.0 GiB are free" in refused()
 
 

@@ -74,7 +74,51 @@ def test_version(verl_hier: Run) -> None:
 def test_recipes(verl_hier: Run) -> None:
     _, out, _ = verl_hier("recipes", "--names")
     assert "quickstart" in out.splitlines() and "himac_alfworld" in out.splitlines()
-    assert "HiMAC on two-goal households" in verl_hier("recipes")[1]
+    _, out, _ = verl_hier("recipes")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "HiMAC on two-goal households" in out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
+    assert rows["himac"] == ["all"] and rows["grpo"].count("all") == 4 and rows["grpo"].count("cpu") == 2
+    _, out, _ = verl_hier("recipes", "latr")
+    assert out.splitlines()[0] == "latr_alfworld: LATR on text households." and out.count("server=vllm_topk") == 2
+    code, _, err = verl_hier("recipes", "nothing")
+    assert code == 2 and "no recipe has 'nothing' in its name" in err
+
+
+def test_check_all_goes_through_what_a_recipe_offers(verl_hier: Run) -> None:
+    code, out, _ = verl_hier("check", "latr_alfworld", "--all")
+    assert code == 0
+    *lines, last = out.splitlines()
+    assert len(lines) == 5 and all(text.endswith(": ok") for text in lines)
+    assert "latr_alfworld size=node model=qwen2.5-7b-instruct server=vllm_topk: ok" in lines
+    assert last.startswith("5 combinations in ") and last.endswith(" s, 0 refused")
+    code, out, _ = verl_hier("check", "quickstart", "hier.seed=no", "--all")
+    assert code == 2 and "quickstart size=cpu model=tiny server=vllm_cpu: refused: hier.seed: expected" in out
+    code, _, err = verl_hier("check")
+    assert code == 2 and "name a recipe" in err
+
+
+def test_a_recipe_is_sound_before_its_small_model_exists(
+    verl_hier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = verl_hier("check", "himac_alfworld", "hier.environment.goals=2", "trainer.save_freq=5")
+    assert code == 0, err
+    assert "runs/coldstart/model (to be made first)" in out
+    recipe = "himac_alfworld hier.environment.goals=2"
+    made = [f"verl-hier tiny {recipe}", f"verl-hier demos {recipe}", "verl-hier sft"]
+    assert [text.strip() for text in out.splitlines()[-3:]] == made
+    code, _, err = verl_hier("train", "himac_alfworld", "hier.environment.goals=2")
+    assert code == 2 and "there is no model at 'runs/coldstart/model' yet" in err
+    assert all(f"`{command}`" in err for command in made)
+    _, out, _ = verl_hier("check", "chain_of_agents_alfworld", "server=vllm_cpu")
+    assert [text.strip() for text in out.splitlines()[-3:]] == [
+        "verl-hier tiny chain_of_agents_alfworld server=vllm_cpu --head-dim 32",
+        "verl-hier distill chain_of_agents_alfworld server=vllm_cpu",
+        "verl-hier sft runs/distill/data.parquet",
+    ]
+    code, _, err = verl_hier("check", "himac_alfworld", f"actor_rollout_ref.model.path={tmp_path / 'mistyped'}")
+    assert code == 2 and "there is no model at" in err
 
 
 def test_check_prints_what_would_run(verl_hier: Run, tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.parts import Parts
+from verl_hier.recipe.paths import COLD_START, DISTILLED
+from verl_hier.recipe.schema import HierConfig
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -25,11 +28,13 @@ class ModelFacts:
         path: as the recipe says it.
         local: the folder, None for a model that comes from a hub.
         parameters: number of parameters, None when nothing tells.
+        missing: whether it is the model of the cold start, which has to be made first.
     """
 
     path: str
     local: Path | None
     parameters: int | None
+    missing: bool = False
 
     @property
     def size(self) -> str:
@@ -55,6 +60,8 @@ def model_facts(block: Mapping[str, Any], line: str) -> ModelFacts:
     path = str(block.get("path") or "")
     folder = Path(path).expanduser()
     if not folder.exists():
+        if folder == COLD_START / "model":
+            return ModelFacts(path, None, None, missing=True)
         if path and _HUB_NAME.fullmatch(path) and not path.startswith("."):
             return ModelFacts(path, None, _size_in_name(path))
         raise RecipeError(
@@ -69,6 +76,22 @@ def model_facts(block: Mapping[str, Any], line: str) -> ModelFacts:
             f"{line}.path: {str(tokenizer)!r} has no tokenizer files; put them there or set {line}.tokenizer_path."
         )
     return ModelFacts(path, folder, _parameters(folder))
+
+
+def cold_start(command: str, hier: HierConfig, parts: Parts) -> tuple[str, ...]:
+    """The commands that make the small model of a recipe.
+
+    Args:
+        command: the recipe and its overrides as on the command line.
+        hier: its block.
+        parts: its parts.
+    """
+    # vLLM's attention on a CPU needs heads of at least 32.
+    heads = " --head-dim 32" if hier.recipe.server == "vllm_cpu" else ""
+    tiny = f"verl-hier tiny {command}{heads}"
+    if parts.worker.spec.transcribe is None:
+        return tiny, f"verl-hier demos {command}", "verl-hier sft"
+    return tiny, f"verl-hier distill {command}", f"verl-hier sft {DISTILLED / 'data.parquet'}"
 
 
 def has_chat_template(facts: ModelFacts) -> bool:

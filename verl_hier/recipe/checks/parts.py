@@ -1,4 +1,4 @@
-"""Do the five parts fit each other, and the rest of the recipe? Each refusal names the line to change."""
+"""Do the five parts of a recipe fit each other and the rest of it, and does the environment have the tasks it needs?"""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 from verl_hier.compat.servers.table import TOP_LOGPROBS, rollout_server, servers_with
 from verl_hier.credit.columns import missing_column
-from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.errors import HierError, RecipeError, did_you_mean
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, Spec, WorkerSpec
-from verl_hier.recipe.parts import Parts
+from verl_hier.recipe.parts import Part, Parts
 from verl_hier.recipe.schema import HierConfig
+from verl_hier.training.curriculum import Curriculum
 
 TOKEN_COLUMNS = ("turn", "logprob")
+DATASET = "TaskDataset"
 CRITIC_COLUMNS = ("value", "tokens.value")
 
 
@@ -184,6 +186,44 @@ def check_episodes(config: Mapping[str, Any], parts: Parts) -> int:
     return episodes
 
 
+def check_source(config: Mapping[str, Any], environment: Part) -> None:
+    """Refuse an environment without tasks of its own where the recipe asks it for them."""
+    if _from_environment(config) and environment.spec.tasks is None:
+        raise RecipeError(
+            f"data.custom_cls: environment {environment.spec.name!r} makes no tasks of its own; set "
+            f"data.custom_cls.path "
+            "and data.custom_cls.name to null and name parquet files in data.train_files and data.val_files."
+        )
+
+
+def check_tasks(config: Mapping[str, Any], environment: Part) -> None:
+    """Refuse splits that are empty or too small for a step; makes the tasks, so the world's data must be there."""
+    if not _from_environment(config):
+        return
+    wanted = {"train_files": int(config["data"]["train_batch_size"]), "val_files": 1}
+    for line, least in wanted.items():
+        splits = config["data"][line]
+        splits = [splits] if isinstance(splits, str) else list(splits)
+        found = sum(len(_tasks(environment, split, line)) for split in splits)
+        if found < least:
+            raise RecipeError(
+                f"data.train_batch_size: a step takes {least} tasks, and environment {environment.spec.name!r} has "
+                f"{found} in "
+                f"{', '.join(splits)}; lower it or ask hier.environment for more."
+            )
+
+
+def check_curriculum(config: Mapping[str, Any], hier: HierConfig, environment: Part) -> None:
+    """Refuse a curriculum over tasks that do not say how long they are; makes the tasks."""
+    if not hier.curriculum.horizons:
+        return
+    if not _from_environment(config):
+        raise RecipeError("hier.curriculum: only tasks that hier.environment makes have a horizon; remove it.")
+    splits = config["data"]["train_files"]
+    splits = [splits] if isinstance(splits, str) else list(splits)
+    Curriculum(hier.curriculum, [task for split in splits for task in _tasks(environment, split, "train_files")])
+
+
 def needs_critic(config: Mapping[str, Any]) -> bool:
     """verl's own rule (`trainer/ppo/utils.py::need_critic`) without importing verl."""
     enable = (config.get("critic") or {}).get("enable")
@@ -208,3 +248,19 @@ def _providers(host: PluginHost, column: str) -> Iterator[str]:
 def _levels(levels: Any) -> str:
     numbers = [str(level) for level in levels]
     return f"level{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"
+
+
+def _tasks(environment: Part, split: str, line: str) -> list[dict[str, Any]]:
+    try:
+        return list(environment.spec.tasks(environment.options, split))
+    except HierError:
+        raise
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecipeError(
+            f"data.{line}: environment {environment.spec.name!r} makes no tasks for the split {split!r}: {first}"
+        ) from error
+
+
+def _from_environment(config: Mapping[str, Any]) -> bool:
+    return (config["data"].get("custom_cls") or {}).get("name") == DATASET
