@@ -47,27 +47,43 @@ def check(
 
 def _check_all(reference: str | None, overrides: list[str]) -> None:
     """One line for each combination of size, model and server; exit code 2 when one of them is refused."""
-    from verl_hier.errors import HierError
-    from verl_hier.recipe.catalogue import find
+    from concurrent.futures import ProcessPoolExecutor
+    from functools import partial
+    from multiprocessing import get_context
+
     from verl_hier.recipe.catalogue import recipes as shipped
-    from verl_hier.recipe.check import check_recipe
-    from verl_hier.recipe.compose import compose, files_read_once
 
     started, checked, refused = time.monotonic(), 0, 0
-    with files_read_once():
-        for recipe in [find(reference)] if reference else shipped():
-            for choices in recipe.combinations():
-                name = recipe.name if recipe.shipped else str(recipe.path)
-                try:
-                    check_recipe(compose(name, [*choices, *overrides]))
-                    verdict = "ok"
-                except HierError as error:
-                    verdict, refused = f"refused: {error}", refused + 1
-                checked += 1
-                line(f"{' '.join((recipe.name, *choices))}: {verdict}")
+    verdicts_of = partial(_verdicts, overrides=overrides)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        # A single recipe is not worth the start of processes.
+        every = map(verdicts_of, [reference]) if reference else pool.map(verdicts_of, [r.name for r in shipped()])
+        for verdicts in every:
+            for combination, reason in verdicts:
+                line(f"{combination}: {f'refused: {reason}' if reason else 'ok'}")
+                checked, refused = checked + 1, refused + bool(reason)
     line(f"{checked} combinations in {time.monotonic() - started:.0f} s, {refused} refused")
     if refused:
         raise typer.Exit(2)
+
+
+def _verdicts(reference: str, overrides: list[str]) -> list[tuple[str, str]]:
+    """Each combination that a recipe offers, and why it is refused; empty where it is not."""
+    from verl_hier.errors import HierError
+    from verl_hier.recipe.catalogue import find
+    from verl_hier.recipe.check import check_recipe
+    from verl_hier.recipe.compose import compose, files_read_once
+
+    found = []
+    with files_read_once():
+        for choices in find(reference).combinations():
+            reason = ""
+            try:
+                check_recipe(compose(reference, [*choices, *overrides]))
+            except HierError as error:
+                reason = str(error)
+            found.append((" ".join((reference, *choices)), reason))
+    return found
 
 
 def train(recipe: Reference, overrides: Overrides = None) -> None:

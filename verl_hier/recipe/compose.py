@@ -67,8 +67,8 @@ def files_read_once() -> Iterator[None]:
         place = (*(source.path for source in repository.get_sources()), config_path)
         if place not in known:
             known[place] = load(repository, config_path)
-        # Hydra replaces attributes of the result, and merges its config into another without changing it.
-        return copy.copy(known[place])
+        # Hydra moves the nodes of what it loads into the config that it composes.
+        return copy.deepcopy(known[place])
 
     ConfigRepository.load_config = load_config
     try:
