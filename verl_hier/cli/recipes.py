@@ -20,7 +20,7 @@ def recipes(
     ] = None,
     names: Annotated[bool, typer.Option("--names", help="Only names, one a line.")] = False,
 ) -> None:
-    """List the recipes: methods, environments, and the sizes that each offers."""
+    """List the recipes and the sizes that they offer."""
     from verl_hier.errors import HierError
     from verl_hier.recipe.catalogue import recipes as shipped
 
