@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,7 +55,7 @@ def _matrix(found: Sequence[Recipe]) -> None:
 
     cells = {place: recipe for recipe in found if (place := recipe.method_and_environment)}
     environments = sorted({environment for _, environment in cells})
-    line("A recipe is called METHOD_ENVIRONMENT, for example himac_alfworld. Its cell shows")
+    line("A recipe is called METHOD_ENVIRONMENT, such as himac_alfworld. Its cell shows")
     line(f"the sizes that it offers, of {', '.join(SIZES)}, or all of them;")
     line("`verl-hier recipes WORD` shows models and servers of the recipes with that word.\n")
     rows = [
@@ -64,7 +65,7 @@ def _matrix(found: Sequence[Recipe]) -> None:
     table(rows, head=("method", *(environment.replace("_", "_\n") for environment in environments)))
     for recipe in found:
         if not recipe.method_and_environment:
-            line(f"\n{recipe.name}\n  {recipe.summary}")
+            line(f"\n{recipe.name}\n{fill(recipe.summary, 80, initial_indent='  ', subsequent_indent='  ')}")
 
 
 def _sizes(recipe: Recipe | None) -> str:
