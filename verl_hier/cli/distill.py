@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from verl_hier.coldstart.served import Messages
     from verl_hier.recipe.composed import ComposedRecipe
     from verl_hier.recipe.parts import Part
-    from verl_hier.rollout import Limits, Sampling
+    from verl_hier.rollout import Limits
 
 EXPERT = "expert"
 
@@ -57,6 +57,7 @@ def distill(
     from verl_hier.coldstart.distill import distill as run
     from verl_hier.coldstart.filters import Filters
     from verl_hier.recipe.composed import ComposedRecipe
+    from verl_hier.rollout import Sampling
 
     served = teacher != EXPERT
     composed = ComposedRecipe.named(recipe, overrides or ())
