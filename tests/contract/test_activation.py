@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +13,46 @@ import torch
 
 from verl_hier.runtime_cpu import activation
 
+FORKING = """
+import json, os, sys
+import ray, tensordict, torch, transformers
+for line in sys.stdin:
+    code, environment = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.environ.update(environment)
+        exec(code, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print("END", status, flush=True)
+"""
+"""Imports what verl imports, and runs each piece of code in a fork, where verl has not been imported yet."""
 
-def run_python(code: str, **environment: str) -> str:
-    """Run code in a fresh interpreter; VERL_PLATFORM is unset unless given."""
-    env = {k: v for k, v in os.environ.items() if k != "VERL_PLATFORM"} | environment
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=600
+Python = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Python]:
+    """`python(code, **variables)` is what code prints in a process of its own; VERL_PLATFORM is unset unless given."""
+    plain = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKING], env=plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+
+    def run(code: str, **environment: str) -> str:
+        process.stdin.write(json.dumps([textwrap.dedent(code), environment]) + "\n")
+        process.stdin.flush()
+        printed = []
+        while not (line := process.stdout.readline()).startswith("END"):
+            assert line, "the process has ended"
+            printed.append(line)
+        assert line == "END 0\n", "the code failed; its traceback is above"
+        return "".join(printed).strip()
+
+    yield run
+    process.stdin.close()
+    process.wait()
 
 
 REGISTRIES = """
@@ -35,7 +67,7 @@ registries = [
 
 
 @pytest.fixture(scope="module")
-def imported() -> dict[str, Any]:
+def imported(python: Python) -> dict[str, Any]:
     """What one interpreter sees that imports verl on a machine where the CPU runtime is wanted."""
     code = """
 import json, os, socket, sys
@@ -55,7 +87,7 @@ torch.distributed.destroy_process_group()
 group = [*initialize_global_process_group(timeout_second=60), str(torch.distributed.get_backend_config())]
 print(json.dumps({"modules": modules, "registries": registries, "ray_group": ray_group, "group": group}))
 """
-    return json.loads(run_python(code.replace("REGISTRIES", REGISTRIES), VERL_PLATFORM="cpu").splitlines()[-1])
+    return json.loads(python(code.replace("REGISTRIES", REGISTRIES), VERL_PLATFORM="cpu").splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -82,9 +114,9 @@ def test_importing_verl_stays_light(imported):
     assert imported["modules"] == ["verl_hier.runtime_cpu.activation", "verl_hier.runtime_cpu.platform"]
 
 
-def test_importing_verl_with_us_installed_changes_no_registry(imported):
+def test_importing_verl_with_us_installed_changes_no_registry(imported, python):
     """Our entry point is loaded by `import verl`; estimators, losses and trainers of stock verl stay as they are."""
-    without = run_python(
+    without = python(
         f"import json, verl\n{REGISTRIES}\nprint(json.dumps(registries))", VERL_USE_EXTERNAL_PLUGINS="none"
     )
     assert imported["registries"] == json.loads(without.splitlines()[-1])
@@ -95,8 +127,8 @@ def test_the_process_group_is_built_with_one_backend(imported):
     assert imported["group"] == [0, 0, 1, "cpu:gloo"]
 
 
-def test_nothing_is_registered_where_it_is_not_wanted():
-    seen = run_python(
+def test_nothing_is_registered_where_it_is_not_wanted(python):
+    seen = python(
         """
         import verl
         from verl.plugin.platform import PlatformRegistry
@@ -113,9 +145,9 @@ def test_nothing_is_registered_where_it_is_not_wanted():
     assert seen == "False False False False False"
 
 
-def test_a_plugin_module_may_be_imported_before_verl():
+def test_a_plugin_module_may_be_imported_before_verl(python):
     """A Ray worker that unpickles our class imports this package first, and verl from inside of it."""
-    seen = run_python(
+    seen = python(
         """
         import verl_hier.runtime_cpu.replica
         from verl.plugin.platform import get_platform
