@@ -1,4 +1,6 @@
-"""Kits for authors of plugins, by one door.
+"""Kits for authors of plugins: checks of estimators and environments, scripted rollouts, recorded cases.
+
+Everything that an author needs is imported from here:
 
 - `check_estimator`: hold an estimator against everything that the trainer relies on.
 - `make_table`, `random_table`, `permuted`: turn tables from a few columns, at random, and in another order.
