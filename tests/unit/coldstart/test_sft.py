@@ -80,7 +80,7 @@ def test_the_overrides_fit_verls_config(data, tmp_path):
     assert config.engine.strategy == "fsdp2" and config.data.train_files == [str(data)]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_verls_trainer_learns_from_demonstrations(model_dir, data, tmp_path):
     model = run_sft(model_dir, data, tmp_path, steps=6, batch_size=8, warmup_steps=1)
     assert model == tmp_path / "model"
@@ -91,7 +91,7 @@ def test_verls_trainer_learns_from_demonstrations(model_dir, data, tmp_path):
     assert (tmp_path / "sft.log").is_file() and not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_failed_run_says_where_to_look(model_dir, data, tmp_path):
     with pytest.raises(ColdStartError, match=r"sft\.log"):
         run_sft(model_dir, data, tmp_path, steps=2, overrides=["data.max_length=3"])
