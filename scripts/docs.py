@@ -39,7 +39,7 @@ from verl_hier_plugins.workers.react import React, ReactOptions
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 RECIPES = ROOT / "recipes"
-BLOCK = re.compile(r"(<!-- generated: ([\w ./-]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- generated: ([\w ./:-]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 KINDS: tuple[Kind, ...] = ("environment", "worker", "sampler", "estimator", "schedule")
 
 
@@ -106,14 +106,11 @@ def method(*groups: str) -> Iterator[str]:
     blocks = [yaml.safe_load((RECIPES / "hier" / "method" / f"{group}.yaml").read_text("utf-8")) for group in groups]
     rows = []
     for kind in KINDS[1:]:
-        names = [block["hier"].get(kind, {}).get("name", DEFAULTS.get(kind, "")) for block in blocks]
+        names = [block["hier"].get(kind, {}).get("name", "joint" if kind == "schedule" else "") for block in blocks]
         if any(names):
             rows.append((kind, *(f"[`{name}`]({link(host().spec(kind, name).doc)})" for name in names)))
     rows.append(("recipes", *(", ".join(recipes_of(group)) for group in groups)))
     yield from table(head, *rows)
-
-
-DEFAULTS = {"schedule": "joint"}
 
 
 def recipes_of(group: str) -> Iterator[str]:
@@ -152,6 +149,12 @@ def parts(kind: Kind) -> Iterator[str]:
 def link(page: str) -> str:
     """A page below docs/, seen from docs/methods/."""
     return page.removeprefix("methods/") if page.startswith("methods/") else f"../{page}"
+
+
+def mapping(reference: str, head: str, prefix: str = "") -> Iterator[str]:
+    """The names and meanings that a dictionary in the code holds."""
+    found: dict[str, str] = pkgutil.resolve_name(reference)
+    yield from table((head, ""), *((f"`{prefix}{name}`", cell(text)) for name, text in found.items()))
 
 
 def losses() -> Iterator[str]:
@@ -253,6 +256,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     **{kind: lambda name, kind=kind: part(kind, name) for kind in KINDS},
     "parts": parts,
     "losses": losses,
+    "mapping": mapping,
     "recipes": recipe_matrix,
     "method": method,
     "columns": columns,
@@ -274,14 +278,10 @@ def generated(text: str) -> str:
     return BLOCK.sub(fill, text)
 
 
-def pages() -> list[Path]:
-    """Every page that may hold generated blocks."""
-    return [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
-
-
 def stale() -> dict[Path, str]:
     """The pages that are not up to date, with the text they should have."""
-    texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    pages = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
     return {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
 
 

@@ -11,7 +11,7 @@ PAGE = (Path(__file__).parents[3] / "docs/methods/chain_of_agents.md").read_text
 
 
 def test_violations():
-    table = PAGE.partition("| violation | |")[2].partition("\n\n")[0]
+    table = PAGE.partition("| violation |")[2].partition("\n\n")[0]
     assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)) == VIOLATIONS
 
 
