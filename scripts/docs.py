@@ -86,9 +86,7 @@ NEEDS = {
 
 def options(cls: type) -> Iterator[str]:
     """The option table of a dataclass, followed by those of the dataclasses that its fields hold."""
-    rows = [
-        (f"`{o.name}`", f"`{cell(o.type)}`", f"`{cell(o.default)}`", cell(o.text)) for o in options_of(cls)
-    ]
+    rows = [(f"`{o.name}`", f"`{cell(o.type)}`", f"`{cell(o.default)}`", cell(o.text)) for o in options_of(cls)]
     if not rows:
         yield "It has no options."
         return
