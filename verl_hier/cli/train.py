@@ -38,7 +38,7 @@ def check(
     from verl_hier.recipe.compose import compose
 
     if every:
-        _check_all(recipe, overrides or ())
+        _check_all(recipe, overrides or [])
     elif recipe is None:
         raise HierError("name a recipe (`verl-hier recipes` lists them), or check all of them with --all.")
     else:

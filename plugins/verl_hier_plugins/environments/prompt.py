@@ -1,4 +1,4 @@
-"""An environment of one action, the answer; verl's reward function scores it afterwards."""
+"""One action, the answer, which verl's reward function scores afterwards; docs/environments/prompt.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""M designs x N executions: the first turn of an episode is its design, everything after it one execution."""
+"""MetaAgent-X (arXiv 2605.14212), M designs x N executions for each task; docs/methods/metaagent_x.md."""
 
 from __future__ import annotations
 

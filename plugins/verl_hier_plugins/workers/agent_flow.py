@@ -1,4 +1,4 @@
-"""AgentFlow (arXiv 2510.05592): four modules, each in a new context that contains the task and the memory."""
+"""AgentFlow (arXiv 2510.05592), four modules around a shared memory; docs/methods/agentflow.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan, try, check, refine: two loops around an environment that verifies in stages."""
+"""The dual loop: plan, try, check and refine, in two loops; docs/methods/dual_loop.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HiMAC (arXiv 2603.00977): the planner writes a blueprint, the executor works through its subgoals in new contexts."""
+"""HiMAC (arXiv 2603.00977), a blueprint and its subgoals in new contexts; docs/methods/himac.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ReAct (arXiv 2210.03629): one agent generates and acts until the environment or a limit ends the episode."""
+"""ReAct (arXiv 2210.03629), one agent that generates and acts; docs/methods/react.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HiPER (arXiv 2602.16165): one agent writes three tags in each turn: `<switch>`, `<subgoal>` and `<action>`."""
+"""HiPER (arXiv 2602.16165), one agent that writes three tags in each turn; docs/methods/hiper.md."""
 
 from __future__ import annotations
 

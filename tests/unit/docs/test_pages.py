@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib
 import importlib.util
@@ -51,6 +52,17 @@ def test_the_page_of_a_part_exists(spec):
     assert spec.doc, f"{spec.kind} {spec.name} names no page"
     assert (DOCS / spec.doc).is_file(), f"{spec.doc} does not exist"
     assert spec.name in (DOCS / spec.doc).read_text(encoding="utf-8")
+
+
+def test_the_docstring_of_every_part_begins_with_its_page():
+    pages = {f"docs/{spec.doc}" for spec in SPECS}
+    for module in sorted((ROOT / "plugins/verl_hier_plugins").glob("*/*")):
+        file = module / "__init__.py" if module.is_dir() else module
+        if module.name.startswith("_") or not file.is_file():
+            continue
+        paragraph = ast.get_docstring(ast.parse(file.read_text("utf-8"))).partition("\n\n")
+        named = re.findall(r"docs/[\w/]+\.md", paragraph[0] + paragraph[2][:200])
+        assert named and ({*named} & pages or "losses" in module.parts), f"{name_of(file)} names {named}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

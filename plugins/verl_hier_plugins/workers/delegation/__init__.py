@@ -1,5 +1,4 @@
-"""A planner and the agents it delegates to, each in a context of its own. CoDA, https://arxiv.org/abs/2512.12716, and
-HierSearch, https://arxiv.org/abs/2508.08088; docs/methods/coda.md."""
+"""CoDA and HierSearch (arXiv 2512.12716, 2508.08088), a planner that delegates to agents; docs/methods/coda.md."""
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec

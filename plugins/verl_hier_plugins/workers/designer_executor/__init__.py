@@ -1,5 +1,4 @@
-"""A designer writes an agent system, executors run it. MetaAgent-X, https://arxiv.org/abs/2605.14212;
-docs/methods/metaagent_x.md."""
+"""MetaAgent-X (arXiv 2605.14212), a designer and the executors of its script; docs/methods/metaagent_x.md."""
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
