@@ -28,7 +28,7 @@ from verl_hier.credit.estimate import estimate
 from verl_hier.credit.tokens import spread_rows
 from verl_hier.graph import TurnTable
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier.testing.conformance import builtin_estimators
+from verl_hier.testing import builtin_estimators
 from verl_hier.testing.estimator import random_table
 
 FLOOR_BOUND = 3.0  # times (one write of the array + key hashing)

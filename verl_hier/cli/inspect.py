@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from verl_hier.cli.output import heading, line, table
+from verl_hier.errors import HierError
 
 if TYPE_CHECKING:
     from verl_hier.host.manager import PluginStatus
@@ -150,19 +152,35 @@ def _can_run(gpus: int, there: Mapping[str, bool]) -> str:
 
 def conformance(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Folder of case files (*.json); omitted: the shipped ones.")
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="Folder of case files (*.json); omitted: those of the checkout."),
     ] = None,
 ) -> None:
-    """Run recorded upstream cases against the plugins.
+    """Run recorded cases of released code against the plugins.
 
-    Exit code 1 when one differs.
+    The cases and their adapters belong to the tests of a source checkout. Exit code 1 when a case differs.
     """
-    from verl_hier.testing.conformance import run_folder
-
-    results = run_folder(folder) if folder else run_folder()
+    runner = _conformance_runner()
+    results = runner.run_folder(folder) if folder else runner.run_folder()
     for result in results:
         line(str(result))
     failed = sum(not result.ok for result in results)
     line(f"{len(results) - failed} passed, {failed} failed")
     if failed:
         raise typer.Exit(1)
+
+
+def _conformance_runner() -> Any:
+    """The module `tests.conformance.runner` of the checkout that verl-hier is installed from.
+
+    Raises:
+        HierError: when verl-hier is not installed from a checkout.
+    """
+    checkout = Path(__file__).parents[2]
+    if not (checkout / "tests" / "conformance" / "runner.py").is_file():
+        raise HierError(
+            "the recorded cases are part of the source checkout, and this verl-hier is installed without it; clone "
+            "the repository and install it with `pip install -e .`."
+        )
+    sys.path.insert(0, str(checkout))
+    return importlib.import_module("tests.conformance.runner")

@@ -185,7 +185,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 def _spec(estimator: EstimatorSpec | str) -> EstimatorSpec:
     if isinstance(estimator, EstimatorSpec):
         return estimator
-    from verl_hier.testing.conformance.registry import estimator as builtin
+    from verl_hier.testing.builtin import estimator as builtin
 
     return builtin(estimator)
 

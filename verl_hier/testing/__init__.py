@@ -9,15 +9,11 @@ Everything that an author needs is imported from here:
 - `roll_out_scripted`, `replay_scripted`: a worker and a sampler with given answers instead of a model.
 - `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`: what scripted rollouts are made of.
 - `write_byte_model`, `write_toy_task`: a tiny random model and a task for runs that only need to run.
-- `run_file`, `run_folder`: compare recorded cases of released code with the built-in parts.
 """
 
-from verl_hier.testing.conformance.registry import builtin_estimators as builtin_estimators
-from verl_hier.testing.conformance.registry import credit_of as credit_of
-from verl_hier.testing.conformance.registry import full_credit as full_credit
-from verl_hier.testing.conformance.runner import run_file as run_file
-from verl_hier.testing.conformance.runner import run_folder as run_folder
-from verl_hier.testing.conformance.tables import make_table as make_table
+from verl_hier.testing.builtin import builtin_estimators as builtin_estimators
+from verl_hier.testing.builtin import credit_of as credit_of
+from verl_hier.testing.builtin import full_credit as full_credit
 from verl_hier.testing.environment import check_environment as check_environment
 from verl_hier.testing.estimator import check_estimator as check_estimator
 from verl_hier.testing.estimator import permuted as permuted
@@ -29,3 +25,4 @@ from verl_hier.testing.rollout import ScriptedPolicy as ScriptedPolicy
 from verl_hier.testing.rollout import WordTokenizer as WordTokenizer
 from verl_hier.testing.rollout import replay_scripted as replay_scripted
 from verl_hier.testing.rollout import roll_out_scripted as roll_out_scripted
+from verl_hier.testing.tables import make_table as make_table

@@ -23,7 +23,7 @@ from verl_hier.credit.estimate import estimate
 from verl_hier.errors import CreditError
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier.testing.conformance.tables import make_table
+from verl_hier.testing.tables import make_table
 
 __all__ = ["CHECKS", "check_estimator", "make_table", "permuted", "random_table"]
 

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
+from tests.conformance.runner import Result, compare, run_file, run_folder
 from verl_hier.errors import HierError
-from verl_hier.testing.conformance import Result, run_file, run_folder
-from verl_hier.testing.conformance.runner import compare
 
 
 def test_every_fixture_passes():

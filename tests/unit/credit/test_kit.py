@@ -8,7 +8,7 @@ import pytest
 
 from verl_hier.credit import Credit, episode_advantage, share
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier.testing.conformance import builtin_estimators
+from verl_hier.testing import builtin_estimators
 from verl_hier.testing.estimator import check_estimator, make_table, permuted, random_table
 
 SPECS = builtin_estimators()

@@ -14,7 +14,7 @@ HEAVY = {"torch", "ray", "verl", "tensordict", "transformers", "omegaconf", "hyd
 def test_estimators_run_on_numpy_alone():
     """A table can be credited in a process that has loaded neither Ray, nor verl, nor torch."""
     code = (
-        "import sys; from verl_hier.testing.conformance import builtin_estimators, credit_of, make_table;"
+        "import sys; from verl_hier.testing import builtin_estimators, credit_of, make_table;"
         "credit_of('gigpo', make_table({'reward': [1.0, 0.0], 'anchor': [0, 0]})); builtin_estimators();"
         f"print(*sorted({HEAVY!r} & set(sys.modules)))"
     )

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from tests.conformance.adapters import ActorConfig
 from verl_hier.errors import PluginError
-from verl_hier.testing.conformance.adapters import ActorConfig
-from verl_hier.testing.conformance.registry import plugin_module, policy_loss
+from verl_hier.testing.builtin import plugin_module, policy_loss
 
 CONFIG = ActorConfig(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=0.28, clip_ratio_c=3.0, global_batch_info={})
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.fixtures import reference_kernels
 from verl_hier.credit import rewards_to_go
-from verl_hier.testing.conformance import credit_of, make_table
-from verl_hier.testing.conformance.registry import estimator, plugin_module
+from verl_hier.testing import credit_of, make_table
+from verl_hier.testing.builtin import estimator, plugin_module
 from verl_hier.testing.estimator import permuted, random_table
 
 SEEDS = pytest.mark.parametrize("seed", range(4))

@@ -6,7 +6,7 @@ import pytest
 from verl_hier.credit import Credit, share, token_chain
 from verl_hier.credit.tokens import combine_levels, has_token, on_mask, spread, spread_rows, to_tokens
 from verl_hier.errors import CreditError
-from verl_hier.testing.conformance import make_table
+from verl_hier.testing import make_table
 
 
 def test_spread_gathers_and_leaves_the_rest_at_zero():

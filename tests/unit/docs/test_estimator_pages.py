@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verl_hier.host.describe import needs_of, options_of, page_of
-from verl_hier.testing.conformance import builtin_estimators
+from verl_hier.testing import builtin_estimators
 
 SPECS = builtin_estimators()
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "methods").glob("*.md"))

@@ -13,7 +13,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table
 from verl_hier.host.specs import build_options
 from verl_hier.rollout import Limits, Worker
-from verl_hier.testing.conformance import credit_of
+from verl_hier.testing import credit_of
 from verl_hier_plugins.samplers.best_of_turn import BestOfTurn, BestOfTurnOptions
 
 

@@ -12,7 +12,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table
 from verl_hier.host.specs import build_options
 from verl_hier.rollout import Limits
-from verl_hier.testing.conformance import credit_of
+from verl_hier.testing import credit_of
 from verl_hier_plugins.samplers.portool import PORToolSampler, PORToolSamplerOptions
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conformance.runner import compare, find_adapter
 from tests.fixtures.batch_recorder import Recorder
 from verl_hier.errors import HierError
-from verl_hier.testing.conformance.runner import compare, find_adapter
 
 
 def check(method: str, recording: dict) -> None:

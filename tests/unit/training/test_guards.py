@@ -7,7 +7,7 @@ from tests.fixtures import rollout_graphs
 from verl_hier.errors import CreditError
 from verl_hier.graph import build_table
 from verl_hier.recipe.schema import GuardOptions
-from verl_hier.testing.conformance import make_table
+from verl_hier.testing import make_table
 from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
 
 

@@ -14,7 +14,7 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec, NoOptions
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.schema import GuardOptions
-from verl_hier.testing.conformance.registry import estimator
+from verl_hier.testing.builtin import estimator
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
 from verl_hier.training.step import TrainingStep, store_graphs, train_step

@@ -9,7 +9,7 @@ means over them are expectations, but for episodes longer than the horizon.
 import numpy as np
 import pytest
 
-from verl_hier.testing.conformance import credit_of, make_table
+from verl_hier.testing import credit_of, make_table
 
 HORIZON = 40
 CASES = [(0.5, 1.0, 0.0), (0.5, 0.0, 1.0), (0.5, -0.25, 0.0), (0.75, 0.5, 0.75), (0.25, -1.0, 2.0)]

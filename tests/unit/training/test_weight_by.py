@@ -13,7 +13,7 @@ from verl_hier.credit import WeightBy, episode_votes, turn_keys, turn_votes
 from verl_hier.credit.estimate import estimate
 from verl_hier.graph import TableBuilder, build_table, graph_rows
 from verl_hier.recipe.schema import GuardOptions
-from verl_hier.testing.conformance import builtin_estimators
+from verl_hier.testing import builtin_estimators
 from verl_hier.testing.estimator import random_table
 
 from .test_step import run

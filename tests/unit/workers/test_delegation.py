@@ -10,13 +10,13 @@ import re
 import numpy as np
 import pytest
 
+from tests.conformance.runner import CASES
 from tests.fixtures.corridor import Corridor
 from tests.fixtures.planner_transcript import planner_transcript
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.graph import build_table, graph_rows
 from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Limits
-from verl_hier.testing.conformance.runner import CASES
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.estimators.coda_peco import CoDAOptions, advantage
 from verl_hier_plugins.samplers.independent import Independent

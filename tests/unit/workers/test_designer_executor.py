@@ -13,6 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from tests.conformance.runner import CASES
 from tests.fixtures.corridor import Corridor
 from verl_hier.credit.estimate import estimate
 from verl_hier.environments.base import Environment, StepResult
@@ -21,7 +22,6 @@ from verl_hier.graph import build_table, graph_rows
 from verl_hier.graph.storage import json_schema
 from verl_hier.host.specs import NoOptions, build_options
 from verl_hier.rollout import Limits
-from verl_hier.testing.conformance.runner import CASES
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
 from verl_hier_plugins.estimators.metaagent_x import MetaAgentXOptions, hier_estimators

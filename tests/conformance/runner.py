@@ -19,7 +19,7 @@ from verl_hier.errors import HierError
 RTOL = 2e-4
 ATOL = 2e-5
 CASES = Path(__file__).with_name("cases")
-"""The recorded cases that come with the package."""
+"""The recorded cases of this checkout."""
 
 Case = Mapping[str, Any]
 Outputs = Mapping[str, Any]
@@ -87,7 +87,7 @@ def run_file(path: str | Path) -> list[Result]:
 
 def find_adapter(method: str) -> Adapter | None:
     """The function that computes the outputs of a method's case; None when there is none."""
-    from verl_hier.testing.conformance.adapters import ADAPTERS  # the parts of the built-in plugins
+    from tests.conformance.adapters import ADAPTERS  # the parts of the built-in plugins
 
     return ADAPTERS.get(method)
 

@@ -1,0 +1,1 @@
+"""Recorded cases of released implementations, and the adapters that run them through the plugins."""
