@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
-from verl_hier.ops.local_run import CpuRun
+from verl_hier.compat.launch import CpuRun
 from verl_hier.ops.quickstart import success_of
 from verl_hier.recipe.compose import command
 

@@ -14,7 +14,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from verl_hier.ops.local_run import CpuRun
+from verl_hier.compat.launch import CpuRun
 from verl_hier.recipe.compose import MAIN
 from verl_hier.testing.models import write_byte_model, write_toy_task
 

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
-from verl_hier.ops.local_run import CpuRun
+from verl_hier.compat.launch import CpuRun
 from verl_hier.recipe.compose import command
 
 RECIPE = "himac_alfworld"

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from verl_hier.compat.launch import launch
 from verl_hier.errors import HierError
-from verl_hier.ops.local_run import launch
 
 logger = logging.getLogger(__name__)
 

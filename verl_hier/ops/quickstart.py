@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.compat.launch import CpuRun
 from verl_hier.errors import RolloutError
-from verl_hier.ops.local_run import CpuRun
 from verl_hier.recipe.compose import command
 from verl_hier.training.schedule import phase_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_hier.compat.launch import CpuRun, launch
 from verl_hier.errors import RolloutError
-from verl_hier.ops.local_run import CpuRun, launch
 
 LOGS = """
 import json, os, sys, time
