@@ -27,7 +27,7 @@ def tiny(
         int | None, typer.Option(help="Width of a head; omitted: a fourth of the model's. vLLM on a CPU needs 32.")
     ] = None,
 ) -> None:
-    """Build a small model and tokenizer for a recipe's environment."""
+    """Build a small model and its tokenizer for a recipe."""
     from verl_hier.coldstart import TinyShape, build_tiny
     from verl_hier.coldstart.recipe import texts_of
     from verl_hier.recipe.composed import ComposedRecipe

@@ -157,7 +157,7 @@ def test_an_option_is_explained_with_type_default_and_text(verl_hier: Run) -> No
     assert row.split()[1:3] == ["int", "8"] and "Plans a task" in row
     _, out, _ = verl_hier("environments", "alfworld")
     (row,) = [line for line in out.splitlines() if line.startswith("invalid_penalty")]
-    assert "subtracted from the reward" in row
+    assert "Subtracted from the reward" in row
     _, out, _ = verl_hier("samplers", "aepo")
     (row,) = [line for line in out.splitlines() if line.startswith("beam_size ")]
     assert "A chain may get" in row, "inherited options keep their text"

@@ -310,7 +310,7 @@ def test_a_teacher_that_is_gone_is_one_sentence(tmp_path):
 
 
 def test_what_cannot_be_distilled_is_said(tmp_path, options):
-    with pytest.raises(RecipeError, match="'react' cannot say what other workers did"):
+    with pytest.raises(RecipeError, match="'react' cannot transcribe episodes of other workers"):
         Student(REACT, None, None, Limits())
     unscored = EnvironmentSpec(name="prompt", factory=lambda o: Corridor())
     plan = corridor(lambda m: ExpertTeacher(Noise()))
