@@ -26,7 +26,7 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the part, and of the package.")],
     into: Annotated[Path, typer.Option(help="Folder in which the package's folder is made.")] = Path("."),
 ) -> None:
-    """Copy an example plugin as a package of your own, with a test."""
+    """Copy an example plugin as a package of your own."""
     from verl_hier.ops.new import create
 
     files = create(kind.value, name, into)
