@@ -38,27 +38,27 @@ class RegistrationSpecs:
     """Called once in every process that needs the parts: driver, trainer, rollout workers. Must be cheap."""
 
     @hookspec
-    def hier_environments(self) -> Iterable[EnvironmentSpec]:
+    def hier_environments(self) -> EnvironmentSpec | Iterable[EnvironmentSpec]:
         """Environments that this plugin brings. Two plugins with one name stop the run and name both."""
 
     @hookspec
-    def hier_workers(self) -> Iterable[WorkerSpec]:
+    def hier_workers(self) -> WorkerSpec | Iterable[WorkerSpec]:
         """Workers (rollout step machines over roles) that this plugin brings."""
 
     @hookspec
-    def hier_samplers(self) -> Iterable[SamplerSpec]:
+    def hier_samplers(self) -> SamplerSpec | Iterable[SamplerSpec]:
         """Samplers (independent, nested, branching) that this plugin brings."""
 
     @hookspec
-    def hier_estimators(self) -> Iterable[EstimatorSpec]:
+    def hier_estimators(self) -> EstimatorSpec | Iterable[EstimatorSpec]:
         """Advantage estimators on the turn table that this plugin brings."""
 
     @hookspec
-    def hier_schedules(self) -> Iterable[ScheduleSpec]:
+    def hier_schedules(self) -> ScheduleSpec | Iterable[ScheduleSpec]:
         """Schedules (which levels, roles or turns learn in a step) that this plugin brings."""
 
     @hookspec
-    def hier_policy_losses(self) -> Iterable[PolicyLossSpec]:
+    def hier_policy_losses(self) -> PolicyLossSpec | Iterable[PolicyLossSpec]:
         """Policy losses with verl's signature; `actor_rollout_ref.actor.policy_loss.loss_mode` names one."""
 
 

@@ -213,7 +213,7 @@ class PluginHost:
             name = implementation.plugin_name
             try:
                 answer: Any = implementation.function()
-                specs: list[Any] = list(answer)
+                specs: list[Any] = [answer] if isinstance(answer, expected) else list(answer)
             except Exception as error:
                 raise load_failure(self._candidates[name], error) from error
             for spec in specs:

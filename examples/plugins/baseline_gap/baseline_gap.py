@@ -41,6 +41,6 @@ ESTIMATOR = EstimatorSpec(
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
+def hier_estimators() -> EstimatorSpec:
     """Registers `baseline_gap`."""
-    return [ESTIMATOR]
+    return ESTIMATOR

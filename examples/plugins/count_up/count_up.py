@@ -66,6 +66,6 @@ ENVIRONMENT = EnvironmentSpec(
 
 
 @hookimpl
-def hier_environments() -> list[EnvironmentSpec]:
+def hier_environments() -> EnvironmentSpec:
     """Registers `count_up`."""
-    return [ENVIRONMENT]
+    return ENVIRONMENT

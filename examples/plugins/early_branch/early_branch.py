@@ -50,6 +50,6 @@ SAMPLER = SamplerSpec(
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
+def hier_samplers() -> SamplerSpec:
     """Registers `early_branch`."""
-    return [SAMPLER]
+    return SAMPLER

@@ -41,9 +41,9 @@ ESTIMATOR = EstimatorSpec(
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
+def hier_estimators() -> EstimatorSpec:
     """Registers `role_median`."""
-    return [ESTIMATOR]
+    return ESTIMATOR
 
 
 @hookimpl

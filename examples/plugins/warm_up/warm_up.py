@@ -40,6 +40,6 @@ SCHEDULE = ScheduleSpec(
 
 
 @hookimpl
-def hier_schedules() -> list[ScheduleSpec]:
+def hier_schedules() -> ScheduleSpec:
     """Registers `warm_up`."""
-    return [SCHEDULE]
+    return SCHEDULE

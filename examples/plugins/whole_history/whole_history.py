@@ -43,6 +43,6 @@ WORKER = WorkerSpec(
 
 
 @hookimpl
-def hier_workers() -> list[WorkerSpec]:
+def hier_workers() -> WorkerSpec:
     """Registers `whole_history`."""
-    return [WORKER]
+    return WORKER

@@ -30,14 +30,12 @@ class PromptEnvironment(Environment):
 
 
 @hookimpl
-def hier_environments() -> list[EnvironmentSpec]:
-    return [
-        EnvironmentSpec(
-            "prompt",
-            PromptEnvironment,
-            summary="verl's data set and reward function: one answer a task",
-            source="verl/experimental/agent_loop/single_turn_agent_loop.py",
-            doc="environments/prompt.md",
-            can_fork=True,
-        )
-    ]
+def hier_environments() -> EnvironmentSpec:
+    return EnvironmentSpec(
+        "prompt",
+        PromptEnvironment,
+        summary="verl's data set and reward function: one answer a task",
+        source="verl/experimental/agent_loop/single_turn_agent_loop.py",
+        doc="environments/prompt.md",
+        can_fork=True,
+    )

@@ -58,17 +58,15 @@ def entropy_factor(entropy: ArrayLike, mask: ArrayLike, weight: float = 0.2) -> 
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "aepo",
-            advantage,
-            AEPOOptions,
-            summary="z-score of the episode times 1 + weight * standardised token entropy",
-            source="arXiv 2510.14545 §4; RUC-NLPIR/ARPO AEPO/verl_aepo_entropy",
-            doc="methods/aepo.md",
-            requires=("tokens.turn", "tokens.logprob", *RETURN_COLUMNS),
-            granularity="token",
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "aepo",
+        advantage,
+        AEPOOptions,
+        summary="z-score of the episode times 1 + weight * standardised token entropy",
+        source="arXiv 2510.14545 §4; RUC-NLPIR/ARPO AEPO/verl_aepo_entropy",
+        doc="methods/aepo.md",
+        requires=("tokens.turn", "tokens.logprob", *RETURN_COLUMNS),
+        granularity="token",
+        confidence="A",
+    )

@@ -41,18 +41,16 @@ def q_targets(reward: ArrayLike, done: ArrayLike, next_values: ArrayLike, gamma:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "archer",
-            advantage,
-            ArCHerOptions,
-            summary="smaller Q minus smaller V of the utterance",
-            source="arXiv 2402.19446 §3; YifeiZhou02/ArCHer trainer.py",
-            doc="methods/archer.md",
-            requires=("q1", "q2", "v1", "v2", "trained"),
-            needs_groups=False,
-            needs_critic=True,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "archer",
+        advantage,
+        ArCHerOptions,
+        summary="smaller Q minus smaller V of the utterance",
+        source="arXiv 2402.19446 §3; YifeiZhou02/ArCHer trainer.py",
+        doc="methods/archer.md",
+        requires=("q1", "q2", "v1", "v2", "trained"),
+        needs_groups=False,
+        needs_critic=True,
+        confidence="A",
+    )

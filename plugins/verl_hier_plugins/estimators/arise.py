@@ -64,19 +64,17 @@ def utility(old: float, value: float, beta: float = 0.9) -> float:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "arise",
-            advantage,
-            ARISEOptions,
-            summary="task reward plus a reward for skills that helped, z-scored over the task",
-            source="Skylanding/ARISE verl/workers/arise/reward.py",
-            doc="methods/arise.md",
-            requires=("skill_used", "episodes.success", *RETURN_COLUMNS),
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "arise",
+        advantage,
+        ARISEOptions,
+        summary="task reward plus a reward for skills that helped, z-scored over the task",
+        source="Skylanding/ARISE verl/workers/arise/reward.py",
+        doc="methods/arise.md",
+        requires=("skill_used", "episodes.success", *RETURN_COLUMNS),
+        confidence="A",
+    )
 
 
 @hookimpl

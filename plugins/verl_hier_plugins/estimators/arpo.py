@@ -33,17 +33,15 @@ def advantage(table: TurnTable, options: ARPOOptions) -> Credit:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "arpo",
-            advantage,
-            ARPOOptions,
-            summary="z-score of each chain over the task, soft or hard on shared turns",
-            source="arXiv 2507.19849 §3.2; RUC-NLPIR/ARPO (soft)",
-            doc="methods/arpo.md",
-            requires=RETURN_COLUMNS,
-            granularity="step",
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "arpo",
+        advantage,
+        ARPOOptions,
+        summary="z-score of each chain over the task, soft or hard on shared turns",
+        source="arXiv 2507.19849 §3.2; RUC-NLPIR/ARPO (soft)",
+        doc="methods/arpo.md",
+        requires=RETURN_COLUMNS,
+        granularity="step",
+        confidence="A",
+    )

@@ -41,17 +41,15 @@ def advantage(table: TurnTable, options: BranchGRPOOptions) -> Credit:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "branchgrpo",
-            advantage,
-            BranchGRPOOptions,
-            summary="leaf returns averaged up, z-scored among turns of equal depth",
-            source="BranchGRPO (abstract)",
-            doc="methods/branchgrpo.md",
-            requires=("group", "depth", "trained", "episodes.return"),
-            needs_tree=True,
-            confidence="C",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "branchgrpo",
+        advantage,
+        BranchGRPOOptions,
+        summary="leaf returns averaged up, z-scored among turns of equal depth",
+        source="BranchGRPO (abstract)",
+        doc="methods/branchgrpo.md",
+        requires=("group", "depth", "trained", "episodes.return"),
+        needs_tree=True,
+        confidence="C",
+    )

@@ -45,16 +45,14 @@ def varied(table: TurnTable) -> np.ndarray:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "chain_of_agents",
-            advantage,
-            ChainOfAgentsOptions,
-            summary="GRPO with flat tasks filtered and credit on the tags of chosen agents",
-            source="arXiv 2508.13167; OPPO Agent_Foundation_Models",
-            doc="methods/chain_of_agents.md",
-            requires=("episode", *RETURN_COLUMNS),
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "chain_of_agents",
+        advantage,
+        ChainOfAgentsOptions,
+        summary="GRPO with flat tasks filtered and credit on the tags of chosen agents",
+        source="arXiv 2508.13167; OPPO Agent_Foundation_Models",
+        doc="methods/chain_of_agents.md",
+        requires=("episode", *RETURN_COLUMNS),
+        confidence="A",
+    )

@@ -34,17 +34,15 @@ def advantage(table: TurnTable, options: CoDAOptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "coda_peco",
-            advantage,
-            CoDAOptions,
-            summary="rollout return by the statistics of the planners, for planners and executors",
-            source="arXiv 2512.12716; liuxuanzhang718/CoDA core_algos.py",
-            doc="methods/coda.md",
-            requires=("group", "episode", "level", "return", "trained"),
-            levels=(0, 1),
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "coda_peco",
+        advantage,
+        CoDAOptions,
+        summary="rollout return by the statistics of the planners, for planners and executors",
+        source="arXiv 2512.12716; liuxuanzhang718/CoDA core_algos.py",
+        doc="methods/coda.md",
+        requires=("group", "episode", "level", "return", "trained"),
+        levels=(0, 1),
+        confidence="A",
+    )

@@ -48,20 +48,18 @@ def role_rewards(table: TurnTable, options: CoMASOptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "comas",
-            advantage,
-            CoMASOptions,
-            summary="solver against evaluator by the judge's score, standardised per agent",
-            source="CoMAS (recalled)",
-            doc="methods/comas.md",
-            requires=("agent", "role", "judge", "format", "trained"),
-            needs_groups=False,
-            confidence="C",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "comas",
+        advantage,
+        CoMASOptions,
+        summary="solver against evaluator by the judge's score, standardised per agent",
+        source="CoMAS (recalled)",
+        doc="methods/comas.md",
+        requires=("agent", "role", "judge", "format", "trained"),
+        needs_groups=False,
+        confidence="C",
+    )
 
 
 @hookimpl

@@ -46,19 +46,17 @@ def role_rewards(table: TurnTable, options: CORYOptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "cory",
-            advantage,
-            CORYOptions,
-            summary="pioneer and observer share the sum of their rewards",
-            source="arXiv 2410.06101; imdb_train/cory.py",
-            doc="methods/cory.md",
-            requires=("group", "role", "reward", "trained", "episodes.return"),
-            confidence="B",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "cory",
+        advantage,
+        CORYOptions,
+        summary="pioneer and observer share the sum of their rewards",
+        source="arXiv 2410.06101; imdb_train/cory.py",
+        doc="methods/cory.md",
+        requires=("group", "role", "reward", "trained", "episodes.return"),
+        confidence="B",
+    )
 
 
 @hookimpl

@@ -73,16 +73,14 @@ def first_turns(table: TurnTable) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "dr_mas",
-            advantage,
-            DrMASOptions,
-            summary="team return among the turns of the task by the same agent",
-            source="arXiv 2602.08847; langfengQ/DrMAS core_algos.py",
-            doc="methods/dr_mas.md",
-            requires=("group", "agent", "return", "valid", "trained"),
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "dr_mas",
+        advantage,
+        DrMASOptions,
+        summary="team return among the turns of the task by the same agent",
+        source="arXiv 2602.08847; langfengQ/DrMAS core_algos.py",
+        doc="methods/dr_mas.md",
+        requires=("group", "agent", "return", "valid", "trained"),
+        confidence="A",
+    )

@@ -74,16 +74,14 @@ def alone(table: TurnTable, where: Bools) -> Bools:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "dual_loop",
-            advantage,
-            DualLoopCreditOptions,
-            summary="plans against the plans of the task, tries against the tries under their plan",
-            source="CVE2PoC (abstract)",
-            doc="methods/dual_loop.md",
-            requires=("group", "plan", "level", "reward", "trained"),
-            confidence="C",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "dual_loop",
+        advantage,
+        DualLoopCreditOptions,
+        summary="plans against the plans of the task, tries against the tries under their plan",
+        source="CVE2PoC (abstract)",
+        doc="methods/dual_loop.md",
+        requires=("group", "plan", "level", "reward", "trained"),
+        confidence="C",
+    )

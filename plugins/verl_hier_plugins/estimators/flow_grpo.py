@@ -20,16 +20,14 @@ class FlowGRPOOptions(GRPOOptions):
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "flow_grpo",
-            advantage,
-            FlowGRPOOptions,
-            summary="final outcome copied to every planner turn, z-scored over the task",
-            source="arXiv 2510.05592; AgentFlow configuration",
-            doc="methods/agentflow.md",
-            requires=RETURN_COLUMNS,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "flow_grpo",
+        advantage,
+        FlowGRPOOptions,
+        summary="final outcome copied to every planner turn, z-scored over the task",
+        source="arXiv 2510.05592; AgentFlow configuration",
+        doc="methods/agentflow.md",
+        requires=RETURN_COLUMNS,
+        confidence="A",
+    )

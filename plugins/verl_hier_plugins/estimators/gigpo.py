@@ -112,16 +112,14 @@ def similar_anchors(group: Ints, anchor: Ints, texts: tuple[str, ...], threshold
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "gigpo",
-            advantage,
-            GiGPOOptions,
-            summary="episode advantage plus an advantage among turns that start in the same state",
-            source="arXiv 2505.10978 §3; verl-agent gigpo/core_gigpo.py",
-            doc="methods/gigpo.md",
-            requires=("group", "anchor", "reward", *RETURN_COLUMNS),
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "gigpo",
+        advantage,
+        GiGPOOptions,
+        summary="episode advantage plus an advantage among turns that start in the same state",
+        source="arXiv 2505.10978 §3; verl-agent gigpo/core_gigpo.py",
+        doc="methods/gigpo.md",
+        requires=("group", "anchor", "reward", *RETURN_COLUMNS),
+        confidence="A",
+    )

@@ -85,16 +85,14 @@ def compared(table: TurnTable, options: GRPOOptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "grpo",
-            advantage,
-            GRPOOptions,
-            summary="return against the other episodes of the task, z-scored",
-            source="arXiv 2402.03300 §4.1; verl compute_grpo_outcome_advantage",
-            doc="methods/grpo.md",
-            requires=RETURN_COLUMNS,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "grpo",
+        advantage,
+        GRPOOptions,
+        summary="return against the other episodes of the task, z-scored",
+        source="arXiv 2402.03300 §4.1; verl compute_grpo_outcome_advantage",
+        doc="methods/grpo.md",
+        requires=RETURN_COLUMNS,
+        confidence="A",
+    )

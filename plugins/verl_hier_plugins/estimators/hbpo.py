@@ -61,16 +61,14 @@ def budget_rewards(table: TurnTable, budget: NDArray, options: HBPOOptions) -> F
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "hbpo",
-            advantage,
-            HBPOOptions,
-            summary="budget-shaped reward against its budget and against the whole task",
-            source="arXiv 2507.15844",
-            doc="methods/hbpo.md",
-            requires=("budget", "n_tokens", "episodes.leaf", *RETURN_COLUMNS),
-            confidence="B",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "hbpo",
+        advantage,
+        HBPOOptions,
+        summary="budget-shaped reward against its budget and against the whole task",
+        source="arXiv 2507.15844",
+        doc="methods/hbpo.md",
+        requires=("budget", "n_tokens", "episodes.leaf", *RETURN_COLUMNS),
+        confidence="B",
+    )

@@ -84,16 +84,14 @@ def histories(table: TurnTable, past: int) -> list[tuple[Ints, Bools]]:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "hgpo",
-            advantage,
-            HGPOOptions,
-            summary="advantages among turns with equal last 1, 2 … states, larger contexts weigh more",
-            source="verl-agent recipe/hgpo/core_hgpo.py",
-            doc="methods/hgpo.md",
-            requires=("group", "anchor", "parent", "reward", "trained"),
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "hgpo",
+        advantage,
+        HGPOOptions,
+        summary="advantages among turns with equal last 1, 2 … states, larger contexts weigh more",
+        source="verl-agent recipe/hgpo/core_hgpo.py",
+        doc="methods/hgpo.md",
+        requires=("group", "anchor", "parent", "reward", "trained"),
+        confidence="A",
+    )

@@ -65,17 +65,15 @@ def micro_group(table: TurnTable, options: HiMACOptions) -> str:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "himac",
-            advantage,
-            HiMACOptions,
-            summary="blueprints against blueprints of the task, executions against executions of the same blueprint",
-            source="arXiv 2603.00977 §3 (reading notes; no public code found)",
-            doc="methods/himac.md",
-            requires=("group", "episode", "level", "plan", "return", "trained", "episodes.return", "episodes.trained"),
-            levels=(0, 1),
-            confidence="B",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "himac",
+        advantage,
+        HiMACOptions,
+        summary="blueprints against blueprints of the task, executions against executions of the same blueprint",
+        source="arXiv 2603.00977 §3 (reading notes; no public code found)",
+        doc="methods/himac.md",
+        requires=("group", "episode", "level", "plan", "return", "trained", "episodes.return", "episodes.trained"),
+        levels=(0, 1),
+        confidence="B",
+    )

@@ -174,33 +174,31 @@ def shaped_rewards(table: TurnTable, options: HiPEROptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "hiper",
-            advantage,
-            HiPEROptions,
-            summary="GAE inside subgoal segments, SMDP-GAE over them, termination values; each on its own tokens",
-            source="arXiv 2602.16165 §4; JonP07/HiPER-agent hiper_hae/core_hae.py",
-            doc="methods/hiper.md",
-            requires=(
-                "reward",
-                "segment",
-                "parent",
-                "episode",
-                "done",
-                "valid",
-                "trained",
-                "value",
-                "episodes.turns",
-                "tokens.turn",
-                "tokens.action",
-                "tokens.subgoal",
-                "tokens.switch",
-            ),
-            granularity="token",
-            needs_groups=False,
-            needs_critic=True,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "hiper",
+        advantage,
+        HiPEROptions,
+        summary="GAE inside subgoal segments, SMDP-GAE over them, termination values; each on its own tokens",
+        source="arXiv 2602.16165 §4; JonP07/HiPER-agent hiper_hae/core_hae.py",
+        doc="methods/hiper.md",
+        requires=(
+            "reward",
+            "segment",
+            "parent",
+            "episode",
+            "done",
+            "valid",
+            "trained",
+            "value",
+            "episodes.turns",
+            "tokens.turn",
+            "tokens.action",
+            "tokens.subgoal",
+            "tokens.switch",
+        ),
+        granularity="token",
+        needs_groups=False,
+        needs_critic=True,
+        confidence="A",
+    )

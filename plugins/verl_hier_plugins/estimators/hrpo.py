@@ -32,16 +32,14 @@ def advantage(table: TurnTable, options: HRPOOptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "hrpo",
-            advantage,
-            HRPOOptions,
-            summary="z-score of the agent graph plus the absolute reward of the action",
-            source="arXiv 2506.08507 (reading notes)",
-            doc="methods/hrpo.md",
-            requires=("step_score", *RETURN_COLUMNS),
-            confidence="B",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "hrpo",
+        advantage,
+        HRPOOptions,
+        summary="z-score of the agent graph plus the absolute reward of the action",
+        source="arXiv 2506.08507 (reading notes)",
+        doc="methods/hrpo.md",
+        requires=("step_score", *RETURN_COLUMNS),
+        confidence="B",
+    )

@@ -87,16 +87,14 @@ def first_token_normalised(returns: Floats, keys: Ints, votes: Floats, eps: floa
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "igpo",
-            advantage,
-            IGPOOptions,
-            summary="information gain of the turns and the outcome, z-scored jointly, then discounted",
-            source="arXiv 2510.14967 §3; GuoqingWang1/IGPO core_algos.py (form repo)",
-            doc="methods/igpo.md",
-            requires=("group", "info_gain", "trained", "episodes.return", "episodes.leaf"),
-            confidence="B",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "igpo",
+        advantage,
+        IGPOOptions,
+        summary="information gain of the turns and the outcome, z-scored jointly, then discounted",
+        source="arXiv 2510.14967 §3; GuoqingWang1/IGPO core_algos.py (form repo)",
+        doc="methods/igpo.md",
+        requires=("group", "info_gain", "trained", "episodes.return", "episodes.leaf"),
+        confidence="B",
+    )

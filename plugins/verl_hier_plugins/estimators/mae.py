@@ -56,20 +56,18 @@ def solver_score(table: TurnTable, score: Floats, solver: Bools) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "mae",
-            advantage,
-            MAEOptions,
-            summary="proposer, solver and judge rewards, whitened over the batch",
-            source="arXiv 2510.23595; MAE rewards/reward_managers.py",
-            doc="methods/mae.md",
-            requires=("role", "judge", "format", "n_tokens", "trained", "episodes.return"),
-            needs_groups=False,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "mae",
+        advantage,
+        MAEOptions,
+        summary="proposer, solver and judge rewards, whitened over the batch",
+        source="arXiv 2510.23595; MAE rewards/reward_managers.py",
+        doc="methods/mae.md",
+        requires=("role", "judge", "format", "n_tokens", "trained", "episodes.return"),
+        needs_groups=False,
+        confidence="A",
+    )
 
 
 @hookimpl

@@ -88,17 +88,15 @@ def distinct_normalised(table: TurnTable, returns: Floats, options: MARSOptions)
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "mars",
-            advantage,
-            MARSOptions,
-            summary="reward-to-go of each player's turns, normalised per player",
-            source="arXiv 2510.15414; thu-nics/MARS roll/utils/functionals.py",
-            doc="methods/mars.md",
-            requires=("agent", "episode", "turn", "reward", "n_tokens", "trained"),
-            needs_groups=False,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "mars",
+        advantage,
+        MARSOptions,
+        summary="reward-to-go of each player's turns, normalised per player",
+        source="arXiv 2510.15414; thu-nics/MARS roll/utils/functionals.py",
+        doc="methods/mars.md",
+        requires=("agent", "episode", "turn", "reward", "n_tokens", "trained"),
+        needs_groups=False,
+        confidence="A",
+    )

@@ -61,16 +61,14 @@ def pivots(table: TurnTable, keys: np.ndarray, trained: np.ndarray) -> np.ndarra
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "mc_grpo",
-            advantage,
-            MCGRPOOptions,
-            summary="return against the group's median, scaled by its absolute deviation",
-            source="MC-GRPO grpo_trainer_gsm.py::_generate_and_score_completions",
-            doc="methods/mc_grpo.md",
-            requires=RETURN_COLUMNS,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "mc_grpo",
+        advantage,
+        MCGRPOOptions,
+        summary="return against the group's median, scaled by its absolute deviation",
+        source="MC-GRPO grpo_trainer_gsm.py::_generate_and_score_completions",
+        doc="methods/mc_grpo.md",
+        requires=RETURN_COLUMNS,
+        confidence="A",
+    )

@@ -53,17 +53,15 @@ def by_design(table: TurnTable, options: MetaAgentXOptions) -> bool:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "metaagent_x",
-            advantage,
-            MetaAgentXOptions,
-            summary="designs by their executions' mean return, executions over the task or their design",
-            source="arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
-            doc="methods/metaagent_x.md",
-            requires=("group", "level", "return", "trained"),
-            levels=(0, 1),
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "metaagent_x",
+        advantage,
+        MetaAgentXOptions,
+        summary="designs by their executions' mean return, executions over the task or their design",
+        source="arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
+        doc="methods/metaagent_x.md",
+        requires=("group", "level", "return", "trained"),
+        levels=(0, 1),
+        confidence="A",
+    )

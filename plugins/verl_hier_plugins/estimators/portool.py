@@ -63,17 +63,15 @@ def step_rewards(table: TurnTable, options: PORToolOptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "portool",
-            advantage,
-            PORToolOptions,
-            summary="step against its siblings of the fork plus the z-score of the leaves through it",
-            source="arXiv 2510.26020 §3",
-            doc="methods/portool.md",
-            requires=("group", "parent", *RETURN_COLUMNS),
-            needs_tree=True,
-            confidence="B",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "portool",
+        advantage,
+        PORToolOptions,
+        summary="step against its siblings of the fork plus the z-score of the leaves through it",
+        source="arXiv 2510.26020 §3",
+        doc="methods/portool.md",
+        requires=("group", "parent", *RETURN_COLUMNS),
+        needs_tree=True,
+        confidence="B",
+    )

@@ -46,19 +46,17 @@ def advantage(table: TurnTable, options: BilevelOptions) -> Credit:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "ragen_bilevel",
-            advantage,
-            BilevelOptions,
-            summary="GAE over turn ends, its return spread by GAE inside the turn",
-            source="mll-lab-nu/RAGEN compute_bi_level_gae_advantage_return",
-            doc="methods/ragen_bilevel.md",
-            requires=("reward", "trained", "tokens.turn", "tokens.value"),
-            granularity="token",
-            needs_groups=False,
-            needs_critic=True,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "ragen_bilevel",
+        advantage,
+        BilevelOptions,
+        summary="GAE over turn ends, its return spread by GAE inside the turn",
+        source="mll-lab-nu/RAGEN compute_bi_level_gae_advantage_return",
+        doc="methods/ragen_bilevel.md",
+        requires=("reward", "trained", "tokens.turn", "tokens.value"),
+        granularity="token",
+        needs_groups=False,
+        needs_critic=True,
+        confidence="A",
+    )

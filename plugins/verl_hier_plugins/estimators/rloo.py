@@ -24,16 +24,14 @@ class RLOOOptions(GRPOOptions):
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "rloo",
-            advantage,
-            RLOOOptions,
-            summary="return minus the mean of the other episodes of the task",
-            source="arXiv 2402.14740 §2; verl compute_rloo_outcome_advantage",
-            doc="methods/rloo.md",
-            requires=RETURN_COLUMNS,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "rloo",
+        advantage,
+        RLOOOptions,
+        summary="return minus the mean of the other episodes of the task",
+        source="arXiv 2402.14740 §2; verl compute_rloo_outcome_advantage",
+        doc="methods/rloo.md",
+        requires=RETURN_COLUMNS,
+        confidence="A",
+    )

@@ -43,16 +43,14 @@ def advantage(table: TurnTable, options: RLVMROptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "rlvmr",
-            advantage,
-            RLVMROptions,
-            summary="episode z-score mixed with the z-score among steps of the same tag",
-            source="arXiv 2507.22844 (reading notes)",
-            doc="methods/rlvmr.md",
-            requires=("group", "tag", "tag_reward", *RETURN_COLUMNS),
-            confidence="B",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "rlvmr",
+        advantage,
+        RLVMROptions,
+        summary="episode z-score mixed with the z-score among steps of the same tag",
+        source="arXiv 2507.22844 (reading notes)",
+        doc="methods/rlvmr.md",
+        requires=("group", "tag", "tag_reward", *RETURN_COLUMNS),
+        confidence="B",
+    )

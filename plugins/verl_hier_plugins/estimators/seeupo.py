@@ -50,16 +50,14 @@ def later_ratios(table: TurnTable, bound: float) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "seeupo",
-            advantage,
-            SeeUPOOptions,
-            summary="episode z-score times the ratios of the later turns, updated in reverse order",
-            source="arXiv 2602.06554 (reading notes)",
-            doc="methods/seeupo.md",
-            requires=RETURN_COLUMNS,
-            confidence="C",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "seeupo",
+        advantage,
+        SeeUPOOptions,
+        summary="episode z-score times the ratios of the later turns, updated in reverse order",
+        source="arXiv 2602.06554 (reading notes)",
+        doc="methods/seeupo.md",
+        requires=RETURN_COLUMNS,
+        confidence="C",
+    )

@@ -54,19 +54,17 @@ def progress_loss(table: TurnTable, progress: ArrayLike) -> float:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "spa_rl",
-            advantage,
-            SPAOptions,
-            summary="token GAE with predicted progress as step rewards",
-            source="arXiv 2505.20732 §3",
-            doc="methods/spa_rl.md",
-            requires=("turn", "episode", "progress", "valid", "trained", "tokens.turn", "tokens.value"),
-            granularity="token",
-            needs_groups=False,
-            needs_critic=True,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "spa_rl",
+        advantage,
+        SPAOptions,
+        summary="token GAE with predicted progress as step rewards",
+        source="arXiv 2505.20732 §3",
+        doc="methods/spa_rl.md",
+        requires=("turn", "episode", "progress", "valid", "trained", "tokens.turn", "tokens.value"),
+        granularity="token",
+        needs_groups=False,
+        needs_critic=True,
+        confidence="A",
+    )

@@ -73,17 +73,15 @@ def reward_spread(table: TurnTable, parent: Ints) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "spo",
-            advantage,
-            SPOOptions,
-            summary="value of a segment minus the value of the one before it",
-            source="arXiv 2505.23564 §4.3; SPO tree_episode_generator.py; TreePO compute_spo_advantage",
-            doc="methods/spo.md",
-            requires=("group", "parent", "return", "trained"),
-            needs_tree=True,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "spo",
+        advantage,
+        SPOOptions,
+        summary="value of a segment minus the value of the one before it",
+        source="arXiv 2505.23564 §4.3; SPO tree_episode_generator.py; TreePO compute_spo_advantage",
+        doc="methods/spo.md",
+        requires=("group", "parent", "return", "trained"),
+        needs_tree=True,
+        confidence="A",
+    )

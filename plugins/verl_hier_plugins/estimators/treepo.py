@@ -66,18 +66,16 @@ def leaf_advantages(table: TurnTable, options: TreePOOptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "treepo",
-            advantage,
-            TreePOOptions,
-            summary="leaf against the leaves under each of its ancestors, averaged over the ancestors",
-            source="arXiv 2508.17445; multimodal-art-projection/TreePO core_algos.py",
-            doc="methods/treepo.md",
-            requires=("n_tokens", "episodes.leaf", *RETURN_COLUMNS),
-            granularity="step",
-            needs_tree=True,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "treepo",
+        advantage,
+        TreePOOptions,
+        summary="leaf against the leaves under each of its ancestors, averaged over the ancestors",
+        source="arXiv 2508.17445; multimodal-art-projection/TreePO core_algos.py",
+        doc="methods/treepo.md",
+        requires=("n_tokens", "episodes.leaf", *RETURN_COLUMNS),
+        granularity="step",
+        needs_tree=True,
+        confidence="A",
+    )

@@ -42,17 +42,15 @@ def advantage(table: TurnTable, options: TreePSRAGOptions) -> Floats:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "treeps_rag",
-            advantage,
-            TreePSRAGOptions,
-            summary="mean leaf return below a turn, against the task and the turn before",
-            source="arXiv 2601.06922 (reading notes)",
-            doc="methods/treeps_rag.md",
-            requires=("episode", "parent", "leaves", "trained", "episodes.return", "episodes.group"),
-            needs_tree=True,
-            confidence="B",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "treeps_rag",
+        advantage,
+        TreePSRAGOptions,
+        summary="mean leaf return below a turn, against the task and the turn before",
+        source="arXiv 2601.06922 (reading notes)",
+        doc="methods/treeps_rag.md",
+        requires=("episode", "parent", "leaves", "trained", "episodes.return", "episodes.group"),
+        needs_tree=True,
+        confidence="B",
+    )

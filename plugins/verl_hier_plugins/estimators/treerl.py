@@ -75,17 +75,15 @@ def node_values(table: TurnTable, options: TreeRLOptions) -> tuple[Floats, Float
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
-    return [
-        EstimatorSpec(
-            "treerl",
-            advantage,
-            TreeRLOptions,
-            summary="difference of leave-one-out node values along the tree, plus the value",
-            source="arXiv 2506.11902 §3.3; THUDM/TreeRL parallel_mcts.py",
-            doc="methods/treerl.md",
-            requires=("episode", "parent", *RETURN_COLUMNS),
-            needs_tree=True,
-            confidence="A",
-        )
-    ]
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "treerl",
+        advantage,
+        TreeRLOptions,
+        summary="difference of leave-one-out node values along the tree, plus the value",
+        source="arXiv 2506.11902 §3.3; THUDM/TreeRL parallel_mcts.py",
+        doc="methods/treerl.md",
+        requires=("episode", "parent", *RETURN_COLUMNS),
+        needs_tree=True,
+        confidence="A",
+    )

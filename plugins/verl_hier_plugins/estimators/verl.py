@@ -12,17 +12,15 @@ def _verl_computes_it(table: Any, options: NoOptions) -> Any:
 
 
 @hookimpl
-def hier_estimators() -> list[EstimatorSpec]:
+def hier_estimators() -> EstimatorSpec:
     """The `verl` estimator."""
-    return [
-        EstimatorSpec(
-            name="verl",
-            factory=_verl_computes_it,
-            summary="verl's own estimator, named by algorithm.adv_estimator",
-            source="verl/trainer/ppo/v1/utils.py, compute_advantage_for_multi_trajectories",
-            doc="methods/verl.md",
-            needs_groups=False,
-            confidence="A",
-            native=True,
-        )
-    ]
+    return EstimatorSpec(
+        name="verl",
+        factory=_verl_computes_it,
+        summary="verl's own estimator, named by algorithm.adv_estimator",
+        source="verl/trainer/ppo/v1/utils.py, compute_advantage_for_multi_trajectories",
+        doc="methods/verl.md",
+        needs_groups=False,
+        confidence="A",
+        native=True,
+    )

@@ -99,12 +99,10 @@ def clipped_loss(
 
 
 @hookimpl
-def hier_policy_losses() -> list[PolicyLossSpec]:
-    return [
-        PolicyLossSpec(
-            "aepo",
-            entropy_balanced_loss,
-            summary="clipping whose upper bound keeps its gradient",
-            source="arXiv 2510.14545 §4; compute_policy_loss_entropy_balanced_clipping",
-        )
-    ]
+def hier_policy_losses() -> PolicyLossSpec:
+    return PolicyLossSpec(
+        "aepo",
+        entropy_balanced_loss,
+        summary="clipping whose upper bound keeps its gradient",
+        source="arXiv 2510.14545 §4; compute_policy_loss_entropy_balanced_clipping",
+    )

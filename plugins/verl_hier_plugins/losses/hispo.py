@@ -76,12 +76,10 @@ def hispo_loss(bands: Bands) -> PolicyLoss:
 
 
 @hookimpl
-def hier_policy_losses() -> list[PolicyLossSpec]:
-    return [
-        PolicyLossSpec(
-            "hispo",
-            hispo_loss(Bands()),
-            summary="clipped loss of tokens whose sequence and own ratio lie inside bands",
-            source="LongCat-Flash-Prover (reading notes), confidence C",
-        )
-    ]
+def hier_policy_losses() -> PolicyLossSpec:
+    return PolicyLossSpec(
+        "hispo",
+        hispo_loss(Bands()),
+        summary="clipped loss of tokens whose sequence and own ratio lie inside bands",
+        source="LongCat-Flash-Prover (reading notes), confidence C",
+    )

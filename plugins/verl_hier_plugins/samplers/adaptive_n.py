@@ -162,15 +162,13 @@ class AdaptiveN(Sampler):
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "adaptive_n",
-            AdaptiveN,
-            AdaptiveNOptions,
-            summary="episodes in rounds, as long as a task is uncertain or hard, up to n",
-            source="XRPO, arXiv 2510.06672 (priority: B, threshold: ours); DARS, arXiv 2508.13755 (C)",
-            doc="methods/adaptive_n.md",
-            episodes=leaves_of,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "adaptive_n",
+        AdaptiveN,
+        AdaptiveNOptions,
+        summary="episodes in rounds, as long as a task is uncertain or hard, up to n",
+        source="XRPO, arXiv 2510.06672 (priority: B, threshold: ours); DARS, arXiv 2508.13755 (C)",
+        doc="methods/adaptive_n.md",
+        episodes=leaves_of,
+    )

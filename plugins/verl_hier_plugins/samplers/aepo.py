@@ -183,16 +183,14 @@ def _episodes(options: BalancedOptions, n: int) -> int:
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "aepo",
-            AEPO,
-            BalancedOptions,
-            summary="as arpo, penalising branches in a row; a probe may choose the number of starting chains",
-            source="arXiv 2510.14545 §3.1; RUC-NLPIR/ARPO AEPO/ vllm_rollout_with_tools.py::generate_sequences",
-            doc="methods/aepo.md",
-            episodes=_episodes,
-            needs_fork=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "aepo",
+        AEPO,
+        BalancedOptions,
+        summary="as arpo, penalising branches in a row; a probe may choose the number of starting chains",
+        source="arXiv 2510.14545 §3.1; RUC-NLPIR/ARPO AEPO/ vllm_rollout_with_tools.py::generate_sequences",
+        doc="methods/aepo.md",
+        episodes=_episodes,
+        needs_fork=True,
+    )

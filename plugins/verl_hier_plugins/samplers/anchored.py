@@ -134,16 +134,14 @@ def known_states(complete: list[Episode]) -> list[State]:
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "anchored",
-            Anchored,
-            AnchoredOptions,
-            summary="some episodes from the start, the others from states that those passed through",
-            source="returning to states: Go-Explore, arXiv 2004.12919; anchors: GiGPO, arXiv 2505.10978 (confidence C)",
-            doc="methods/anchored.md",
-            episodes=leaves_of,
-            needs_fork=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "anchored",
+        Anchored,
+        AnchoredOptions,
+        summary="some episodes from the start, the others from states that those passed through",
+        source="returning to states: Go-Explore, arXiv 2004.12919; anchors: GiGPO, arXiv 2505.10978 (confidence C)",
+        doc="methods/anchored.md",
+        episodes=leaves_of,
+        needs_fork=True,
+    )

@@ -256,16 +256,14 @@ def _episodes(options: ChainOptions, n: int) -> int:
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "arpo",
-            ARPO,
-            ChainOptions,
-            summary="chains that branch after turns in which the policy became less sure",
-            source="arXiv 2507.19849 §3.1; RUC-NLPIR/ARPO vllm_rollout_with_tools.py::generate_sequences",
-            doc="methods/arpo.md",
-            episodes=_episodes,
-            needs_fork=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "arpo",
+        ARPO,
+        ChainOptions,
+        summary="chains that branch after turns in which the policy became less sure",
+        source="arXiv 2507.19849 §3.1; RUC-NLPIR/ARPO vllm_rollout_with_tools.py::generate_sequences",
+        doc="methods/arpo.md",
+        episodes=_episodes,
+        needs_fork=True,
+    )

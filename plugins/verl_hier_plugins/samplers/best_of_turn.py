@@ -88,17 +88,15 @@ class BestOfTurn(Sampler):
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "best_of_turn",
-            BestOfTurn,
-            BestOfTurnOptions,
-            summary="n candidates at every turn of every agent; the best one's state goes on, all are trained",
-            source="AT-GRPO, arXiv 2510.11062; PettingLLMs (confidence A)",
-            doc="methods/at_grpo.md",
-            episodes=at_least(2, "best_of_turn sampler compares n candidates at every turn"),
-            needs_fork=True,
-            provides=(REWARD,),
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "best_of_turn",
+        BestOfTurn,
+        BestOfTurnOptions,
+        summary="n candidates at every turn of every agent; the best one's state goes on, all are trained",
+        source="AT-GRPO, arXiv 2510.11062; PettingLLMs (confidence A)",
+        doc="methods/at_grpo.md",
+        episodes=at_least(2, "best_of_turn sampler compares n candidates at every turn"),
+        needs_fork=True,
+        provides=(REWARD,),
+    )

@@ -71,16 +71,14 @@ def _episodes(options: DesignsOptions, n: int) -> int:
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "designs",
-            Designs,
-            DesignsOptions,
-            summary="several designs a task, each executed several times; failed designs are dropped",
-            source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
-            doc="methods/metaagent_x.md",
-            episodes=_episodes,
-            needs_fork=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "designs",
+        Designs,
+        DesignsOptions,
+        summary="several designs a task, each executed several times; failed designs are dropped",
+        source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
+        doc="methods/metaagent_x.md",
+        episodes=_episodes,
+        needs_fork=True,
+    )

@@ -19,15 +19,13 @@ class Independent(Sampler):
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
+def hier_samplers() -> SamplerSpec:
     """The `independent` sampler."""
-    return [
-        SamplerSpec(
-            name="independent",
-            factory=Independent,
-            summary="n episodes that share nothing but the task",
-            source="GRPO, arXiv 2402.03300 §4.1",
-            doc="methods/grpo.md",
-            episodes=at_least(1, "independent sampler plays n episodes"),
-        )
-    ]
+    return SamplerSpec(
+        name="independent",
+        factory=Independent,
+        summary="n episodes that share nothing but the task",
+        source="GRPO, arXiv 2402.03300 §4.1",
+        doc="methods/grpo.md",
+        episodes=at_least(1, "independent sampler plays n episodes"),
+    )

@@ -67,16 +67,14 @@ class Nested(Sampler):
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "nested",
-            Nested,
-            NestedOptions,
-            summary="several plans, each tried once; n executions of the best one",
-            source="HiMAC, arXiv 2603.00977 (confidence B)",
-            doc="methods/himac.md",
-            episodes=at_least(2, "nested sampler compares n executions of one plan"),
-            needs_fork=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "nested",
+        Nested,
+        NestedOptions,
+        summary="several plans, each tried once; n executions of the best one",
+        source="HiMAC, arXiv 2603.00977 (confidence B)",
+        doc="methods/himac.md",
+        episodes=at_least(2, "nested sampler compares n executions of one plan"),
+        needs_fork=True,
+    )

@@ -68,15 +68,13 @@ class Overprovision(Sampler):
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "overprovision",
-            Overprovision,
-            OverprovisionOptions,
-            summary="launches more episodes than needed, stops when enough are complete, resumes the rest later",
-            source="APRIL, arXiv 2509.18521; RLsys-Foundation/APRIL (mechanism: A; within a task: ours)",
-            doc="methods/overprovision.md",
-            episodes=at_least(1, "overprovision sampler completes n episodes"),
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "overprovision",
+        Overprovision,
+        OverprovisionOptions,
+        summary="launches more episodes than needed, stops when enough are complete, resumes the rest later",
+        source="APRIL, arXiv 2509.18521; RLsys-Foundation/APRIL (mechanism: A; within a task: ours)",
+        doc="methods/overprovision.md",
+        episodes=at_least(1, "overprovision sampler completes n episodes"),
+    )

@@ -61,16 +61,14 @@ def _choose(episodes: list[Episode], number: int, rng: random.Random) -> list[Ep
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "portool",
-            PORToolSampler,
-            PORToolSamplerOptions,
-            summary="n trajectories that fork at every turn; a random n of the candidates go on",
-            source="arXiv 2510.26020 §3 (confidence B)",
-            doc="methods/portool.md",
-            episodes=at_least(2, "portool sampler keeps n trajectories and compares candidates among them"),
-            needs_fork=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "portool",
+        PORToolSampler,
+        PORToolSamplerOptions,
+        summary="n trajectories that fork at every turn; a random n of the candidates go on",
+        source="arXiv 2510.26020 §3 (confidence B)",
+        doc="methods/portool.md",
+        episodes=at_least(2, "portool sampler keeps n trajectories and compares candidates among them"),
+        needs_fork=True,
+    )

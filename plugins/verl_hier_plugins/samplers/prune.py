@@ -183,15 +183,13 @@ def _alive(episodes: list[Episode]) -> list[Episode]:
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "prune",
-            Prune,
-            PruneOptions,
-            summary="more episodes than needed, cut down while they run so that likely good and bad ones balance",
-            source="arXiv 2603.24840 (ARRoL), whose score is a trained head (confidence C)",
-            doc="methods/prune.md",
-            episodes=leaves_of,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "prune",
+        Prune,
+        PruneOptions,
+        summary="more episodes than needed, cut down while they run so that likely good and bad ones balance",
+        source="arXiv 2603.24840 (ARRoL), whose score is a trained head (confidence C)",
+        doc="methods/prune.md",
+        episodes=leaves_of,
+    )

@@ -183,17 +183,15 @@ class Rollback(Sampler):
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "rollback",
-            Rollback,
-            RollbackOptions,
-            summary="episodes without the failed attempts that they corrected themselves",
-            source="CLEANER, arXiv 2601.15141 (mechanism: B; whole turns only)",
-            doc="methods/rollback.md",
-            episodes=at_least(1, "rollback sampler plays n episodes"),
-            needs_fork=True,
-            needs_scores=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "rollback",
+        Rollback,
+        RollbackOptions,
+        summary="episodes without the failed attempts that they corrected themselves",
+        source="CLEANER, arXiv 2601.15141 (mechanism: B; whole turns only)",
+        doc="methods/rollback.md",
+        episodes=at_least(1, "rollback sampler plays n episodes"),
+        needs_fork=True,
+        needs_scores=True,
+    )

@@ -91,16 +91,14 @@ def _tree(rollout: Rollout, trunk: Episode) -> list[Episode]:
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "tree_grpo",
-            TreeGRPOSampler,
-            TreeGRPOSamplerOptions,
-            summary="trees of whole episodes that branch after randomly drawn turns",
-            source="arXiv 2509.21240 §3; AMAP-ML/Tree-GRPO (confidence A)",
-            doc="methods/tree_grpo.md",
-            episodes=leaves_of,
-            needs_fork=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "tree_grpo",
+        TreeGRPOSampler,
+        TreeGRPOSamplerOptions,
+        summary="trees of whole episodes that branch after randomly drawn turns",
+        source="arXiv 2509.21240 §3; AMAP-ML/Tree-GRPO (confidence A)",
+        doc="methods/tree_grpo.md",
+        episodes=leaves_of,
+        needs_fork=True,
+    )

@@ -100,16 +100,14 @@ def _leaves(rollout: Rollout, trunk: Episode) -> list[Episode]:
 
 
 @hookimpl
-def hier_samplers() -> list[SamplerSpec]:
-    return [
-        SamplerSpec(
-            "treerl",
-            TreeRLSampler,
-            TreeRLSamplerOptions,
-            summary="whole episodes that branch at the tokens the policy was least sure of",
-            source="arXiv 2506.11902 §3.2; THUDM/TreeRL (EPTree, confidence A)",
-            doc="methods/treerl.md",
-            episodes=leaves_of,
-            needs_fork=True,
-        )
-    ]
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "treerl",
+        TreeRLSampler,
+        TreeRLSamplerOptions,
+        summary="whole episodes that branch at the tokens the policy was least sure of",
+        source="arXiv 2506.11902 §3.2; THUDM/TreeRL (EPTree, confidence A)",
+        doc="methods/treerl.md",
+        episodes=leaves_of,
+        needs_fork=True,
+    )

@@ -34,15 +34,13 @@ class Alternating(Schedule):
 
 
 @hookimpl
-def hier_schedules() -> list[ScheduleSpec]:
+def hier_schedules() -> ScheduleSpec:
     """The `alternating` schedule."""
-    return [
-        ScheduleSpec(
-            "alternating",
-            Alternating,
-            AlternatingOptions,
-            summary="one level learns at a time, in turns of `period` steps",
-            source="HiMAC, arXiv 2603.00977 (confidence B)",
-            doc="schedules.md",
-        )
-    ]
+    return ScheduleSpec(
+        "alternating",
+        Alternating,
+        AlternatingOptions,
+        summary="one level learns at a time, in turns of `period` steps",
+        source="HiMAC, arXiv 2603.00977 (confidence B)",
+        doc="schedules.md",
+    )

@@ -44,15 +44,13 @@ class BottomUp(Schedule):
 
 
 @hookimpl
-def hier_schedules() -> list[ScheduleSpec]:
+def hier_schedules() -> ScheduleSpec:
     """The `bottom_up` schedule."""
-    return [
-        ScheduleSpec(
-            "bottom_up",
-            BottomUp,
-            BottomUpOptions,
-            summary="the low level learns for `steps` steps and is frozen, then the next one up",
-            source="HierSearch, arXiv 2508.08088",
-            doc="schedules.md",
-        )
-    ]
+    return ScheduleSpec(
+        "bottom_up",
+        BottomUp,
+        BottomUpOptions,
+        summary="the low level learns for `steps` steps and is frozen, then the next one up",
+        source="HierSearch, arXiv 2508.08088",
+        doc="schedules.md",
+    )

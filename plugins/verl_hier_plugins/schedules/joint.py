@@ -27,10 +27,8 @@ class Joint(Schedule):
 
 
 @hookimpl
-def hier_schedules() -> list[ScheduleSpec]:
+def hier_schedules() -> ScheduleSpec:
     """The `joint` schedule."""
-    return [
-        ScheduleSpec(
-            "joint", Joint, JointOptions, summary="all levels, or chosen roles, learn in every step", doc="schedules.md"
-        )
-    ]
+    return ScheduleSpec(
+        "joint", Joint, JointOptions, summary="all levels, or chosen roles, learn in every step", doc="schedules.md"
+    )

@@ -47,15 +47,13 @@ class Stagewise(Schedule):
 
 
 @hookimpl
-def hier_schedules() -> list[ScheduleSpec]:
+def hier_schedules() -> ScheduleSpec:
     """The `stagewise` schedule."""
-    return [
-        ScheduleSpec(
-            "stagewise",
-            Stagewise,
-            StagewiseOptions,
-            summary="one level is active for `period` steps, the others are frozen or weighed down",
-            source="MetaAgent-X, arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
-            doc="schedules.md",
-        )
-    ]
+    return ScheduleSpec(
+        "stagewise",
+        Stagewise,
+        StagewiseOptions,
+        summary="one level is active for `period` steps, the others are frozen or weighed down",
+        source="MetaAgent-X, arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
+        doc="schedules.md",
+    )

@@ -149,15 +149,13 @@ class _Flow:
 
 
 @hookimpl
-def hier_workers() -> list[WorkerSpec]:
-    return [
-        WorkerSpec(
-            "agent_flow",
-            AgentFlow,
-            AgentFlowOptions,
-            summary="a planner chooses the next step, others carry it out, verify and answer; memory is shared",
-            source="AgentFlow, arXiv 2510.05592 (modules and memory: confidence A)",
-            doc="methods/agentflow.md",
-            roles={"planner": 0, "executor": 1, "verifier": 1, "generator": 1},
-        )
-    ]
+def hier_workers() -> WorkerSpec:
+    return WorkerSpec(
+        "agent_flow",
+        AgentFlow,
+        AgentFlowOptions,
+        summary="a planner chooses the next step, others carry it out, verify and answer; memory is shared",
+        source="AgentFlow, arXiv 2510.05592 (modules and memory: confidence A)",
+        doc="methods/agentflow.md",
+        roles={"planner": 0, "executor": 1, "verifier": 1, "generator": 1},
+    )

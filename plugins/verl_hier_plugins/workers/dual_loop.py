@@ -140,17 +140,15 @@ def known(episode: EpisodeView, step: StepResult, first: StepResult, **more: str
 
 
 @hookimpl
-def hier_workers() -> list[WorkerSpec]:
-    return [
-        WorkerSpec(
-            "dual_loop",
-            DualLoop,
-            DualLoopOptions,
-            summary="plan, try, check: failures go back to the executor under the same plan, or to a new plan",
-            source="CVE2PoC's dual loop, from its abstract (confidence C)",
-            doc="methods/dual_loop.md",
-            roles={"planner": 0, "executor": 1, "refiner": 1},
-            provides=("attempt", "route"),
-            active_roles=lambda options: ("planner", "executor", "refiner")[: 3 if options.router == "refiner" else 2],
-        )
-    ]
+def hier_workers() -> WorkerSpec:
+    return WorkerSpec(
+        "dual_loop",
+        DualLoop,
+        DualLoopOptions,
+        summary="plan, try, check: failures go back to the executor under the same plan, or to a new plan",
+        source="CVE2PoC's dual loop, from its abstract (confidence C)",
+        doc="methods/dual_loop.md",
+        roles={"planner": 0, "executor": 1, "refiner": 1},
+        provides=("attempt", "route"),
+        active_roles=lambda options: ("planner", "executor", "refiner")[: 3 if options.router == "refiner" else 2],
+    )

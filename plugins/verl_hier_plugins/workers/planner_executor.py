@@ -102,15 +102,13 @@ class PlannerExecutor(Worker):
 
 
 @hookimpl
-def hier_workers() -> list[WorkerSpec]:
-    return [
-        WorkerSpec(
-            "planner_executor",
-            PlannerExecutor,
-            PlannerExecutorOptions,
-            summary="a planner writes a blueprint of subgoals, an executor works on them one by one",
-            source="HiMAC, arXiv 2603.00977 (confidence B)",
-            doc="methods/himac.md",
-            roles={"planner": 0, "executor": 1},
-        )
-    ]
+def hier_workers() -> WorkerSpec:
+    return WorkerSpec(
+        "planner_executor",
+        PlannerExecutor,
+        PlannerExecutorOptions,
+        summary="a planner writes a blueprint of subgoals, an executor works on them one by one",
+        source="HiMAC, arXiv 2603.00977 (confidence B)",
+        doc="methods/himac.md",
+        roles={"planner": 0, "executor": 1},
+    )

@@ -22,14 +22,12 @@ class SingleTurn(Worker):
 
 
 @hookimpl
-def hier_workers() -> list[WorkerSpec]:
-    return [
-        WorkerSpec(
-            name="single_turn",
-            factory=SingleTurn,
-            summary="one answer to the prompt, as verl's single-turn agent loop",
-            source="verl/experimental/agent_loop/single_turn_agent_loop.py",
-            doc="methods/verl.md",
-            roles={"agent": 0},
-        )
-    ]
+def hier_workers() -> WorkerSpec:
+    return WorkerSpec(
+        name="single_turn",
+        factory=SingleTurn,
+        summary="one answer to the prompt, as verl's single-turn agent loop",
+        source="verl/experimental/agent_loop/single_turn_agent_loop.py",
+        doc="methods/verl.md",
+        roles={"agent": 0},
+    )

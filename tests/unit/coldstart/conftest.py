@@ -28,10 +28,10 @@ def workers():
 
     prompt = "goal: {subgoal} | {places} | {observation}"
     return {
-        "planner_executor": Part(hierarchical()[0], PlannerExecutorOptions(executor_prompt=prompt, subgoal_turns=30)),
-        "react": Part(flat()[0], ReactOptions()),
+        "planner_executor": Part(hierarchical(), PlannerExecutorOptions(executor_prompt=prompt, subgoal_turns=30)),
+        "react": Part(flat(), ReactOptions()),
         "designer_executor": Part(
-            designing()[0],
+            designing(),
             DesignerExecutorOptions(
                 executor_prompt="{role}: {order} | {places} | {observation}",
                 roles={name: RoleOptions() for name in ("find", "clean", "heat", "cool", "put")},

@@ -39,8 +39,8 @@ from verl_hier_plugins.workers.planner_executor import hier_workers as planner_e
 from verl_hier_plugins.workers.react import ReactOptions
 from verl_hier_plugins.workers.react import hier_workers as react
 
-PLANNER = Part(planner_executor()[0], PlannerExecutorOptions())
-REACT = Part(react()[0], ReactOptions())
+PLANNER = Part(planner_executor(), PlannerExecutorOptions())
+REACT = Part(react(), ReactOptions())
 CHAIN = ChainOptions(prompt="task: {instruction} | {observation}")
 PLACES = ChainOptions(prompt="task: {instruction} | {places} | {observation}")
 

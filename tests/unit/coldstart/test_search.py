@@ -16,9 +16,9 @@ from verl_hier_plugins.workers.react import hier_workers as flat
 
 OPTIONS = SearchOptions(hops=2, pool=24, validation=8, top_k=2, observation="short", web_share=0.3)
 WORKERS = {
-    "react": Part(flat()[0], ReactOptions(prompt="question: {instruction}")),
+    "react": Part(flat(), ReactOptions(prompt="question: {instruction}")),
     "planner_executor": Part(
-        hierarchical()[0],
+        hierarchical(),
         PlannerExecutorOptions(planner_prompt="plan: {instruction}", executor_prompt="goal: {subgoal} | {observation}"),
     ),
 }

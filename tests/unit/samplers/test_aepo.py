@@ -19,7 +19,7 @@ from verl_hier_plugins.samplers.aepo import AEPO, Balanced, BalancedOptions, Str
 
 from .test_arpo import wander
 
-(SAMPLER,) = hier_samplers()
+SAMPLER = hier_samplers()
 
 UNIT = 1 / math.log(1000)
 

@@ -19,7 +19,7 @@ from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.testing.rollout import ScriptedPolicy
 from verl_hier_plugins.samplers.arpo import ARPO, ChainOptions, Rising, hier_samplers, step_entropy
 
-(SAMPLER,) = hier_samplers()
+SAMPLER = hier_samplers()
 
 # A turn has log p = -1 a token in the scripted policy, so its step entropy is its number of tokens over ln 1000.
 UNIT = 1 / math.log(1000)

@@ -319,7 +319,7 @@ def test_designs_are_executed_several_times_and_failed_ones_dropped(play, failed
     # A design's credit is the mean of its executions, compared with the other designs.
     scores = [np.mean([e.ret for e in graph.complete() if graph.path(e.id)[0] == i]) for i in sorted(executions)]
     expected = (np.array(scores) - np.mean(scores)) / (np.std(scores, ddof=1) + 1e-6)
-    assert estimate(hier_estimators()[0], table, MetaAgentXOptions()).values[designs] == pytest.approx(expected)
+    assert estimate(hier_estimators(), table, MetaAgentXOptions()).values[designs] == pytest.approx(expected)
 
 
 def test_a_design_that_calls_nobody_in_the_end_is_dropped(play):
@@ -358,7 +358,7 @@ def test_a_lost_world_is_not_a_failed_design(play):
 
 
 def test_n_is_designs_times_executions():
-    (spec,) = hier_samplers()
+    spec = hier_samplers()
     options = build_options(spec, {"designs": 4, "executions": 4})
     assert spec.episodes(options, 16) == 16
     with pytest.raises(RecipeError, match=r"rollout\.n: 4 designs x 4 executions are 16 episodes a task, got 8"):
@@ -391,7 +391,7 @@ def test_stages_reach_the_graph_and_its_schema(play, mode):
 def test_recipes_that_make_no_sense(options, message):
     from verl_hier_plugins.workers.designer_executor import hier_workers
 
-    (spec,) = hier_workers()
+    spec = hier_workers()
     with pytest.raises(RecipeError, match=re.escape(message)):
         build_options(spec, options)
 
@@ -486,7 +486,7 @@ def test_the_fixture_passes_through_the_real_path(play, number):
         )
     table = build_table(graphs)
     options = MetaAgentXOptions(executor_group=case["executor_group_mode"], executions=executions)
-    credit = estimate(hier_estimators()[0], table, options).values
+    credit = estimate(hier_estimators(), table, options).values
     ours = {}
     turn = 0
     for problem, graph in enumerate(graphs):

@@ -22,5 +22,5 @@ SPEC = EnvironmentSpec(
 
 
 @hookimpl
-def hier_environments() -> list[EnvironmentSpec]:
-    return [SPEC]
+def hier_environments() -> EnvironmentSpec:
+    return SPEC

@@ -20,5 +20,5 @@ SPEC = EnvironmentSpec(
 
 
 @hookimpl
-def hier_environments() -> list[EnvironmentSpec]:
-    return [SPEC]
+def hier_environments() -> EnvironmentSpec:
+    return SPEC

@@ -21,5 +21,5 @@ WORKER = WorkerSpec(
 
 
 @hookimpl
-def hier_workers() -> list[WorkerSpec]:
-    return [WORKER]
+def hier_workers() -> WorkerSpec:
+    return WORKER

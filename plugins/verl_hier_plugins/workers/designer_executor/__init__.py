@@ -7,16 +7,14 @@ from verl_hier_plugins.workers.designer_executor.worker import DesignerExecutor
 
 
 @hookimpl
-def hier_workers() -> list[WorkerSpec]:
-    return [
-        WorkerSpec(
-            name="designer_executor",
-            factory=DesignerExecutor,
-            options=DesignerExecutorOptions,
-            summary="a designer scripts roles, order, tools and end; executors act the script out",
-            source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
-            doc="methods/metaagent_x.md",
-            roles={"designer": 0, "executor": 1},
-            provides=("design_valid", "design_steps", "delivered", "final_valid"),
-        )
-    ]
+def hier_workers() -> WorkerSpec:
+    return WorkerSpec(
+        name="designer_executor",
+        factory=DesignerExecutor,
+        options=DesignerExecutorOptions,
+        summary="a designer scripts roles, order, tools and end; executors act the script out",
+        source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
+        doc="methods/metaagent_x.md",
+        roles={"designer": 0, "executor": 1},
+        provides=("design_valid", "design_steps", "delivered", "final_valid"),
+    )
