@@ -8,9 +8,11 @@ exceptions, so none of this may rely on it.
 
 from __future__ import annotations
 
+import re
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 import pluggy
@@ -202,7 +204,7 @@ class PluginHost:
             for name, module, spec in self._answers(hook, KINDS[kind]):
                 if not is_dataclass(spec.options) or not isinstance(spec.options, type):
                     raise self._refuse(name, f"the options of {kind} {spec.name!r} are not a dataclass")
-                self._claim(kind, name, module, spec, self._specs[kind])
+                self._claim(kind, name, module, _with_page(spec, module), self._specs[kind])
         for name, module, loss in self._answers(_LOSS_HOOK, PolicyLossSpec):
             self._claim("policy_loss", name, module, loss, self._losses)
 
@@ -256,6 +258,12 @@ def select(enabled: Mapping[str, bool]) -> list[Candidate]:
     points = entry_points()
     check_known(enabled, points)
     return [candidate for point in points.values() for candidate in _members(point, enabled)]
+
+
+def _with_page(spec: Spec, module: str) -> Spec:
+    """The spec with the page that the docstring of its module names as `docs/….md`, unless it names one itself."""
+    named = re.search(r"\bdocs/([\w/-]+\.md)", sys.modules[module].__doc__ or "")
+    return replace(spec, doc=named[1]) if named and not spec.doc else spec
 
 
 def _members(point: Candidate, enabled: Mapping[str, bool]) -> list[Candidate]:

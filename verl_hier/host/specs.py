@@ -95,7 +95,7 @@ class Spec:
         options: a frozen dataclass; its fields, types and defaults are the recipe's schema.
         summary: one line for `verl-hier plugins`.
         source: paper section and upstream function, or where else the definition comes from.
-        doc: path of the doc page below `docs/`, or empty.
+        doc: path of the documentation page below `docs/`; by default the one that the docstring of the module names.
         extra: the pip extra that brings what the factory imports, or empty.
     """
 

@@ -36,6 +36,5 @@ def hier_environments() -> EnvironmentSpec:
         PromptEnvironment,
         summary="verl's data set and reward function: one answer a task",
         source="verl/experimental/agent_loop/single_turn_agent_loop.py",
-        doc="environments/prompt.md",
         can_fork=True,
     )

@@ -65,7 +65,6 @@ def hier_estimators() -> EstimatorSpec:
         AEPOOptions,
         summary="z-score of the episode times 1 + weight * standardised token entropy",
         source="arXiv 2510.14545 §4; RUC-NLPIR/ARPO AEPO/verl_aepo_entropy",
-        doc="methods/aepo.md",
         requires=("tokens.turn", "tokens.logprob", *RETURN_COLUMNS),
         granularity="token",
         confidence="A",

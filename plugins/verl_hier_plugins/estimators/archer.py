@@ -48,7 +48,6 @@ def hier_estimators() -> EstimatorSpec:
         ArCHerOptions,
         summary="smaller Q minus smaller V of the utterance",
         source="arXiv 2402.19446 §3; YifeiZhou02/ArCHer trainer.py",
-        doc="methods/archer.md",
         requires=("q1", "q2", "v1", "v2", "trained"),
         needs_groups=False,
         needs_critic=True,

@@ -71,7 +71,6 @@ def hier_estimators() -> EstimatorSpec:
         ARISEOptions,
         summary="task reward plus a reward for skills that helped, z-scored over the task",
         source="Skylanding/ARISE verl/workers/arise/reward.py",
-        doc="methods/arise.md",
         requires=("skill_used", "episodes.success", *RETURN_COLUMNS),
         confidence="A",
     )

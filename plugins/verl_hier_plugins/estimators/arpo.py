@@ -40,7 +40,6 @@ def hier_estimators() -> EstimatorSpec:
         ARPOOptions,
         summary="z-score of each chain over the task, soft or hard on shared turns",
         source="arXiv 2507.19849 §3.2; RUC-NLPIR/ARPO (soft)",
-        doc="methods/arpo.md",
         requires=RETURN_COLUMNS,
         granularity="step",
         confidence="A",

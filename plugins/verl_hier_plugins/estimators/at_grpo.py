@@ -33,7 +33,6 @@ def hier_estimators() -> EstimatorSpec:
         ATGRPOOptions,
         summary="own reward of a turn among the candidates of the same turn and agent",
         source="arXiv 2510.11062; PettingLLMs multi_agents_ppo_trainer.py::_assign_consistent_uids",
-        doc="methods/at_grpo.md",
         requires=("group", "turn", "agent", "reward", "trained"),
         confidence="A",
     )

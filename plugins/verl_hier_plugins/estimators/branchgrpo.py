@@ -48,7 +48,6 @@ def hier_estimators() -> EstimatorSpec:
         BranchGRPOOptions,
         summary="leaf returns averaged up, z-scored among turns of equal depth",
         source="BranchGRPO (abstract)",
-        doc="methods/branchgrpo.md",
         requires=("group", "depth", "trained", "episodes.return"),
         needs_tree=True,
         confidence="C",

@@ -52,7 +52,6 @@ def hier_estimators() -> EstimatorSpec:
         ChainOfAgentsOptions,
         summary="GRPO with flat tasks filtered and credit on the tags of chosen agents",
         source="arXiv 2508.13167; OPPO Agent_Foundation_Models",
-        doc="methods/chain_of_agents.md",
         requires=("episode", *RETURN_COLUMNS),
         confidence="A",
     )

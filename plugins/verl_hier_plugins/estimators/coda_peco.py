@@ -41,7 +41,6 @@ def hier_estimators() -> EstimatorSpec:
         CoDAOptions,
         summary="rollout return by the statistics of the planners, for planners and executors",
         source="arXiv 2512.12716; liuxuanzhang718/CoDA core_algos.py",
-        doc="methods/coda.md",
         requires=("group", "episode", "level", "return", "trained"),
         levels=(0, 1),
         confidence="A",

@@ -55,7 +55,6 @@ def hier_estimators() -> EstimatorSpec:
         CoMASOptions,
         summary="solver against evaluator by the judge's score, standardised per agent",
         source="CoMAS (recalled)",
-        doc="methods/comas.md",
         requires=("agent", "role", "judge", "format", "trained"),
         needs_groups=False,
         confidence="C",

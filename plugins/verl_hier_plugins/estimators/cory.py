@@ -53,7 +53,6 @@ def hier_estimators() -> EstimatorSpec:
         CORYOptions,
         summary="pioneer and observer share the sum of their rewards",
         source="arXiv 2410.06101; imdb_train/cory.py",
-        doc="methods/cory.md",
         requires=("group", "role", "reward", "trained", "episodes.return"),
         confidence="B",
     )

@@ -80,7 +80,6 @@ def hier_estimators() -> EstimatorSpec:
         DrMASOptions,
         summary="team return among the turns of the task by the same agent",
         source="arXiv 2602.08847; langfengQ/DrMAS core_algos.py",
-        doc="methods/dr_mas.md",
         requires=("group", "agent", "return", "valid", "trained"),
         confidence="A",
     )

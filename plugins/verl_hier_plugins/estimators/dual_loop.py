@@ -81,7 +81,6 @@ def hier_estimators() -> EstimatorSpec:
         DualLoopCreditOptions,
         summary="plans against the plans of the task, tries against the tries under their plan",
         source="CVE2PoC (abstract)",
-        doc="methods/dual_loop.md",
         requires=("group", "plan", "level", "reward", "trained"),
         confidence="C",
     )

@@ -27,7 +27,6 @@ def hier_estimators() -> EstimatorSpec:
         FlowGRPOOptions,
         summary="final outcome copied to every planner turn, z-scored over the task",
         source="arXiv 2510.05592; AgentFlow configuration",
-        doc="methods/agentflow.md",
         requires=RETURN_COLUMNS,
         confidence="A",
     )

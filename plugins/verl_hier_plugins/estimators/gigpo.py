@@ -119,7 +119,6 @@ def hier_estimators() -> EstimatorSpec:
         GiGPOOptions,
         summary="episode advantage plus an advantage among turns that start in the same state",
         source="arXiv 2505.10978 §3; verl-agent gigpo/core_gigpo.py",
-        doc="methods/gigpo.md",
         requires=("group", "anchor", "reward", *RETURN_COLUMNS),
         confidence="A",
     )

@@ -92,7 +92,6 @@ def hier_estimators() -> EstimatorSpec:
         GRPOOptions,
         summary="return against the other episodes of the task, z-scored",
         source="arXiv 2402.03300 §4.1; verl compute_grpo_outcome_advantage",
-        doc="methods/grpo.md",
         requires=RETURN_COLUMNS,
         confidence="A",
     )

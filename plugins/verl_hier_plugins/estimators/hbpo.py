@@ -68,7 +68,6 @@ def hier_estimators() -> EstimatorSpec:
         HBPOOptions,
         summary="budget-shaped reward against its budget and against the whole task",
         source="arXiv 2507.15844",
-        doc="methods/hbpo.md",
         requires=("budget", "n_tokens", "episodes.leaf", *RETURN_COLUMNS),
         confidence="B",
     )

@@ -91,7 +91,6 @@ def hier_estimators() -> EstimatorSpec:
         HGPOOptions,
         summary="advantages among turns with equal last 1, 2 … states, larger contexts weigh more",
         source="verl-agent recipe/hgpo/core_hgpo.py",
-        doc="methods/hgpo.md",
         requires=("group", "anchor", "parent", "reward", "trained"),
         confidence="A",
     )

@@ -72,7 +72,6 @@ def hier_estimators() -> EstimatorSpec:
         HiMACOptions,
         summary="blueprints against blueprints of the task, executions against executions of the same blueprint",
         source="arXiv 2603.00977 §3 (reading notes; no public code found)",
-        doc="methods/himac.md",
         requires=("group", "episode", "level", "plan", "return", "trained", "episodes.return", "episodes.trained"),
         levels=(0, 1),
         confidence="B",

@@ -181,7 +181,6 @@ def hier_estimators() -> EstimatorSpec:
         HiPEROptions,
         summary="GAE inside subgoal segments, SMDP-GAE over them, termination values; each on its own tokens",
         source="arXiv 2602.16165 §4; JonP07/HiPER-agent hiper_hae/core_hae.py",
-        doc="methods/hiper.md",
         requires=(
             "reward",
             "segment",

@@ -39,7 +39,6 @@ def hier_estimators() -> EstimatorSpec:
         HRPOOptions,
         summary="z-score of the agent graph plus the absolute reward of the action",
         source="arXiv 2506.08507 (reading notes)",
-        doc="methods/hrpo.md",
         requires=("step_score", *RETURN_COLUMNS),
         confidence="B",
     )

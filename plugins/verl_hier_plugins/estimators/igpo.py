@@ -94,7 +94,6 @@ def hier_estimators() -> EstimatorSpec:
         IGPOOptions,
         summary="information gain of the turns and the outcome, z-scored jointly, then discounted",
         source="arXiv 2510.14967 §3; GuoqingWang1/IGPO core_algos.py (form repo)",
-        doc="methods/igpo.md",
         requires=("group", "info_gain", "trained", "episodes.return", "episodes.leaf"),
         confidence="B",
     )

@@ -63,7 +63,6 @@ def hier_estimators() -> EstimatorSpec:
         MAEOptions,
         summary="proposer, solver and judge rewards, whitened over the batch",
         source="arXiv 2510.23595; MAE rewards/reward_managers.py",
-        doc="methods/mae.md",
         requires=("role", "judge", "format", "n_tokens", "trained", "episodes.return"),
         needs_groups=False,
         confidence="A",

@@ -95,7 +95,6 @@ def hier_estimators() -> EstimatorSpec:
         MARSOptions,
         summary="reward-to-go of each player's turns, normalised per player",
         source="arXiv 2510.15414; thu-nics/MARS roll/utils/functionals.py",
-        doc="methods/mars.md",
         requires=("agent", "episode", "turn", "reward", "n_tokens", "trained"),
         needs_groups=False,
         confidence="A",

@@ -68,7 +68,6 @@ def hier_estimators() -> EstimatorSpec:
         MCGRPOOptions,
         summary="return against the group's median, scaled by its absolute deviation",
         source="MC-GRPO grpo_trainer_gsm.py::_generate_and_score_completions",
-        doc="methods/mc_grpo.md",
         requires=RETURN_COLUMNS,
         confidence="A",
     )

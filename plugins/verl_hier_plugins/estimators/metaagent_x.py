@@ -60,7 +60,6 @@ def hier_estimators() -> EstimatorSpec:
         MetaAgentXOptions,
         summary="designs by their executions' mean return, executions over the task or their design",
         source="arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
-        doc="methods/metaagent_x.md",
         requires=("group", "level", "return", "trained"),
         levels=(0, 1),
         confidence="A",

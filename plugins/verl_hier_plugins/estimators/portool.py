@@ -70,7 +70,6 @@ def hier_estimators() -> EstimatorSpec:
         PORToolOptions,
         summary="step against its siblings of the fork plus the z-score of the leaves through it",
         source="arXiv 2510.26020 §3",
-        doc="methods/portool.md",
         requires=("group", "parent", *RETURN_COLUMNS),
         needs_tree=True,
         confidence="B",

@@ -53,7 +53,6 @@ def hier_estimators() -> EstimatorSpec:
         BilevelOptions,
         summary="GAE over turn ends, its return spread by GAE inside the turn",
         source="mll-lab-nu/RAGEN compute_bi_level_gae_advantage_return",
-        doc="methods/ragen_bilevel.md",
         requires=("reward", "trained", "tokens.turn", "tokens.value"),
         granularity="token",
         needs_groups=False,

@@ -31,7 +31,6 @@ def hier_estimators() -> EstimatorSpec:
         RLOOOptions,
         summary="return minus the mean of the other episodes of the task",
         source="arXiv 2402.14740 §2; verl compute_rloo_outcome_advantage",
-        doc="methods/rloo.md",
         requires=RETURN_COLUMNS,
         confidence="A",
     )

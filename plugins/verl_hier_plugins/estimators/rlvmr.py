@@ -50,7 +50,6 @@ def hier_estimators() -> EstimatorSpec:
         RLVMROptions,
         summary="episode z-score mixed with the z-score among steps of the same tag",
         source="arXiv 2507.22844 (reading notes)",
-        doc="methods/rlvmr.md",
         requires=("group", "tag", "tag_reward", *RETURN_COLUMNS),
         confidence="B",
     )

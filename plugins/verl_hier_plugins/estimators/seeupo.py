@@ -57,7 +57,6 @@ def hier_estimators() -> EstimatorSpec:
         SeeUPOOptions,
         summary="episode z-score times the ratios of the later turns, updated in reverse order",
         source="arXiv 2602.06554 (reading notes)",
-        doc="methods/seeupo.md",
         requires=RETURN_COLUMNS,
         confidence="C",
     )

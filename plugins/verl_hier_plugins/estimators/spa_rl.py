@@ -61,7 +61,6 @@ def hier_estimators() -> EstimatorSpec:
         SPAOptions,
         summary="token GAE with predicted progress as step rewards",
         source="arXiv 2505.20732 §3",
-        doc="methods/spa_rl.md",
         requires=("turn", "episode", "progress", "valid", "trained", "tokens.turn", "tokens.value"),
         granularity="token",
         needs_groups=False,

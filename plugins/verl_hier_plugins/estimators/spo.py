@@ -80,7 +80,6 @@ def hier_estimators() -> EstimatorSpec:
         SPOOptions,
         summary="value of a segment minus the value of the one before it",
         source="arXiv 2505.23564 §4.3; SPO tree_episode_generator.py; TreePO compute_spo_advantage",
-        doc="methods/spo.md",
         requires=("group", "parent", "return", "trained"),
         needs_tree=True,
         confidence="A",

@@ -73,7 +73,6 @@ def hier_estimators() -> EstimatorSpec:
         TreePOOptions,
         summary="leaf against the leaves under each of its ancestors, averaged over the ancestors",
         source="arXiv 2508.17445; multimodal-art-projection/TreePO core_algos.py",
-        doc="methods/treepo.md",
         requires=("n_tokens", "episodes.leaf", *RETURN_COLUMNS),
         granularity="step",
         needs_tree=True,

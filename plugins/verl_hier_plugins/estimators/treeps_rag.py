@@ -49,7 +49,6 @@ def hier_estimators() -> EstimatorSpec:
         TreePSRAGOptions,
         summary="mean leaf return below a turn, against the task and the turn before",
         source="arXiv 2601.06922 (reading notes)",
-        doc="methods/treeps_rag.md",
         requires=("episode", "parent", "leaves", "trained", "episodes.return", "episodes.group"),
         needs_tree=True,
         confidence="B",

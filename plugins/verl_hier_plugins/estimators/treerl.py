@@ -82,7 +82,6 @@ def hier_estimators() -> EstimatorSpec:
         TreeRLOptions,
         summary="difference of leave-one-out node values along the tree, plus the value",
         source="arXiv 2506.11902 §3.3; THUDM/TreeRL parallel_mcts.py",
-        doc="methods/treerl.md",
         requires=("episode", "parent", *RETURN_COLUMNS),
         needs_tree=True,
         confidence="A",

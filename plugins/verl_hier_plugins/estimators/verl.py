@@ -19,7 +19,6 @@ def hier_estimators() -> EstimatorSpec:
         factory=_verl_computes_it,
         summary="verl's own estimator, named by algorithm.adv_estimator",
         source="verl/trainer/ppo/v1/utils.py, compute_advantage_for_multi_trajectories",
-        doc="methods/verl.md",
         needs_groups=False,
         confidence="A",
         native=True,

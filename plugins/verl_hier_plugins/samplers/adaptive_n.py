@@ -169,6 +169,5 @@ def hier_samplers() -> SamplerSpec:
         AdaptiveNOptions,
         summary="episodes in rounds, as long as a task is uncertain or hard, up to n",
         source="XRPO, arXiv 2510.06672 (priority: B, threshold: ours); DARS, arXiv 2508.13755 (C)",
-        doc="methods/adaptive_n.md",
         episodes=leaves_of,
     )

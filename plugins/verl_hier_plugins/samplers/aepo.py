@@ -190,7 +190,6 @@ def hier_samplers() -> SamplerSpec:
         BalancedOptions,
         summary="as arpo, penalising branches in a row; a probe may choose the number of starting chains",
         source="arXiv 2510.14545 §3.1; RUC-NLPIR/ARPO AEPO/ vllm_rollout_with_tools.py::generate_sequences",
-        doc="methods/aepo.md",
         episodes=_episodes,
         needs_fork=True,
     )

@@ -141,7 +141,6 @@ def hier_samplers() -> SamplerSpec:
         AnchoredOptions,
         summary="some episodes from the start, the others from states that those passed through",
         source="returning to states: Go-Explore, arXiv 2004.12919; anchors: GiGPO, arXiv 2505.10978 (confidence C)",
-        doc="methods/anchored.md",
         episodes=leaves_of,
         needs_fork=True,
     )

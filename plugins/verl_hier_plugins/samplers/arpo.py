@@ -263,7 +263,6 @@ def hier_samplers() -> SamplerSpec:
         ChainOptions,
         summary="chains that branch after turns in which the policy became less sure",
         source="arXiv 2507.19849 §3.1; RUC-NLPIR/ARPO vllm_rollout_with_tools.py::generate_sequences",
-        doc="methods/arpo.md",
         episodes=_episodes,
         needs_fork=True,
     )

@@ -95,7 +95,6 @@ def hier_samplers() -> SamplerSpec:
         BestOfTurnOptions,
         summary="n candidates at every turn of every agent; the best one's state goes on, all are trained",
         source="AT-GRPO, arXiv 2510.11062; PettingLLMs (confidence A)",
-        doc="methods/at_grpo.md",
         episodes=at_least(2, "best_of_turn sampler compares n candidates at every turn"),
         needs_fork=True,
         provides=(REWARD,),

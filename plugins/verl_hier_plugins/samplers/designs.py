@@ -78,7 +78,6 @@ def hier_samplers() -> SamplerSpec:
         DesignsOptions,
         summary="several designs a task, each executed several times; failed designs are dropped",
         source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
-        doc="methods/metaagent_x.md",
         episodes=_episodes,
         needs_fork=True,
     )

@@ -26,6 +26,5 @@ def hier_samplers() -> SamplerSpec:
         factory=Independent,
         summary="n episodes that share nothing but the task",
         source="GRPO, arXiv 2402.03300 §4.1",
-        doc="methods/grpo.md",
         episodes=at_least(1, "independent sampler plays n episodes"),
     )

@@ -192,7 +192,6 @@ def hier_samplers() -> SamplerSpec:
         LATROptions,
         summary="greedy paths that fork where the second token is nearly as likely, if they then diverge",
         source="arXiv 2510.24302; starreeze/latr (mechanism: confidence A)",
-        doc="methods/latr.md",
         episodes=at_least(2, "latr sampler grows a tree of n leaves"),
         needs_fork=True,
         needs_top_logprobs=True,

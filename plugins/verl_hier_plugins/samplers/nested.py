@@ -74,7 +74,6 @@ def hier_samplers() -> SamplerSpec:
         NestedOptions,
         summary="several plans, each tried once; n executions of the best one",
         source="HiMAC, arXiv 2603.00977 (confidence B)",
-        doc="methods/himac.md",
         episodes=at_least(2, "nested sampler compares n executions of one plan"),
         needs_fork=True,
     )

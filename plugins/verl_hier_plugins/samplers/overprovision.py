@@ -75,6 +75,5 @@ def hier_samplers() -> SamplerSpec:
         OverprovisionOptions,
         summary="launches more episodes than needed, stops when enough are complete, resumes the rest later",
         source="APRIL, arXiv 2509.18521; RLsys-Foundation/APRIL (mechanism: A; within a task: ours)",
-        doc="methods/overprovision.md",
         episodes=at_least(1, "overprovision sampler completes n episodes"),
     )

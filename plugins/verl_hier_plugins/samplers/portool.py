@@ -68,7 +68,6 @@ def hier_samplers() -> SamplerSpec:
         PORToolSamplerOptions,
         summary="n trajectories that fork at every turn; a random n of the candidates go on",
         source="arXiv 2510.26020 §3 (confidence B)",
-        doc="methods/portool.md",
         episodes=at_least(2, "portool sampler keeps n trajectories and compares candidates among them"),
         needs_fork=True,
     )

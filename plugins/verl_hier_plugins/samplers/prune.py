@@ -190,6 +190,5 @@ def hier_samplers() -> SamplerSpec:
         PruneOptions,
         summary="more episodes than needed, cut down while they run so that likely good and bad ones balance",
         source="arXiv 2603.24840 (ARRoL), whose score is a trained head (confidence C)",
-        doc="methods/prune.md",
         episodes=leaves_of,
     )

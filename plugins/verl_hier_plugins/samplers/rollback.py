@@ -190,7 +190,6 @@ def hier_samplers() -> SamplerSpec:
         RollbackOptions,
         summary="episodes without the failed attempts that they corrected themselves",
         source="CLEANER, arXiv 2601.15141 (mechanism: B; whole turns only)",
-        doc="methods/rollback.md",
         episodes=at_least(1, "rollback sampler plays n episodes"),
         needs_fork=True,
         needs_scores=True,

@@ -98,7 +98,6 @@ def hier_samplers() -> SamplerSpec:
         TreeGRPOSamplerOptions,
         summary="trees of whole episodes that branch after randomly drawn turns",
         source="arXiv 2509.21240 §3; AMAP-ML/Tree-GRPO (confidence A)",
-        doc="methods/tree_grpo.md",
         episodes=leaves_of,
         needs_fork=True,
     )

@@ -81,7 +81,6 @@ def hier_samplers() -> SamplerSpec:
         TreePOSamplerOptions,
         summary="one tree of segments of a fixed length that falls back to earlier segments",
         source="arXiv 2508.17445 §3 (confidence B)",
-        doc="methods/treepo.md",
         episodes=at_least(2, "treepo sampler grows a tree of n leaves"),
         needs_fork=True,
     )

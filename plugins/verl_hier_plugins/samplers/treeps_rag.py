@@ -151,7 +151,6 @@ def hier_samplers() -> SamplerSpec:
         TreePSRAGSamplerOptions,
         summary="one tree, layer by layer: searches branch, answers end, searches that found the same are pruned",
         source="arXiv 2601.06922 (reading notes, confidence B-)",
-        doc="methods/treeps_rag.md",
         episodes=at_least(2, "treeps_rag sampler grows a tree of n leaves"),
         needs_fork=True,
     )

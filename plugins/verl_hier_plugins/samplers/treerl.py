@@ -107,7 +107,6 @@ def hier_samplers() -> SamplerSpec:
         TreeRLSamplerOptions,
         summary="whole episodes that branch at the tokens the policy was least sure of",
         source="arXiv 2506.11902 §3.2; THUDM/TreeRL (EPTree, confidence A)",
-        doc="methods/treerl.md",
         episodes=leaves_of,
         needs_fork=True,
     )

@@ -42,5 +42,4 @@ def hier_schedules() -> ScheduleSpec:
         AlternatingOptions,
         summary="one level learns at a time, in turns of `period` steps",
         source="HiMAC, arXiv 2603.00977 (confidence B)",
-        doc="schedules.md",
     )

@@ -52,5 +52,4 @@ def hier_schedules() -> ScheduleSpec:
         BottomUpOptions,
         summary="the low level learns for `steps` steps and is frozen, then the next one up",
         source="HierSearch, arXiv 2508.08088",
-        doc="schedules.md",
     )

@@ -156,6 +156,5 @@ def hier_workers() -> WorkerSpec:
         AgentFlowOptions,
         summary="a planner chooses the next step, others carry it out, verify and answer; memory is shared",
         source="AgentFlow, arXiv 2510.05592 (modules and memory: confidence A)",
-        doc="methods/agentflow.md",
         roles={"planner": 0, "executor": 1, "verifier": 1, "generator": 1},
     )

@@ -147,7 +147,6 @@ def hier_workers() -> WorkerSpec:
         DualLoopOptions,
         summary="plan, try, check: failures go back to the executor under the same plan, or to a new plan",
         source="CVE2PoC's dual loop, from its abstract (confidence C)",
-        doc="methods/dual_loop.md",
         roles={"planner": 0, "executor": 1, "refiner": 1},
         provides=("attempt", "route"),
         active_roles=lambda options: ("planner", "executor", "refiner")[: 3 if options.router == "refiner" else 2],

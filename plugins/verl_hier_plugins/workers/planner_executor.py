@@ -109,6 +109,5 @@ def hier_workers() -> WorkerSpec:
         PlannerExecutorOptions,
         summary="a planner writes a blueprint of subgoals, an executor works on them one by one",
         source="HiMAC, arXiv 2603.00977 (confidence B)",
-        doc="methods/himac.md",
         roles={"planner": 0, "executor": 1},
     )

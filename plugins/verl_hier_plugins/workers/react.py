@@ -94,6 +94,5 @@ def hier_workers() -> WorkerSpec:
         ReactOptions,
         summary="one agent acts turn by turn, on its whole history or on a window of it",
         source="ReAct, arXiv 2210.03629 §2; windowed prompts as verl-agent's memory",
-        doc="methods/react.md",
         roles={"agent": 0},
     )

@@ -28,6 +28,5 @@ def hier_workers() -> WorkerSpec:
         factory=SingleTurn,
         summary="one answer to the prompt, as verl's single-turn agent loop",
         source="verl/experimental/agent_loop/single_turn_agent_loop.py",
-        doc="methods/verl.md",
         roles={"agent": 0},
     )

@@ -160,7 +160,6 @@ def hier_workers() -> WorkerSpec:
         SwitchKeepOptions,
         summary="one agent that says at every turn whether it keeps its subgoal, which it is, and what to do",
         source="HiPER, arXiv 2602.16165; JonP07/HiPER-agent hier_mask.py (confidence A)",
-        doc="methods/hiper.md",
         roles={"agent": 0},
         provides=("switch", "subgoal", "tokens.switch", "tokens.subgoal", "tokens.action"),
         transcribe=transcribe,

@@ -15,7 +15,6 @@ SPEC = EnvironmentSpec(
     can_fork=True,
     summary="ALFWorld's household tasks: generated worlds without a download, or the data set",
     source="arXiv 2010.03768; engine of alfworld 0.4.2 and textworld 1.7",
-    doc="environments/alfworld.md",
     extra="alfworld",
     modules=("alfworld", "textworld"),
 )

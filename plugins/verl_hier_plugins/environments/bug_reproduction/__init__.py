@@ -15,7 +15,6 @@ SPEC = EnvironmentSpec(
     can_fork=True,
     summary="write a test that shows a described bug of a small generated function, verified in stages",
     source="functions and bugs are generated here; staged checks after CVE2PoC's loop",
-    doc="environments/bug_reproduction.md",
 )
 
 

@@ -16,7 +16,6 @@ SPEC = EnvironmentSpec(
     can_fork=True,
     summary="arithmetic and logic questions with a sandboxed Python tool: generated, reasoning-gym's, or from a file",
     source="reasoning-gym 0.1.25 (arXiv 2505.24760) and its scorers; generated arithmetic",
-    doc="environments/python_tool.md",
     extra="reasoning",
 )
 

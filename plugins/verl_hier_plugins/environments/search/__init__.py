@@ -15,7 +15,6 @@ SPEC = EnvironmentSpec(
     can_fork=True,
     summary="multi-hop questions answered by searching a local corpus; generated worlds or HotpotQA-style files",
     source="action tags as Search-R1 (arXiv 2503.09516) and HierSearch (arXiv 2508.08088); BM25 by bm25s",
-    doc="environments/search.md",
     extra="search",
     modules=("bm25s",),
 )

@@ -15,7 +15,6 @@ SPEC = EnvironmentSpec(
     can_fork=True,
     summary="TextArena's puzzles and games: alone, against a random opponent, or every seat a policy",
     source="arXiv 2504.11442; games of textarena 0.7.4",
-    doc="environments/textarena.md",
     extra="textarena",
     modules=("textarena",),
 )

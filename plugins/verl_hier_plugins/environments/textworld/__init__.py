@@ -15,7 +15,6 @@ SPEC = EnvironmentSpec(
     can_fork=True,
     summary="TextWorld's adventures: generated from a seed, or game files of your own",
     source="arXiv 1806.11532; generator, logic and Inform 7 games of textworld 1.7",
-    doc="environments/textworld.md",
     extra="textworld",
     modules=("textworld",),
 )

@@ -12,7 +12,6 @@ WORKER = WorkerSpec(
     options=ChainOptions,
     summary="agents take turns as tags in one sequence, under a grammar; the environment answers in <observation>",
     source="arXiv 2508.13167; OPPO Agent_Foundation_Models (grammar: its prompts)",
-    doc="methods/chain_of_agents.md",
     roles=LEVELS,
     provides=tuple(f"tokens.{role}" for role in LEVELS if role != UNREADABLE),
     transcribe=transcribe,

@@ -15,7 +15,6 @@ def hier_workers() -> WorkerSpec:
         options=DelegationOptions,
         summary="a planner delegates tasks to agents in contexts of their own, and may have their evidence refined",
         source="CoDA, arXiv 2512.12716; HierSearch, arXiv 2508.08088 (confidence A)",
-        doc="methods/coda.md",
         roles={"planner": 0, "executor": 1, "refiner": 1},
         transcribe=transcribe,
     )

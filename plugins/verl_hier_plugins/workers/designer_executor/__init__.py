@@ -14,7 +14,6 @@ def hier_workers() -> WorkerSpec:
         options=DesignerExecutorOptions,
         summary="a designer scripts roles, order, tools and end; executors act the script out",
         source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
-        doc="methods/metaagent_x.md",
         roles={"designer": 0, "executor": 1},
         provides=("design_valid", "design_steps", "delivered", "final_valid"),
     )
