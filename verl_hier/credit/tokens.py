@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from verl_hier.credit.credit import Credit
 from verl_hier.credit.groups import Bools, Floats, Ints
 from verl_hier.errors import CreditError
 
@@ -39,24 +38,6 @@ def spread_rows(values: ArrayLike, mask: NDArray[Any], dtype: Any = np.float32) 
     column = np.asarray(values, dtype)[:, None]
     out = np.empty(mask.shape, dtype)
     return np.multiply(mask.view(np.int8) if mask.dtype == np.bool_ else mask, column, out=out, casting="same_kind")
-
-
-def to_tokens(credit: Credit, turn: Ints) -> Floats:
-    """(N,) credit of flat action tokens from credit per turn or per token.
-
-    Args:
-        credit: per turn or per token; a step of a shared turn has no single place in the flat layout.
-        turn: (N,) turn of each token.
-
-    Raises:
-        CreditError: for credit per step.
-    """
-    values = np.asarray(credit.values, np.float64)
-    if credit.per == "token":
-        return values
-    if credit.per == "step":
-        raise CreditError("credit per step belongs to rows of whole paths; average it over shared turns first.")
-    return values[turn]
 
 
 def on_mask(values: ArrayLike, turn: Ints, mask: ArrayLike) -> Floats:

@@ -54,18 +54,6 @@ def depths(parent: ArrayLike) -> Ints:
     return np.rint(path_sum(ids, np.ones(ids.size))).astype(np.int64) - 1
 
 
-def ancestors(parent: ArrayLike, steps: int) -> Ints:
-    """(T,) the ancestor `steps` above each node, -1 where there is none; 0 steps is the node itself."""
-    up = check_parents(parent)
-    here = np.arange(up.size, dtype=np.int64)
-    while steps > 0:
-        if steps & 1:
-            here = np.where(here >= 0, up[np.maximum(here, 0)], -1)
-        up = np.where(up >= 0, up[np.maximum(up, 0)], -1)
-        steps >>= 1
-    return here
-
-
 def levels_up(parent: Ints) -> Iterator[Ints]:
     """Node rows depth by depth, the deepest first, the first nodes left out."""
     depth = depths(parent)
@@ -98,13 +86,6 @@ def is_leaf(parent: ArrayLike) -> Bools:
 def leaf_count(parent: ArrayLike) -> Ints:
     """(T,) number of leaves below each node; 1 for a leaf."""
     return np.rint(subtree_sum(parent, is_leaf(parent).astype(np.float64))).astype(np.int64)
-
-
-def leaf_mean(parent: ArrayLike, values: ArrayLike) -> Floats:
-    """(T,) mean of the leaf entries of `values` (T,) below each node; every leaf has one vote."""
-    leaves = is_leaf(parent)
-    total = subtree_sum(parent, np.where(leaves, np.asarray(values, np.float64), 0.0))
-    return total / np.maximum(leaf_count(parent), 1)
 
 
 def children_mean(parent: ArrayLike, values: ArrayLike) -> Floats:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from verl_hier.credit import Credit, share, token_chain
-from verl_hier.credit.tokens import combine_levels, has_token, on_mask, spread, spread_rows, to_tokens
+from verl_hier.credit import share, token_chain
+from verl_hier.credit.tokens import combine_levels, has_token, on_mask, spread, spread_rows
 from verl_hier.errors import CreditError
 from verl_hier.testing import make_table
 
@@ -23,10 +23,6 @@ def test_spread_rows_is_an_outer_product(dtype):
 
 def test_credit_of_tokens():
     turn = np.array([0, 0, 1])
-    assert to_tokens(Credit(np.array([1.0, 2.0])), turn).tolist() == [1, 1, 2]
-    assert to_tokens(Credit(np.array([1.0, 2.0, 3.0]), per="token"), turn).tolist() == [1, 2, 3]
-    with pytest.raises(CreditError, match="per step"):
-        to_tokens(Credit(np.zeros(2), per="step"), turn)
     assert on_mask([5.0, 7.0], turn, [True, False, True]).tolist() == [5, 0, 7]
     assert has_token(turn, [False, False, True], 3).tolist() == [False, True, False]
 

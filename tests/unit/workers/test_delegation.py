@@ -20,9 +20,7 @@ from verl_hier.rollout import Limits
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.estimators.coda_peco import CoDAOptions, advantage
 from verl_hier_plugins.samplers.independent import Independent
-from verl_hier_plugins.workers.delegation.options import AgentOptions, DelegationOptions
-from verl_hier_plugins.workers.delegation.transcribe import transcribe
-from verl_hier_plugins.workers.delegation.worker import Delegation
+from verl_hier_plugins.workers.delegation import AgentOptions, Delegation, DelegationOptions, transcribe
 
 
 def roll(said, environment=lambda: Corridor(3), n=1, sampler=None, **options):

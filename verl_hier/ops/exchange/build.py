@@ -30,7 +30,7 @@ def add_turn(
     observation: list[int],
     action: list[int],
     text: str,
-    told: list[Message],
+    messages: list[Message],
 ) -> Node:
     """The next turn of an episode, in a new context."""
     turns = len(graph.path(record.id))
@@ -49,14 +49,14 @@ def add_turn(
         action=action,
         logprobs=[],
         text=text,
-        messages=told,
+        messages=messages,
     )
     graph.nodes.append(node)
     record.leaf = node.id
     return node
 
 
-def spoken(line: Line, text: str, tokenizer: Tokenizer) -> list[int]:
+def action_tokens(line: Line, text: str, tokenizer: Tokenizer) -> list[int]:
     """Tokens of a turn, with the end token if the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     tokens = [*tokenizer.encode(text, add_special_tokens=False), *end]

@@ -1,4 +1,4 @@
-"""Chat messages as rollout graphs."""
+"""Stored rollouts as chat messages, and back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,27 @@ import os
 from pathlib import Path
 
 from verl_hier.errors import GraphError
-from verl_hier.graph import EpisodeRecord, RolloutGraph
-from verl_hier.ops.exchange.build import add_episode, add_turn, checked, graph_of, spoken
-from verl_hier.ops.exchange.files import Line, read_lines
+from verl_hier.graph import EpisodeRecord, RolloutGraph, chat_rows, read_graphs
+from verl_hier.ops.exchange.build import action_tokens, add_episode, add_turn, checked, graph_of
+from verl_hier.ops.exchange.files import Line, read_lines, write_lines
 from verl_hier.rollout import Context, Renderer
 from verl_hier.rollout.plain_renderer import Tokenizer
 
 PathLike = str | os.PathLike[str]
+
+
+def export_chat(source: PathLike, out: PathLike) -> int:
+    """Write stored rollouts as chat messages, see `graph.chat_rows`; returns the number of lines.
+
+    Args:
+        source: graph file, or a folder of them.
+        out: `.jsonl` for most tools, `.parquet` for verl's `MultiTurnSFTDataset`.
+
+    Raises:
+        GraphError: for another suffix, a source that cannot be read or keeps no messages, or a disk that refuses.
+    """
+    lines = (line for graph in read_graphs(source) for line in chat_rows(graph))
+    return write_lines(Path(out), (".jsonl", ".parquet"), lines)
 
 
 def import_chat(source: PathLike, tokenizer: Tokenizer, renderer: Renderer) -> list[RolloutGraph]:
@@ -74,7 +88,7 @@ def _add_conversation(
             prompt, kept = context.prompt()
         except Exception as error:  # templates raise what they like
             raise GraphError(f"{line.where}: the chat template refuses the messages ({error}).") from error
-        action = spoken(line, message["content"], tokenizer)
+        action = action_tokens(line, message["content"], tokenizer)
         before = context.node.id if kept and context.node is not None else -1
         told = [message.to_message() for message in context.new_messages(kept > 0)]
         node = add_turn(graph, record, prompt[kept:], action, message["content"], told)

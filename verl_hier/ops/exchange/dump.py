@@ -1,18 +1,42 @@
-"""Rollout dumps of verl's trainers as rollout graphs."""
+"""Stored rollouts as verl's trainers dump theirs, and back."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from verl_hier.graph import TURN_COLUMNS, Message, RolloutGraph
-from verl_hier.ops.exchange.build import add_episode, add_turn, checked, graph_of, spoken
-from verl_hier.ops.exchange.files import Line, read_lines
+from verl_hier.graph import TURN_COLUMNS, Message, RolloutGraph, dump_rows, read_graphs
+from verl_hier.ops.exchange.build import action_tokens, add_episode, add_turn, checked, graph_of
+from verl_hier.ops.exchange.files import Line, read_lines, write_lines
 from verl_hier.rollout.plain_renderer import Tokenizer
+from verl_hier.training.schedule import Phase
 
 PathLike = str | os.PathLike[str]
 _DUMP_KEYS = ("input", "output", "gts", "score", "step", "uid")
+
+
+def export_dump(source: PathLike, out: PathLike, tokenizer: Any) -> int:
+    """Write stored rollouts as verl dumps its own, see `graph.dump_rows`; returns the number of lines.
+
+    Args:
+        source: graph file, or a folder of them.
+        out: a `.jsonl` file.
+        tokenizer: Hugging Face tokenizer of the run.
+
+    Raises:
+        As `export_chat`.
+    """
+
+    def decode(tokens: list[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for graph in read_graphs(source):
+            yield from dump_rows(graph, decode, Phase.from_dict(graph.phase).trains)
+
+    return write_lines(Path(out), (".jsonl",), lines())
 
 
 def import_dump(source: PathLike, tokenizer: Tokenizer) -> list[RolloutGraph]:
@@ -60,7 +84,7 @@ def _add_rows(graph: RolloutGraph, rows: Sequence[Line], tokenizer: Tokenizer) -
     for line in rows:
         told, said = line.data["input"], line.data["output"]
         observation = list(tokenizer.encode(told, add_special_tokens=False))
-        node = add_turn(graph, record, observation, spoken(line, said, tokenizer), said, [Message("user", told)])
+        node = add_turn(graph, record, observation, action_tokens(line, said, tokenizer), said, [Message("user", told)])
     last, data = node, rows[-1].data
     record.ret = last.reward = float(data["score"])
     known = {*_DUMP_KEYS, *TURN_COLUMNS}

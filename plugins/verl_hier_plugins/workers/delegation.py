@@ -1,17 +1,90 @@
-"""A planner delegates tasks to agents, which work on them in contexts of their own and report back."""
+"""CoDA and HierSearch (arXiv 2512.12716, 2508.08088), a planner that delegates to agents; docs/methods/coda.md."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from verl_hier.environments.base import StepResult
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeOver, EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import fields, observe
-from verl_hier_plugins.workers.delegation.options import ANSWER, RESULT, AgentOptions, DelegationOptions
+from verl_hier.rollout.prompts import check_action_template, fields, observe
+from verl_hier.rollout.transcript import Transcript, TranscriptTurn
 
+ANSWER = "answer"
+RESULT = "result"
 LONGEST_EVIDENCE = 8000
 """The refiner sees the last so many characters of an agent's observations."""
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """One agent that the planner can delegate tasks to."""
+
+    prompt: str = "goal: {task} | {observation}"
+    """First message of its context, new for each task. Also {task}, and {planned}, the planner's whole turn."""
+    system: str | None = None
+    """Its system message, for chat models."""
+    actions: tuple[str, ...] = ()
+    """Beginnings of the actions that it may take, such as `search` or `<search>`; empty: any."""
+    turns: int = 12
+    """Limit of turns for one task."""
+
+    def __post_init__(self) -> None:
+        if self.turns < 1:
+            raise ValueError(f"turns must be at least 1, got {self.turns}")
+
+
+@dataclass(frozen=True)
+class DelegationOptions:
+    """Options of `delegation`.
+
+    Templates may use {instruction}, {observation}, {admissible} and whatever the environment puts into the `info` of
+    its reset; the others also what their line names.
+    """
+
+    planner_prompt: str = "task: {instruction}"
+    """First message of the planner."""
+    planner_system: str | None = None
+    """System message of the planner, for chat models; it should explain the tags."""
+    result_prompt: str = "{agent}: {result}"
+    """The planner's next message after a task; also {agent}, {result} and {task}."""
+    agents: Mapping[str, AgentOptions] = field(default_factory=lambda: {"executor": AgentOptions()})
+    """Agents by name; the planner delegates with `<name>task</name>`."""
+    observation_prompt: str = "{observation}"
+    """What an agent sees after each action."""
+    answer_action: str | None = None
+    """The action that the planner's `<answer>` makes, with {content}; omitted: the answer ends the episode."""
+    max_tasks: int = 6
+    """Limit of delegated tasks in one episode."""
+    longest_result: int = 2000
+    """Characters of a result that reach the planner."""
+    refine: bool = False
+    """Whether a refiner rewrites each result for the planner, given the agent's observations."""
+    refiner_prompt: str = "task: {task} | {evidence}"
+    """First message of the refiner, whose context is new each time. Also {task}, {result} and {evidence}."""
+    refiner_system: str | None = None
+    """System message of the refiner, for chat models."""
+    planner_format: float = 0.0
+    """Reward for the share of planner turns that delegate or answer properly (the planner term of PECO's reward)."""
+    executor_format: float = 0.0
+    """Reward for the share of agents' turns that are sound (the executor term of PECO's reward)."""
+
+    def __post_init__(self) -> None:
+        if not self.agents:
+            raise ValueError("agents must name at least one agent")
+        for name in self.agents:
+            if not name.isidentifier() or name in (ANSWER, RESULT):
+                raise ValueError(f"agents: {name!r} cannot be the name of an agent; use a word that is no other tag")
+        if self.max_tasks < 1 or self.longest_result < 1:
+            raise ValueError("max_tasks and longest_result must be at least 1")
+        check_action_template("answer_action", self.answer_action)
+
+    def vocabulary(self) -> Iterator[str]:
+        """Every word that the worker itself adds to prompts and turns."""
+        yield " ".join(f"<{tag}> </{tag}>" for tag in (*self.agents, ANSWER, RESULT))
 
 
 @dataclass
@@ -54,7 +127,7 @@ class _Report:
 
 
 class Delegation(Worker):
-    """See the module."""
+    """A planner that delegates tasks to agents, each in a context of its own, which report back."""
 
     def __init__(self, options: DelegationOptions) -> None:
         self._options = options
@@ -172,4 +245,76 @@ def may(agent: AgentOptions, action: str) -> bool:
     return not agent.actions or any(
         text.startswith(start) and (not start[-1:].isalnum() or not text[len(start) : len(start) + 1].isalnum())
         for start in agent.actions
+    )
+
+
+def transcribe(options: DelegationOptions, transcript: Transcript) -> list[str]:
+    """The turns with which the policy would do here what another worker's episode did.
+
+    Each subgoal of a blueprint becomes a task of the first agent that may take its actions. The episode of a single
+    agent is cut into runs of actions that one agent may take; each run becomes a task, named by its first action. An
+    action that matches `answer_action` becomes the planner's answer.
+
+    Raises:
+        ValueError: `too_many_tasks`, or `no_agent` when no agent may take an action.
+    """
+    goals = _goals(transcript)
+    texts: list[str] = []
+    open_agent, open_segment, tasks = "", -1, 0
+    for turn in transcript.turns:
+        for call in turn.calls:
+            answer = _answer(options, call.action)
+            if answer is not None:
+                texts += _close(open_agent)
+                return [*texts, f"<{ANSWER}>{answer}</{ANSWER}>"]
+            agent = next((name for name, one in options.agents.items() if may(one, call.action)), None)
+            if agent is None:
+                raise ValueError("no_agent")
+            if agent != open_agent or _segment(turn, goals) != open_segment:
+                texts += _close(open_agent)
+                tasks += 1
+                if tasks > options.max_tasks:
+                    raise ValueError("too_many_tasks")
+                open_agent, open_segment = agent, _segment(turn, goals)
+                texts.append(f"<{agent}>{goals[open_segment] if goals else call.action}</{agent}>")
+            texts.append(call.action)
+    return texts
+
+
+def _goals(transcript: Transcript) -> list[str]:
+    """Subgoals of a planner's first turn; none in the episode of a single agent."""
+    for turn in transcript.turns:
+        if turn.node.level == 0 and not turn.calls:
+            return [part.strip() for part in re.split(r"[;\n]", turn.text) if part.strip()]
+    return []
+
+
+def _segment(turn: TranscriptTurn, goals: list[str]) -> int:
+    return min(turn.node.segment, len(goals) - 1) if goals else 0
+
+
+def _close(agent: str) -> list[str]:
+    """An agent reports before the next task."""
+    return [f"<{RESULT}>done</{RESULT}>"] if agent else []
+
+
+def _answer(options: DelegationOptions, action: str) -> str | None:
+    if options.answer_action is None:
+        return None
+    start, _, end = options.answer_action.partition("{content}")
+    if action.startswith(start) and action.endswith(end) and len(action) >= len(start) + len(end):
+        return action[len(start) : len(action) - len(end)].strip()
+    return None
+
+
+@hookimpl
+def hier_workers() -> WorkerSpec:
+    return WorkerSpec(
+        name="delegation",
+        factory=Delegation,
+        options=DelegationOptions,
+        summary="a planner delegates tasks to agents in contexts of their own, and may have their evidence refined",
+        source="CoDA, arXiv 2512.12716; HierSearch, arXiv 2508.08088 (confidence A)",
+        roles={"planner": 0, "executor": 1, "refiner": 1},
+        transcribe=transcribe,
     )
