@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from verl_hier.testing.models import write_byte_model
+from tests.fixtures.byte_model import write_byte_model
 
 
 @pytest.fixture

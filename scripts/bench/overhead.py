@@ -14,9 +14,11 @@ import statistics
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for the fixtures of the tests
+
+from tests.fixtures.byte_model import write_byte_model, write_toy_task
 from verl_hier.compat.launch import CpuRun
 from verl_hier.recipe.compose import MAIN
-from verl_hier.testing.models import write_byte_model, write_toy_task
 
 PARTS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step")
 LIMIT = 1.05

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.byte_model import write_byte_model, write_toy_task
 from tests.fixtures.distributions import write_distribution
 from tests.fixtures.example_packages import install_examples
 from tests.fixtures.probe import ENTRY, PLUGIN, RECIPES, TRAINERS
 from tests.fixtures.trainer import Trainer
-from verl_hier.testing.models import write_byte_model, write_toy_task
 
 
 @pytest.fixture(scope="session")

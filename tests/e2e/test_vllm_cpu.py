@@ -19,11 +19,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.distributions import write_distribution
 from tests.fixtures.trainer import Run, only_trainer
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.rollout.entropy import top_entropy
-from verl_hier.testing.models import write_byte_model
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,6 @@ Everything that an author needs is imported from here:
 - `check_environment`: play an environment and hold it against everything that rollouts rely on.
 - `roll_out_scripted`, `replay_scripted`: a worker and a sampler with given answers instead of a model.
 - `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`: what scripted rollouts are made of.
-- `write_byte_model`, `write_toy_task`: a tiny random model and a task for runs that only need to run.
 """
 
 from verl_hier.testing.builtin import builtin_estimators as builtin_estimators
@@ -18,8 +17,6 @@ from verl_hier.testing.environment import check_environment as check_environment
 from verl_hier.testing.estimator import check_estimator as check_estimator
 from verl_hier.testing.estimator import permuted as permuted
 from verl_hier.testing.estimator import random_table as random_table
-from verl_hier.testing.models import write_byte_model as write_byte_model
-from verl_hier.testing.models import write_toy_task as write_toy_task
 from verl_hier.testing.rollout import CharacterTokenizer as CharacterTokenizer
 from verl_hier.testing.rollout import ScriptedPolicy as ScriptedPolicy
 from verl_hier.testing.rollout import WordTokenizer as WordTokenizer

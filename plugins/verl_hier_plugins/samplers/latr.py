@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import at_least, start_episodes
+from verl_hier.rollout.branching import action_tokens, at_least, place_before, reach, start_episodes, token_at
 from verl_hier.rollout.budget import BudgetSpent
-from verl_hier.rollout.offsets import action_tokens, place_before, reach, token_at
 
 
 @dataclass(frozen=True)

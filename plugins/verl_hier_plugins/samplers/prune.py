@@ -12,8 +12,7 @@ from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec, named_function
 from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import play_out, start_episodes
-from verl_hier.rollout.offsets import reach
+from verl_hier.rollout.branching import play_out, reach, start_episodes
 
 # How promising an unfinished episode is: the scores that `prune` brings, and those of a user's own.
 Score = Callable[[Episode], float | Awaitable[float]]

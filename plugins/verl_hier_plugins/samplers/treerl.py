@@ -8,8 +8,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import ForkPoint, fork_episodes, keep_leaves, play_out, start_episodes
-from verl_hier.rollout.offsets import place_before
+from verl_hier.rollout.branching import ForkPoint, fork_episodes, keep_leaves, place_before, play_out, start_episodes
 
 Token = tuple[int, int]
 """An action token: the episode that sampled it, and its number among the action tokens of the path."""

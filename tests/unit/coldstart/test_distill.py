@@ -11,6 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 from transformers import AutoTokenizer
 
+from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.corridor import Corridor
 from verl_hier.cli.distill import distill as command
@@ -29,7 +30,6 @@ from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Limits
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
-from verl_hier.testing.models import write_byte_model
 from verl_hier.testing.rollout import WordTokenizer
 from verl_hier_plugins.environments.alfworld import SPEC
 from verl_hier_plugins.workers.chain_of_agents import WORKER, transcribe

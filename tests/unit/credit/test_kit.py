@@ -172,7 +172,7 @@ def test_one_door_for_the_kits_and_a_line_about_each():
     from verl_hier import testing
 
     offered = [name for name in vars(testing) if name.startswith(("check_", "run_", "roll_", "replay_", "write_"))]
-    assert {"check_estimator", "check_environment", "roll_out_scripted", "write_byte_model"} <= set(offered)
+    assert {"check_estimator", "check_environment", "roll_out_scripted", "replay_scripted"} <= set(offered)
     for name in (*offered, "make_table", "random_table", "builtin_estimators"):
         assert f"`{name}`" in testing.__doc__, name
     heavy = "import sys, verl_hier.testing; print(sorted({'verl', 'torch', 'ray', 'transformers'} & set(sys.modules)))"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.byte_model import write_toy_task
 from verl_hier.recipe import catalogue
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.testing.estimator import check_estimator
-from verl_hier.testing.models import write_toy_task
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

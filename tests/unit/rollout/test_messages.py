@@ -187,9 +187,9 @@ def test_the_texts_of_pieces_are_the_text_of_the_turn(seed):
 def test_half_a_character_belongs_to_the_piece_that_ends_it(tmp_path):
     from transformers import AutoTokenizer
 
+    from tests.fixtures.byte_model import write_byte_model
     from verl_hier.compat.chat import ChatRenderer
     from verl_hier.rollout.turns import text_of
-    from verl_hier.testing.models import write_byte_model
 
     tokenizer = AutoTokenizer.from_pretrained(write_byte_model(tmp_path))
     renderer = ChatRenderer(tokenizer, "qwen2", {})
