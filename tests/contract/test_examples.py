@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.fixtures.example_packages import EXAMPLES, install_examples
 
 
+@pytest.mark.slow
 def test_their_own_tests_pass(tmp_path: Path) -> None:
     names = [folder.name for folder in sorted(EXAMPLES.iterdir()) if (folder / "pyproject.toml").exists()]
     assert len(names) == 6

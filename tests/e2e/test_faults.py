@@ -10,6 +10,7 @@ import pytest
 HINT = "rollout server is gone .*trainer\\.resume_mode"
 
 
+@pytest.mark.slow
 def test_failing_environments_cost_their_own_episodes_and_a_full_disk_the_file(train, examples, tmp_path):
     """Environments that raise, hang or die, a store that cannot be written, and the estimator of an example package."""
     (tmp_path / "graphs").write_text("a file where a folder is wanted")

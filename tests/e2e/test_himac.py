@@ -138,7 +138,7 @@ def weights(folders, step):
         yield parameter, [value.to_local() if hasattr(value, "to_local") else value for value in values]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks(train):
     """Two FSDP ranks with a rollout replica each; optimiser steps stay those of the recipe."""
     run = train("himac_bytes", ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=2"])

@@ -421,6 +421,7 @@ def test_filters_are_asked_in_order():
         Filters(upsample=0)
 
 
+@pytest.mark.slow
 def test_a_cold_start_distils_for_workers_that_tell(tmp_path):
     """The expert cannot play a chain of agents, so it plays the system, and the chain tells what that did."""
     plan = ColdStart(("chain_of_agents_alfworld", "grpo_alfworld"), demonstrations=4)
