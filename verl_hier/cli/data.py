@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from verl_hier.cli.check import Overrides, Reference
 from verl_hier.cli.output import line
-from verl_hier.cli.train import Overrides, Reference
 from verl_hier.recipe.paths import COLD_START
 
 TINY = COLD_START / "tiny"

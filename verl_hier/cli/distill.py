@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from verl_hier.cli.check import Overrides, Reference
 from verl_hier.cli.data import TINY, Seed
 from verl_hier.cli.output import line, table
-from verl_hier.cli.train import Overrides, Reference
 from verl_hier.recipe.paths import DISTILLED
 
 if TYPE_CHECKING:

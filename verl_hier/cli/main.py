@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from verl_hier import __version__
-from verl_hier.cli import create, data, distill, exchange, inspect, parts, quickstart, recipes, recredit, replay, train
+from verl_hier.cli import (
+    check,
+    create,
+    data,
+    distill,
+    exchange,
+    inspect,
+    parts,
+    quickstart,
+    recipes,
+    recredit,
+    replay,
+    train,
+)
 from verl_hier.errors import HierError
 
 app = typer.Typer(
@@ -41,7 +54,7 @@ def _root(
 RUNNING, LOOKING, MAKING = "Running", "Looking", "Making"
 COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (RUNNING, {"quickstart": quickstart.quickstart}),
-    (RUNNING, {"check": train.check, "train": train.train, "recipes": recipes.recipes}),
+    (RUNNING, {"check": check.check, "train": train.train, "recipes": recipes.recipes}),
     (RUNNING, {"tiny": data.tiny, "demos": data.demos, "distill": distill.distill, "sft": data.sft}),
     (
         LOOKING,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from verl_hier.cli.check import Overrides, Reference
 from verl_hier.cli.output import line, table
-from verl_hier.cli.train import Overrides, Reference
 from verl_hier.errors import RolloutError
 
 SHOWN = 3

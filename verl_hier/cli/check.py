@@ -1,0 +1,95 @@
+"""`check`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from verl_hier.cli.output import line, table
+
+if TYPE_CHECKING:
+    from verl_hier.recipe.check import Report
+
+Reference = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name, or the path of a YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Hydra overrides: key=value, +key=value, group=choice.")]
+
+
+def check(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe's name, or the path of a YAML file.")
+    ] = None,
+    overrides: Overrides = None,
+    every: Annotated[bool, typer.Option("--all", help="Check every combination that the recipe offers.")] = False,
+) -> None:
+    """Say what a recipe would run, or why it cannot. Starts nothing."""
+    from verl_hier.errors import HierError
+    from verl_hier.recipe.check import check_recipe
+    from verl_hier.recipe.compose import compose
+
+    if every:
+        _check_all(recipe, overrides or [])
+    elif recipe is None:
+        raise HierError("name a recipe (`verl-hier recipes` lists them), or check all of them with --all.")
+    else:
+        show(recipe, check_recipe(compose(recipe, overrides or ()), command=spelled(recipe, overrides)))
+
+
+def _check_all(reference: str | None, overrides: list[str]) -> None:
+    """One line for each combination of size, model and server; exit code 2 when one of them is refused."""
+    from concurrent.futures import ProcessPoolExecutor
+    from functools import partial
+    from multiprocessing import get_context
+
+    from verl_hier.recipe.catalogue import recipes as shipped
+
+    started, checked, refused = time.monotonic(), 0, 0
+    verdicts_of = partial(_verdicts, overrides=overrides)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        # A single recipe is not worth the start of processes.
+        every = map(verdicts_of, [reference]) if reference else pool.map(verdicts_of, [r.name for r in shipped()])
+        for verdicts in every:
+            for combination, reason in verdicts:
+                line(f"{combination}: {f'refused: {reason}' if reason else 'ok'}")
+                checked, refused = checked + 1, refused + bool(reason)
+    line(f"{checked} combinations in {time.monotonic() - started:.0f} s, {refused} refused")
+    if refused:
+        raise typer.Exit(2)
+
+
+def _verdicts(reference: str, overrides: list[str]) -> list[tuple[str, str]]:
+    """Each combination that a recipe offers, and why it is refused; empty where it is not."""
+    from verl_hier.errors import HierError
+    from verl_hier.recipe.catalogue import find
+    from verl_hier.recipe.check import check_recipe
+    from verl_hier.recipe.compose import compose, files_read_once
+
+    found = []
+    with files_read_once():
+        for choices in find(reference).combinations():
+            reason = ""
+            try:
+                check_recipe(compose(reference, [*choices, *overrides]))
+            except HierError as error:
+                reason = str(error)
+            found.append((" ".join((reference, *choices)), reason))
+    return found
+
+
+def spelled(recipe: str, overrides: list[str] | None) -> str:
+    """The recipe and those of its overrides that change its tasks or prompts, as a user would type them."""
+    kept = [text for text in overrides or () if text.startswith(("hier", "size=", "model=", "server="))]
+    return shlex.join([recipe, *kept])
+
+
+def show(recipe: str, report: Report) -> None:
+    line(f"{recipe} can run:")
+    table(report.lines())
+    for note in report.notes:
+        line(f"note: {note}")
+    if report.first:
+        line(f"first make the model at {report.model.path}:")
+        for command in report.first:
+            line(f"  {command}")
