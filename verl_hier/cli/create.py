@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from verl_hier.cli.options import new_folder
 from verl_hier.cli.output import line
 
 
@@ -24,7 +25,7 @@ class NewKind(str, Enum):
 def new(
     kind: Annotated[NewKind, typer.Argument(help="What the plugin brings.")],
     name: Annotated[str, typer.Argument(help="Name of the part, and of the package.")],
-    into: Annotated[Path, typer.Option(help="Folder in which the package's folder is made.")] = Path("."),
+    into: Annotated[Path, new_folder("Folder in which the package's folder is made.")] = Path("."),
 ) -> None:
     """Copy an example plugin as a package of your own."""
     from verl_hier.ops.new import create

@@ -8,23 +8,23 @@ from typing import Annotated
 import typer
 
 from verl_hier.cli.check import Overrides, Reference
+from verl_hier.cli.options import Seed, new_file, new_folder, positive, share, whole
 from verl_hier.cli.output import line
 from verl_hier.recipe.paths import COLD_START
 
 TINY = COLD_START / "tiny"
 DEMONSTRATIONS = COLD_START / "demonstrations.parquet"
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 
 
 def tiny(
     recipe: Reference,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Folder of the model.")] = TINY,
+    out: Annotated[Path, new_folder("Folder of the model.")] = TINY,
     seed: Seed = 0,
-    hidden: Annotated[int, typer.Option(help="Width of the model.")] = 96,
-    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
+    hidden: Annotated[int, whole("Width of the model.", least=4)] = 96,
+    layers: Annotated[int, whole("Layers of the model.")] = 2,
     head_dim: Annotated[
-        int | None, typer.Option(help="Width of a head; omitted: a fourth of the model's. vLLM on a CPU needs 32.")
+        int | None, whole("Width of a head; omitted: a fourth of the model's. vLLM on a CPU needs 32.", least=2)
     ] = None,
 ) -> None:
     """Build a small model and its tokenizer for a recipe."""
@@ -41,10 +41,10 @@ def demos(
     recipe: Reference,
     overrides: Overrides = None,
     model: Annotated[Path, typer.Option(help="Folder of the tokenizer.")] = TINY,
-    out: Annotated[Path, typer.Option(help="Parquet file to write.")] = DEMONSTRATIONS,
-    n: Annotated[int, typer.Option("-n", help="Episodes.")] = 480,
-    random_action: Annotated[float, typer.Option(help="Share of random admissible actions.")] = 0.08,
-    skip_stage: Annotated[float, typer.Option(help="Share of goals shown without a stage they need.")] = 0.35,
+    out: Annotated[Path, new_file("Parquet file to write.", ".parquet")] = DEMONSTRATIONS,
+    n: Annotated[int, whole("Episodes.", "-n")] = 480,
+    random_action: Annotated[float, share("Share of random admissible actions.")] = 0.08,
+    skip_stage: Annotated[float, share("Share of goals shown without a stage they need.")] = 0.35,
     seed: Seed = 0,
 ) -> None:
     """Write demonstrations by the environment's expert."""
@@ -72,10 +72,10 @@ def demos(
 def sft(
     demonstrations: Annotated[list[Path] | None, typer.Argument(help="Files of `verl-hier demos`.")] = None,
     model: Annotated[Path, typer.Option(help="Folder of the untrained model.")] = TINY,
-    out: Annotated[Path, typer.Option(help="Folder; the trained model is in `model` below it.")] = COLD_START,
-    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 1300,
-    batch_size: Annotated[int, typer.Option(help="Rows a step.")] = 24,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3,
+    out: Annotated[Path, new_folder("Folder; the trained model is in `model` below it.")] = COLD_START,
+    steps: Annotated[int, whole("Optimiser steps.")] = 1300,
+    batch_size: Annotated[int, whole("Rows a step.")] = 24,
+    learning_rate: Annotated[float, positive("Highest learning rate.")] = 3e-3,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seed: Seed = 0,
 ) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from verl_hier.cli.check import Overrides, Reference
-from verl_hier.cli.data import TINY, Seed
+from verl_hier.cli.data import TINY
+from verl_hier.cli.options import Seed, new_folder, share, weight, whole
 from verl_hier.cli.output import line, table
 from verl_hier.recipe.paths import DISTILLED
 
@@ -25,7 +26,7 @@ EXPERT = "expert"
 def distill(
     recipe: Reference,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Folder of the data, the teacher's episodes and the report.")] = DISTILLED,
+    out: Annotated[Path, new_folder("Folder of the data, the teacher's episodes and the report.")] = DISTILLED,
     system: Annotated[
         str,
         typer.Option(help="Whose episodes are distilled: the worker of a recipe, or a worker with its defaults."),
@@ -38,18 +39,16 @@ def distill(
     model: Annotated[
         str | None, typer.Option(help="Folder or name of the tokenizer; omitted: the recipe's model, or `tiny`'s.")
     ] = None,
-    n: Annotated[int, typer.Option("-n", help="Episodes to play.")] = 480,
-    activations: Annotated[int, typer.Option(help="Keep episodes with at least this many turns of agents.")] = 3,
-    calls: Annotated[int, typer.Option(help="Keep episodes with at least this many actions.")] = 2,
-    upsample: Annotated[
-        int, typer.Option(help="Copies of episodes that reflect or go on after an invalid action.")
-    ] = 2,
-    random_action: Annotated[float, typer.Option(help="Share of the expert's actions that are random.")] = 0.08,
-    mistake_weight: Annotated[float, typer.Option(help="Loss weight of actions that the environment refused.")] = 1.0,
-    observation_weight: Annotated[float, typer.Option(help="Loss weight of observations.")] = 0.0,
-    temperature: Annotated[float, typer.Option(help="Temperature of a served teacher.")] = 0.7,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of one turn of a served teacher.")] = 1024,
-    concurrency: Annotated[int, typer.Option(help="Episodes of a served teacher in flight.")] = 8,
+    n: Annotated[int, whole("Episodes to play.", "-n")] = 480,
+    activations: Annotated[int, whole("Keep episodes with at least this many turns of agents.", least=0)] = 3,
+    calls: Annotated[int, whole("Keep episodes with at least this many actions.", least=0)] = 2,
+    upsample: Annotated[int, whole("Copies of episodes that reflect or go on after an invalid action.")] = 2,
+    random_action: Annotated[float, share("Share of the expert's actions that are random.")] = 0.08,
+    mistake_weight: Annotated[float, weight("Loss weight of actions that the environment refused.")] = 1.0,
+    observation_weight: Annotated[float, weight("Loss weight of observations.")] = 0.0,
+    temperature: Annotated[float, weight("Temperature of a served teacher.")] = 0.7,
+    max_tokens: Annotated[int, whole("Tokens of one turn of a served teacher.")] = 1024,
+    concurrency: Annotated[int, whole("Episodes of a served teacher in flight.")] = 8,
     seed: Seed = 0,
 ) -> None:
     """Distil a multi-agent system into one worker's data."""

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from verl_hier.cli.options import Graphs, new_file
 from verl_hier.cli.output import line
 from verl_hier.errors import RecipeError
 
@@ -27,9 +28,9 @@ class Template(str, Enum):
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Graph file, or a folder of them (hier.store).")],
+    source: Graphs,
     to: Annotated[Format, typer.Option(help="Chat messages, or verl's rollout dump.")],
-    out: Annotated[Path, typer.Option(help="File to write: .jsonl, or .parquet for chat messages.")],
+    out: Annotated[Path, new_file("File to write: .jsonl, or .parquet for chat messages.", ".jsonl", ".parquet")],
     model: Annotated[str | None, typer.Option(help="Tokenizer of the run, folder or name; for --to verl.")] = None,
 ) -> None:
     """Write rollouts as chat messages or verl's rollout dump."""
@@ -47,10 +48,12 @@ def export(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="File, or verl's folder of STEP.jsonl files.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", exists=True, help="File, or verl's folder of STEP.jsonl files.")
+    ],
     from_: Annotated[Format, typer.Option("--from", help="Chat messages, or verl's rollout dump.")],
     model: Annotated[str, typer.Option(help="Tokenizer, folder or name.")],
-    out: Annotated[Path, typer.Option(help="Graph file to write: .jsonl, .jsonl.gz or .parquet.")],
+    out: Annotated[Path, new_file("Graph file to write.", ".jsonl", ".jsonl.gz", ".parquet")],
     template: Annotated[Template, typer.Option(help="See hier.rollout.template.")] = Template.CHAT,
 ) -> None:
     """Read chat messages or verl's rollout dump as rollouts."""
@@ -58,8 +61,6 @@ def import_(
     from verl_hier.graph import write_graphs
     from verl_hier.ops.exchange import import_chat, import_dump
 
-    if not source.exists():
-        raise RecipeError(f"there is no file {source}; name the file to read.")
     tokenizer = load_tokenizer(model)
     if from_ is Format.CHAT:
         graphs = import_chat(source, tokenizer, load_renderer(model, tokenizer, template.value))

@@ -153,7 +153,12 @@ def _can_run(gpus: int, there: Mapping[str, bool]) -> str:
 def conformance(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="Folder of case files (*.json); omitted: those of the checkout."),
+        typer.Argument(
+            metavar="[DIR]",
+            exists=True,
+            file_okay=False,
+            help="Folder of case files (*.json); omitted: those of the checkout.",
+        ),
     ] = None,
 ) -> None:
     """Run recorded cases of released code against the plugins.

@@ -77,15 +77,22 @@ for panel, commands in COMMANDS:
 
 
 def main() -> None:
-    """Run the command line; a `HierError` becomes one sentence on stderr and exit code 2."""
+    """Run the command line; a `HierError`, or a refusal of the disk, becomes one sentence and exit code 2."""
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     try:
         app(args=arguments, prog_name="verl-hier")
-    except HierError as error:
+    except (HierError, OSError) as error:
         if DEBUG in sys.argv:
             raise
-        typer.echo(f"verl-hier: {error}", err=True)
+        typer.echo(f"verl-hier: {sentence_of(error)}", err=True)
         sys.exit(USAGE_ERROR)
+
+
+def sentence_of(error: HierError | OSError) -> str:
+    """What an error says; of the operating system's errors, the file and the reason."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; `--debug` shows where it was needed."
+    return str(error)
 
 
 if __name__ == "__main__":

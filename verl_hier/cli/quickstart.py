@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from verl_hier.cli.options import new_folder, whole
 from verl_hier.cli.output import line, table
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of everything it makes.")] = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(help="Seed of weights, demonstrations, tasks and rollout.")] = 0,
-    steps: Annotated[int, typer.Option(help="Reinforcement learning steps.")] = 32,
-    sft_steps: Annotated[int, typer.Option(help="Supervised steps of the cold start.")] = 1300,
-    demonstrations: Annotated[int, typer.Option(help="Expert episodes of the cold start.")] = 480,
+    out: Annotated[Path, new_folder("Folder of everything it makes.")] = Path("runs/quickstart"),
+    seed: Annotated[int, whole("Seed of weights, demonstrations, tasks and rollout.", least=0)] = 0,
+    steps: Annotated[int, whole("Reinforcement learning steps.")] = 32,
+    sft_steps: Annotated[int, whole("Supervised steps of the cold start.")] = 1300,
+    demonstrations: Annotated[int, whole("Expert episodes of the cold start.", least=2)] = 480,
 ) -> None:
     """Train HiMAC from nothing, on this machine's CPU."""
     from verl_hier.ops.quickstart import Quickstart, run

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from verl_hier.cli.inspect import Enable, RecipeOption, enabled
+from verl_hier.cli.options import Graphs, new_file
 from verl_hier.cli.output import line, table
 from verl_hier.errors import RecipeError
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def credit(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Graph file, or a folder of them (hier.store).")],
+    source: Graphs,
     estimator: Annotated[str | None, typer.Option(help="Credit every turn by this estimator.")] = None,
     compare: Annotated[str | None, typer.Option(help="Two or more estimators: a,b,c.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the credit goes, .jsonl or .parquet.")] = None,
+    out: Annotated[Path | None, new_file("Where the credit goes.", ".jsonl", ".parquet")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="option=value, or with --compare NAME.option=value.")
     ] = None,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from verl_hier.cli.check import Overrides, Reference
+from verl_hier.cli.options import Graphs
 from verl_hier.cli.output import line, table
 from verl_hier.errors import RolloutError
 
@@ -17,7 +14,7 @@ SHOWN = 3
 
 def replay(
     recipe: Reference,
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Graph file, or a folder of them (hier.store).")],
+    source: Graphs,
     overrides: Overrides = None,
 ) -> None:
     """Make stored rollouts again and say where they differ."""
