@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tests.conformance import critic_fixtures, tree_fixtures
+from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import Case, Outputs, first_seen, on_mask
 from tests.conformance.rounds import replay
 from verl_hier.credit import group_ids, rewards_to_go, turn_keys
 from verl_hier.graph.turn_table import TurnTable
-from verl_hier.testing.builtin import credit_of, estimator, full_credit, part, plugin_module
+from verl_hier.testing.builtin import credit_of, estimator, full_credit
 from verl_hier.testing.tables import make_table
 
 

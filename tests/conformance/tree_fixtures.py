@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.conformance.builtin_parts import plugin_module
 from tests.conformance.layout import Case, Outputs, on_mask
 from verl_hier.credit import step_mean
 from verl_hier.credit.estimate import estimate
 from verl_hier.credit.trees import subtree_sum
 from verl_hier.graph.turn_table import TurnTable
-from verl_hier.testing.builtin import credit_of, estimator, plugin_module
+from verl_hier.testing.builtin import credit_of, estimator
 from verl_hier.testing.tables import make_table
 
 

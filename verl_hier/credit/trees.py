@@ -83,11 +83,6 @@ def is_leaf(parent: ArrayLike) -> Bools:
     return children_count(parent) == 0
 
 
-def leaf_count(parent: ArrayLike) -> Ints:
-    """(T,) number of leaves below each node; 1 for a leaf."""
-    return np.rint(subtree_sum(parent, is_leaf(parent).astype(np.float64))).astype(np.int64)
-
-
 def children_mean(parent: ArrayLike, values: ArrayLike) -> Floats:
     """(T,) value of a node as the mean of its children's values, from the leaves up; every child has one vote."""
     ids = check_parents(parent)

@@ -1,4 +1,4 @@
-"""Kits for authors of plugins: checks of estimators and environments, scripted rollouts, recorded cases.
+"""Kits for authors of plugins: checks of estimators and environments, and scripted rollouts.
 
 Everything that an author needs is imported from here:
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from tests.conformance.builtin_parts import plugin_module
 from verl_hier.credit import whiten
 from verl_hier.credit.estimate import check_needs, estimate
 from verl_hier.errors import CreditError, PluginError
 from verl_hier.graph import TURN_COLUMNS
 from verl_hier.testing import builtin_estimators, credit_of, make_table
-from verl_hier.testing.builtin import estimator, plugin_module
+from verl_hier.testing.builtin import estimator
 from verl_hier.testing.estimator import random_table
 
 CHAINS, TREES = random_table(21, groups=5), random_table(22, groups=5, tree=True)

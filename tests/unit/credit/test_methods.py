@@ -5,10 +5,11 @@ import difflib
 import numpy as np
 import pytest
 
+from tests.conformance.builtin_parts import plugin_module
 from tests.fixtures import reference_kernels
 from verl_hier.credit import rewards_to_go
 from verl_hier.testing import credit_of, make_table
-from verl_hier.testing.builtin import estimator, plugin_module
+from verl_hier.testing.builtin import estimator
 from verl_hier.testing.estimator import permuted, random_table
 
 SEEDS = pytest.mark.parametrize("seed", range(4))

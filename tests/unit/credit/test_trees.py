@@ -30,7 +30,7 @@ def test_everything_equals_a_walk(forest):
     paths = [reference_kernels.up(parent, node) for node in range(len(parent))]
     under = reference_kernels.leaves(parent)
     assert trees.depths(parent).tolist() == [len(path) - 1 for path in paths]
-    assert trees.leaf_count(parent).tolist() == [len(leaf) for leaf in under]
+    assert trees.subtree_sum(parent, trees.is_leaf(parent)).tolist() == [len(leaf) for leaf in under]
     np.testing.assert_allclose(trees.path_sum(parent, values), [sum(values[path]) for path in paths], atol=1e-12)
     np.testing.assert_allclose(
         trees.subtree_sum(parent, values), reference_kernels.subtree_sum(parent, values), atol=1e-12
@@ -60,7 +60,7 @@ def test_siblings_share_a_parent_or_a_task():
 def test_deep_chain():
     parent = np.arange(-1, 4999)
     assert trees.depths(parent)[-1] == 4999
-    assert trees.leaf_count(parent)[0] == 1
+    assert trees.subtree_sum(parent, trees.is_leaf(parent))[0] == 1
 
 
 def test_bad_parents_are_refused():
