@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.byte_model import write_toy_task
-from verl_hier.recipe import catalogue
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.testing.estimator import check_estimator
@@ -71,26 +70,6 @@ def test_the_five_line_recipe_is_sound(byte_model, tmp_path):
     config = compose(str(tmp_path / "mine.yaml"), [f"actor_rollout_ref.model.path={byte_model}"])
     check_recipe(config)
     assert config.hier.sampler.plans == 4 and config.hier.estimator.scale == "none"
-
-
-def test_the_commands_of_the_readme_are_sound():
-    commands = re.findall(r"^verl-hier (?:check|train) (\S+) ?(.*)$", block_of_commands(), flags=re.MULTILINE)
-    assert len(commands) == 2
-    for recipe, overrides in commands:
-        check_recipe(compose(recipe, overrides.split()))
-
-
-def test_recipes_in_the_commands_of_all_pages_exist():
-    known = {recipe.name for recipe in catalogue.recipes()}
-    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-    command = re.compile(r"verl-hier (?:train|check|tiny|demos|distill|replay) ([a-z][a-z0-9_]+)(?![\w./])")
-    named = [(page.name, name) for page in pages for name in command.findall(page.read_text(encoding="utf-8"))]
-    assert len(named) > 20
-    assert not [entry for entry in named if entry[1] not in known]
-
-
-def block_of_commands() -> str:
-    return "\n".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL))
 
 
 def test_the_estimator_of_the_readme_passes_the_kit():

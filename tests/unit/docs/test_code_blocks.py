@@ -1,0 +1,31 @@
+"""Every code block of README.md, CONTRIBUTING.md and docs/ runs, or says why it does not.
+
+What a comment above a block can say is described in tests/fixtures/code_blocks.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.code_blocks import blocks, inline_commands
+from tests.fixtures.host_fixtures import fresh_host  # noqa: F401 - plugins of one page are not those of another
+from tests.fixtures.page_player import ROOT, PagePlayer
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.fixture
+def player(tmp_path: Path, byte_model: Path, monkeypatch: pytest.MonkeyPatch) -> PagePlayer:
+    (tmp_path / "model").symlink_to(byte_model)
+    monkeypatch.chdir(tmp_path)
+    return PagePlayer(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_of_a_page(page: Path, player: PagePlayer) -> None:
+    for block in blocks(page):
+        player.play(block)
+    for command in inline_commands(page):
+        player.command(command, whole=False)
