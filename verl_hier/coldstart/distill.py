@@ -201,7 +201,7 @@ class _Distiller:
         graph, transcript = await play(
             environment,
             self._tasks[number],
-            lambda: plan.system.spec.factory(plan.system.options),
+            plan.system,
             teacher.policy(environment, self._messages, plan.system, rng),
             self._messages,
             plan.limits,
@@ -225,7 +225,7 @@ class _Distiller:
         replayed, _ = await play(
             environment,
             self._tasks[number],
-            lambda: student.worker.spec.factory(student.worker.options),
+            student.worker,
             prepared,
             student.renderer,
             student.limits,

@@ -12,6 +12,7 @@ from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.rollout import Policy, Renderer, Request, Rollout
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import Environments, RolloutSetup
 
@@ -64,7 +65,9 @@ class RolloutRunner:
             vocabulary=self.vocabulary,
             on_lost=on_lost,
         )
-        rollout = Rollout(request, setup, partial(parts.worker.spec.factory, parts.worker.options))
+        worker = parts.worker
+        make_worker = partial(worker.spec.factory, worker.options)
+        rollout = Rollout(request, setup, make_worker, Roles.of(worker.spec, worker.options))
         if request.validate:
             independent = self.recipe.host.spec("sampler", "independent")
             return await roll_out(rollout, independent.factory(independent.options()))

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
-from verl_hier.graph.nodes import Node, RolloutGraph, cut_spans
+from verl_hier.graph.nodes import Node, cut_spans
 from verl_hier.rollout.context import Context
-from verl_hier.rollout.end_reason import EndReason, EpisodeOver
+from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState, TurnRequest
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.replay_log import Event
 from verl_hier.rollout.seeds import generator
+from verl_hier.rollout.task import TaskRollout
 from verl_hier.rollout.turns import restored_node, sample_node
 from verl_hier.rollout.unfinished import sampled_earlier
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Turn:
     """A turn that was just generated: what the worker may read of it and note on it."""
 
-    def __init__(self, graph: RolloutGraph, node: Node, text: str, live: bool = True) -> None:
+    def __init__(self, rollout: TaskRollout, node: Node, text: str, live: bool = True) -> None:
         """
         Args:
-            graph: the graph that contains the turn.
+            rollout: the rollout whose graph contains the turn.
             node: the turn's node; the last one when it was sampled in pieces.
             text: the decoded action, of all pieces.
             live: False while an episode is replayed up to its fork; the turn then has its rewards already.
         """
-        self._graph = graph
+        self._rollout = rollout
+        self._graph = rollout.graph
         self._node = node
         self._text = text
         self._live = live
@@ -66,8 +72,16 @@ class Turn:
             start += len(piece.action)
         self._node.extra.update(extra)
 
-    def set_speaker(self, role: str, level: int, agent: str | None = None) -> None:
-        """Set whose turn it was, where only its text shows it: several agents in one context."""
+    def set_speaker(self, role: str, level: int | None = None, agent: str | None = None) -> None:
+        """Set whose turn it was, where only its text shows it: several agents in one context.
+
+        Args:
+            role, level, agent: see `EpisodeView.context`.
+
+        Raises:
+            PluginError: when the worker's spec does not declare the role, or declares it on another level.
+        """
+        level = self._rollout.level(role, level)
         for piece in self._graph.pieces(self._node):
             piece.role, piece.level, piece.agent = role, level, agent or role
 
@@ -80,6 +94,24 @@ class Turn:
         """Add a reward that the worker gives the turn, for instance a format penalty."""
         if self._live:
             self._node.reward += amount
+
+
+def _ends_the_worker(
+    method: Callable[Concatenate[EpisodeView, P], Awaitable[R]],
+) -> Callable[Concatenate[EpisodeView, P], Awaitable[R]]:
+    """Notes when a call told the worker that its episode is over; a worker that goes on all the same is stopped."""
+
+    @functools.wraps(method)
+    async def call(self: EpisodeView, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._state.told_to_end:
+            raise EndIgnored
+        try:
+            return await method(self, *args, **kwargs)
+        except EpisodeOver:
+            self._state.told_to_end = True
+            raise
+
+    return call
 
 
 class EpisodeView:
@@ -106,7 +138,7 @@ class EpisodeView:
     def context(
         self,
         role: str,
-        level: int = 0,
+        level: int | None = None,
         agent: str | None = None,
         *,
         system: str | None = None,
@@ -115,13 +147,19 @@ class EpisodeView:
         """A new context of an agent.
 
         Args:
-            role, level, agent: see `Context`.
+            role: name of its job, one of the roles that the worker's spec declares.
+            level: its level, which the spec decides; it may be left out, and another one is refused.
+            agent: name of the holder of the role, where several hold it; by default the role's name.
             system: its system message; None or empty for none.
             policy: name of the policy that generates its turns.
+
+        Raises:
+            PluginError: when the worker's spec does not declare the role, or declares it on another level.
         """
-        context = Context(self._rollout.renderer, role, level, agent, policy)
+        context = Context(self._rollout.renderer, role, self._rollout.level(role, level), agent, policy)
         return context.observe(system, role="system") if system else context
 
+    @_ends_the_worker
     async def reset(self) -> StepResult:
         """Reset the environment to the task; call it once, first.
 
@@ -137,6 +175,7 @@ class EpisodeView:
             raise state.fail(error) from error
         return self._answered(None, step)
 
+    @_ends_the_worker
     async def act(self, action: str) -> StepResult:
         """Apply an action. Reward, validity and end are written to the episode's last turn.
 
@@ -163,6 +202,7 @@ class EpisodeView:
         state.credit(step)
         return self._answered(action, step)
 
+    @_ends_the_worker
     async def generate(
         self,
         context: Context,
@@ -219,7 +259,7 @@ class EpisodeView:
             state.record.leaf = node.id
             state.events.append(Event(node=node))
             action = action + node.action
-        return Turn(graph, node, context.append_turn(prompt, action, node), live)
+        return Turn(self._rollout, node, context.append_turn(prompt, action, node), live)
 
     def _answered(self, action: str | None, step: StepResult) -> StepResult:
         self._state.events.append(Event(action=action, step=step))
