@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
@@ -18,9 +18,6 @@ from verl_hier.rollout.seeds import generator
 from verl_hier.rollout.task import TaskRollout
 from verl_hier.rollout.turns import restored_node, sample_node
 from verl_hier.rollout.unfinished import sampled_earlier
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Turn:
@@ -96,24 +93,6 @@ class Turn:
             self._node.reward += amount
 
 
-def _ends_the_worker(
-    method: Callable[Concatenate[EpisodeView, P], Awaitable[R]],
-) -> Callable[Concatenate[EpisodeView, P], Awaitable[R]]:
-    """Notes when a call told the worker that its episode is over; a worker that goes on all the same is stopped."""
-
-    @functools.wraps(method)
-    async def call(self: EpisodeView, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._state.told_to_end:
-            raise EndIgnored
-        try:
-            return await method(self, *args, **kwargs)
-        except EpisodeOver:
-            self._state.told_to_end = True
-            raise
-
-    return call
-
-
 class EpisodeView:
     """One episode as its worker sees it.
 
@@ -159,7 +138,6 @@ class EpisodeView:
         context = Context(self._rollout.renderer, role, self._rollout.level(role, level), agent, policy)
         return context.observe(system, role="system") if system else context
 
-    @_ends_the_worker
     async def reset(self) -> StepResult:
         """Reset the environment to the task; call it once, first.
 
@@ -167,15 +145,15 @@ class EpisodeView:
             EpisodeOver: when the environment failed; the episode is then lost and counted.
         """
         state = self._state
-        if state.replay_log.goes_on:
-            return self._answered(None, state.replay_log.step(None))
-        try:
-            state.handle, step = await self._rollout.open_environment()
-        except EnvironmentFailure as error:
-            raise state.fail(error) from error
-        return self._answered(None, step)
+        with self._until_over():
+            if state.replay_log.goes_on:
+                return self._answered(None, state.replay_log.step(None))
+            try:
+                state.handle, step = await self._rollout.open_environment()
+            except EnvironmentFailure as error:
+                raise state.fail(error) from error
+            return self._answered(None, step)
 
-    @_ends_the_worker
     async def act(self, action: str) -> StepResult:
         """Apply an action. Reward, validity and end are written to the episode's last turn.
 
@@ -184,25 +162,25 @@ class EpisodeView:
                 counted.
         """
         state = self._state
-        if state.replay_log.goes_on:
-            return self._answered(action, state.replay_log.step(action))
-        again = state.last_node is not None and sampled_earlier(state.last_node)
-        if not (again or (state.grant or self._rollout.budget).spend_call()):
-            self._rollout.count("budget_pruned")
-            state.end("pruned", EndReason.BUDGET)
-            raise EpisodeOver(EndReason.BUDGET)
-        try:
-            if state.handle is None:
-                actions = [event for event in state.events if event.action is not None]
-                state.handle = await self._rollout.environment_after(actions)
-            step = await state.handle.step(action)
-        except EnvironmentFailure as error:
-            raise state.fail(error) from error
-        self._rollout.count("replayed_calls" if again else "environment_calls")
-        state.credit(step)
-        return self._answered(action, step)
+        with self._until_over():
+            if state.replay_log.goes_on:
+                return self._answered(action, state.replay_log.step(action))
+            again = state.last_node is not None and sampled_earlier(state.last_node)
+            if not (again or (state.grant or self._rollout.budget).spend_call()):
+                self._rollout.count("budget_pruned")
+                state.end("pruned", EndReason.BUDGET)
+                raise EpisodeOver(EndReason.BUDGET)
+            try:
+                if state.handle is None:
+                    actions = [event for event in state.events if event.action is not None]
+                    state.handle = await self._rollout.environment_after(actions)
+                step = await state.handle.step(action)
+            except EnvironmentFailure as error:
+                raise state.fail(error) from error
+            self._rollout.count("replayed_calls" if again else "environment_calls")
+            state.credit(step)
+            return self._answered(action, step)
 
-    @_ends_the_worker
     async def generate(
         self,
         context: Context,
@@ -231,35 +209,47 @@ class EpisodeView:
         action: list[int] = []
         node: Node | None = None
         live = False
-        while node is None or node.partial:
-            if state.replay_log.goes_on:
-                node = state.replay_log.node(prompt + action, graph)
-            else:
-                live = True
-                request = TurnRequest(
-                    context,
-                    before=node or (context.node if kept else None),
-                    observation=[] if node else prompt[kept:],
-                    messages=[] if node else context.new_messages(kept > 0),
-                    segment=segment,
-                    plan=None if plan is None else plan.node,
-                    stop=stop,
-                )
-                if state.earlier_nodes:
-                    try:
-                        node = restored_node(state, request)
-                    except EnvironmentFailure as error:
-                        raise state.fail(error) from error
+        with self._until_over():
+            while node is None or node.partial:
+                if state.replay_log.goes_on:
+                    node = state.replay_log.node(prompt + action, graph)
                 else:
-                    state.turn_request = request
-                    state.waiting.set()
-                    await state.permits.acquire()
-                    state.turn_request = None
-                    node = await sample_node(state, request, prompt + action, most - len(action))
-            state.record.leaf = node.id
-            state.events.append(Event(node=node))
-            action = action + node.action
+                    live = True
+                    request = TurnRequest(
+                        context,
+                        before=node or (context.node if kept else None),
+                        observation=[] if node else prompt[kept:],
+                        messages=[] if node else context.new_messages(kept > 0),
+                        segment=segment,
+                        plan=None if plan is None else plan.node,
+                        stop=stop,
+                    )
+                    if state.earlier_nodes:
+                        try:
+                            node = restored_node(state, request)
+                        except EnvironmentFailure as error:
+                            raise state.fail(error) from error
+                    else:
+                        state.turn_request = request
+                        state.waiting.set()
+                        await state.permits.acquire()
+                        state.turn_request = None
+                        node = await sample_node(state, request, prompt + action, most - len(action))
+                state.record.leaf = node.id
+                state.events.append(Event(node=node))
+                action = action + node.action
         return Turn(self._rollout, node, context.append_turn(prompt, action, node), live)
+
+    @contextmanager
+    def _until_over(self) -> Iterator[None]:
+        """Notes when a call tells the worker that its episode is over; a worker that calls again is stopped."""
+        if self._state.told_to_end:
+            raise EndIgnored
+        try:
+            yield
+        except EpisodeOver:
+            self._state.told_to_end = True
+            raise
 
     def _answered(self, action: str | None, step: StepResult) -> StepResult:
         self._state.events.append(Event(action=action, step=step))

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_hier.compat.servers.table import TOP_LOGPROBS, rollout_server, servers_with
 from verl_hier.credit.columns import missing_column
-from verl_hier.errors import HierError, RecipeError, did_you_mean
+from verl_hier.errors import HierError, RecipeError
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, Spec, WorkerSpec

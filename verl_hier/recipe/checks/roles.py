@@ -61,9 +61,8 @@ def check_named(parts: Parts, levels: Mapping[str, int]) -> None:
     for line, (spec, wanted) in asked.items():
         if set(wanted) - have:
             raise RecipeError(
-                f"{line}: {spec.kind} {spec.name!r} works on {_listed(sorted(set(wanted) - have))}, but worker "
-                f"{worker!r} has only {_listed(sorted(have))}; choose another worker in hier.worker.name or another "
-                f"{spec.kind}."
+                f"{line}: {spec.kind} {spec.name!r} works on {_listed(wanted)}, but worker {worker!r} has "
+                f"only {_listed(sorted(have))}; choose another worker in hier.worker.name or another {spec.kind}."
             )
 
 
@@ -82,8 +81,8 @@ def check_phases(parts: Parts, levels: Mapping[str, int], steps: int) -> None:
         if not learns:
             has = ", ".join(f"{role} (level {level})" for role, level in levels.items())
             raise RecipeError(
-                f"hier.schedule.name: in step {step} schedule {name!r} trains {_who(phase)} (phase {phase.name!r}), and "
-                f"worker {parts.worker.spec.name!r} has no such agent; its roles are {has}."
+                f"hier.schedule.name: in step {step} schedule {name!r} trains {_who(phase)} (phase {phase.name!r}), "
+                f"and worker {parts.worker.spec.name!r} has no such agent; its roles are {has}."
             )
 
 
