@@ -99,6 +99,7 @@ def check_recipe(config: Any, *, offline: bool = True, command: str | None = Non
     if not offline:
         _check_model(model, first)
         check_machine(plain)
+        _check_hub(plain, model)
         check_tasks(plain, parts.environment)
         check_curriculum(plain, hier, parts.environment)
     notes += _validate(plain)
@@ -124,8 +125,7 @@ def check_machine(config: Mapping[str, Any]) -> None:
             "or run one of the *_cpu recipes."
         )
     trainer = config["trainer"]
-    remote = config["ray_kwargs"]["ray_init"].get("address") or os.environ.get("RAY_ADDRESS")
-    if trainer["device"] == "cuda" and not remote:
+    if trainer["device"] == "cuda" and not _remote(config):
         _check_gpus(trainer)
 
 
@@ -153,6 +153,18 @@ def _check_model(model: ModelFacts, first: Sequence[str]) -> None:
             f"actor_rollout_ref.model.path: there is no model at {model.path!r} yet; make it with {commands}, or name "
             "another one."
         )
+
+
+def _check_hub(config: Mapping[str, Any], model: ModelFacts) -> None:
+    """Refuse a model that cannot be downloaded; a cluster may have what this machine has not."""
+    if model.local is None and not model.missing and not _remote(config):
+        from verl_hier.compat.hub import require_on_hub
+
+        require_on_hub(model.path, "actor_rollout_ref.model.path")
+
+
+def _remote(config: Mapping[str, Any]) -> bool:
+    return bool(config["ray_kwargs"]["ray_init"].get("address") or os.environ.get("RAY_ADDRESS"))
 
 
 def _check_template(hier: HierConfig, model: ModelFacts) -> None:

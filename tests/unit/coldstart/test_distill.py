@@ -289,7 +289,7 @@ def test_rows_of_a_chat_model_are_one_assistant_message(tmp_path):
     [
         ({"teacher": "gpt"}, "give `expert` or the URL"),
         ({"teacher": "http://127.0.0.1:9/v1"}, "--teacher-model is missing"),
-        ({"model": "/nowhere"}, "--model /nowhere: there is no tokenizer.*verl-hier tiny"),
+        ({"model": "/nowhere"}, "--model: '/nowhere' is neither a folder here.*verl-hier tiny"),
         ({"system": "nobody"}, "there is no recipe 'nobody'"),
     ],
 )
