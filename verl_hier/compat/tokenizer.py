@@ -30,8 +30,8 @@ def load_tokenizer(model: str | os.PathLike[str], option: str = "--model", trust
         return AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers and the hub raise many unrelated types
         raise RecipeError(
-            f"{option} {model}: there is no tokenizer ({first_line(error)}); give the folder of a model or its Hugging Face name; "
-            "`verl-hier tiny RECIPE` makes a small one."
+            f"{option} {model}: there is no tokenizer ({first_line(error)}); give the folder of a model or its Hugging "
+            "Face name; `verl-hier tiny RECIPE` makes a small one."
         ) from error
 
 
