@@ -9,7 +9,7 @@ from functools import partial
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.rollout import Policy, Renderer, Request, Rollout
+from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.roles import Roles
@@ -25,11 +25,13 @@ class RolloutRunner:
         recipe: the recipe.
         renderer: its template with the tokenizer of its model.
         vocabulary: size of that tokenizer.
+        limits: limits of an episode where they are not the recipe's, else None.
     """
 
     recipe: ComposedRecipe
     renderer: Renderer
     vocabulary: int
+    limits: Limits | None = None
 
     def pool(self) -> EnvironmentPool:
         """Processes for the recipe's environment."""
@@ -58,7 +60,7 @@ class RolloutRunner:
             policies={DEFAULT_POLICY: policy},
             renderer=self.renderer,
             environments=environments,
-            limits=self.recipe.limits,
+            limits=self.limits or self.recipe.limits,
             seed=hier.seed,
             budget=BudgetOptions() if request.validate else hier.rollout.budget,
             entropy=hier.rollout.entropy,
