@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from verl_hier.cli.check import Overrides
+from verl_hier.cli.options import new_file, weight, whole
 from verl_hier.cli.output import heading, line, table
-from verl_hier.cli.train import Overrides
 
 if TYPE_CHECKING:
     from verl_hier.graph import RolloutGraph
+
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 
 Policy = Annotated[
     str,
@@ -35,15 +38,13 @@ def evaluate(
     ] = None,
     overrides: Overrides = None,
     split: Annotated[str | None, typer.Option(help="Split; omitted: the recipe's data.val_files.")] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, help="The first so many tasks; omitted: all.")] = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Episodes of each task; omitted: the recipe's.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0 is greedy; omitted: that of the recipe's validation.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Root of all random numbers; omitted: hier.seed.")] = None,
+    tasks: Annotated[int | None, whole("The first so many tasks; omitted: all.")] = None,
+    n: Annotated[int | None, whole("Episodes of each task; omitted: the recipe's.", "-n")] = None,
+    temperature: Annotated[float | None, weight("0 is greedy; omitted: that of the recipe's validation.")] = None,
+    seed: Annotated[int | None, whole("Root of all random numbers; omitted: hier.seed.", least=0)] = None,
     served_model: ServedModel = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    graphs: Annotated[Path | None, typer.Option(help="Store the rollouts in this file, .parquet or .jsonl.")] = None,
+    graphs: Annotated[Path | None, new_file("File for the rollouts.", *SUFFIXES)] = None,
 ) -> None:
     """Measure a policy on a split, without training."""
     from verl_hier.graph import write_graphs
@@ -53,7 +54,8 @@ def evaluate(
 
     given = list(overrides or ())
     if recipe is not None and "=" in recipe:  # without a recipe the first override takes its place
-        recipe, given = None, [recipe, *given]
+        given.insert(0, recipe)
+        recipe = None
     run = run_of(policy)
     plan = Plan(split, tasks, n, temperature, seed, step=run.step if run else 0)
     composed = recipe_of(policy, recipe, given)

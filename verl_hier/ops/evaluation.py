@@ -157,8 +157,9 @@ async def evaluate(
     graphs, player = await roll_out(source, recipe, plan, served_model, on_progress)
     settled, parts = settle(recipe, plan), recipe.parts
     if not any(True for graph in graphs for _ in graph.complete()):
+        refused = f" {player.refused} requests were refused by the endpoint." if player.refused else ""
         lost = next(episode.error for graph in graphs for episode in graph.episodes)
-        raise RolloutError(f"no episode ended regularly, so there is nothing to measure; one of them: {lost}.")
+        raise RolloutError(f"no episode has a turn that counts, so there is nothing to measure ({lost}).{refused}")
     evaluation = Evaluation(
         policy=player.name,
         recipe=recipe.hier.recipe.name,

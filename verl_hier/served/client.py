@@ -66,9 +66,8 @@ class ChatClient:
         try:
             if not self.model:
                 self.model = await self._only_model()
-            answer = await self._client.chat.completions.create(
-                model=self.model, messages=[dict(message) for message in messages], **parameters
-            )
+            request: dict[str, Any] = {"model": self.model, "messages": list(messages), **parameters}
+            answer = await self._client.chat.completions.create(**request)
         except self._openai.APIConnectionError as error:
             raise RolloutError(f"{self._option} at {self.url} does not answer ({error}); check the address.") from error
         except (self._openai.AuthenticationError, self._openai.NotFoundError) as error:
