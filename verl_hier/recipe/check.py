@@ -20,6 +20,7 @@ from verl_hier.recipe.checks.parts import check_curriculum, check_needs, check_s
 from verl_hier.recipe.checks.resources import Sizes, check_memory, check_resources, lower_bound
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Parts
+from verl_hier.recipe.rewards import check_rewards
 from verl_hier.recipe.schema import HierConfig
 
 
@@ -90,6 +91,7 @@ def check_recipe(config: Any, *, offline: bool = True, command: str | None = Non
     hier, host, parts = recipe.hier, recipe.host, recipe.parts
     episodes = check_needs(plain, hier, parts, host)
     check_source(plain, parts.environment)
+    check_rewards(recipe.rewards, parts.worker)
     sizes = check_resources(plain, hier, episodes)
     model = model_facts(plain["actor_rollout_ref"]["model"], "actor_rollout_ref.model")
     _check_template(hier, model)

@@ -13,6 +13,7 @@ from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.roles import Roles
+        sampler = parts.sampler.spec.factory(parts.sampler.options)
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import Environments, RolloutSetup
 
@@ -50,10 +51,12 @@ class RolloutRunner:
         environments: Environments,
         on_lost: Callable[[EpisodeRecord], None] = lambda record: None,
     ) -> RolloutGraph:
-        """The checked graph of one task. Validation plays independent episodes without a budget.
+        """The checked graph of one task, with the rewards of the recipe's reward functions.
+
+        Validation plays independent episodes without a budget.
 
         Raises:
-            RolloutError: when the policy server is gone or a plugin is broken.
+            RolloutError: when the policy server is gone, or a plugin or a reward function is broken.
         """
         hier, parts = self.recipe.hier, self.recipe.parts
         setup = RolloutSetup(
@@ -70,7 +73,13 @@ class RolloutRunner:
         worker = parts.worker
         make_worker = partial(worker.spec.factory, worker.options)
         rollout = Rollout(request, setup, make_worker, Roles.of(worker.spec, worker.options))
+=======
+        rollout = Rollout(request, setup, partial(parts.worker.spec.factory, parts.worker.options))
+        sampler = parts.sampler.spec.factory(parts.sampler.options)
+>>>>>>> 6d89b48 (Reward functions by name and weight in a recipe, format checks and a judge model)
         if request.validate:
             independent = self.recipe.host.spec("sampler", "independent")
-            return await roll_out(rollout, independent.factory(independent.options()))
-        return await roll_out(rollout, parts.sampler.spec.factory(parts.sampler.options))
+            sampler = independent.factory(independent.options())
+        graph = await roll_out(rollout, sampler)
+        await rate(graph, request.task, self.recipe.rewards)
+        return graph
