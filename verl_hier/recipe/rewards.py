@@ -53,6 +53,6 @@ def _check_call(name: str, function: Callable[..., Any], options: Mapping[str, A
         signature.bind(object(), **options)
     except TypeError as error:
         raise RecipeError(
-            f"hier.rewards.{name}.options: {function.__name__}{signature} cannot be called with an episode or turn and these "
-            f"options: {error}."
+            f"hier.rewards.{name}.options: {function.__name__}{signature} cannot be called with an episode or turn and "
+            f"these options: {error}."
         ) from error

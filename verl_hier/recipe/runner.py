@@ -12,8 +12,8 @@ from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.rewards import rate
 from verl_hier.rollout.roles import Roles
-        sampler = parts.sampler.spec.factory(parts.sampler.options)
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import Environments, RolloutSetup
 
@@ -73,10 +73,7 @@ class RolloutRunner:
         worker = parts.worker
         make_worker = partial(worker.spec.factory, worker.options)
         rollout = Rollout(request, setup, make_worker, Roles.of(worker.spec, worker.options))
-=======
-        rollout = Rollout(request, setup, partial(parts.worker.spec.factory, parts.worker.options))
         sampler = parts.sampler.spec.factory(parts.sampler.options)
->>>>>>> 6d89b48 (Reward functions by name and weight in a recipe, format checks and a judge model)
         if request.validate:
             independent = self.recipe.host.spec("sampler", "independent")
             sampler = independent.factory(independent.options())
