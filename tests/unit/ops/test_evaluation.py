@@ -169,7 +169,7 @@ def test_a_served_model_plays_with_messages(households: ComposedRecipe) -> None:
     [
         ("expert", "himac_alfworld", Plan(tasks=[9]), "there is no task 9: the split 'val' has 4 tasks"),
         ("/nowhere/at/all", "himac_alfworld", Plan(), "there is no run and no model at /nowhere/at/all"),
-        ("expert", "agentflow_alfworld", Plan(), "hier.worker.name: no demonstrations for"),
+        ("expert", "chain_of_agents_alfworld", Plan(), "hier.worker.name: no demonstrations for"),
     ],
 )
 def test_what_cannot_be_played_is_one_sentence(source: str, recipe: str, plan: Plan, words: str) -> None:
