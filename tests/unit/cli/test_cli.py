@@ -424,7 +424,7 @@ def test_new_recipe_refuses_names_that_are_taken(verl_hier: Run, tmp_path: Path,
     ("name", "sentence"),
     [
         ("json", "standard library"),
-        ("numpy", "is an installed Python package"),
+        ("yaml", "is an installed Python package"),
         ("pip", "is installed already"),
         ("class", "cannot name a Python module"),
         ("_hidden", "cannot name a Python module"),
