@@ -108,7 +108,7 @@ def _require_module_name(name: str) -> None:
     if name in OWN_FILES:
         raise HierError(f"{name!r} has a meaning of its own in a package; choose another name.")
     if name in sys.stdlib_module_names:
-        raise HierError(f"{name!r} is a module of Python's standard library, which a plugin would hide; choose another.")
+        raise HierError(f"{name!r} is a module of Python's standard library, which it would hide; choose another name.")
 
 
 def _require_free(kind: Package, name: str) -> None:
@@ -127,7 +127,7 @@ def _require_free(kind: Package, name: str) -> None:
     # A folder without code, such as one in the working directory, has a spec too, but no origin.
     found = find_spec(name)
     if name in metadata.packages_distributions() or (found is not None and found.origin is not None):
-        raise HierError(f"{name!r} is an installed Python package, which a plugin would hide; choose another name.")
+        raise HierError(f"{name!r} is an installed Python package, which it would hide; choose another name.")
 
 
 def _is_distribution(name: str) -> bool:
@@ -141,7 +141,7 @@ def _is_distribution(name: str) -> bool:
 def _require_no_clash(name: str, code: str) -> None:
     """Refuse a name whose class would be called like something that the example imports or defines."""
     if re.search(rf"\b{_camel(name)}\b", code):
-        raise HierError(f"{name!r} makes a class {_camel(name)}, which is taken in the new module; choose another name.")
+        raise HierError(f"{name!r} makes a class {_camel(name)}, which its module has already; choose another name.")
 
 
 def _files(folder: Any, below: str = "") -> list[tuple[str, str]]:

@@ -42,11 +42,11 @@ def check_environment(
 ) -> None:
     """Play an environment and fail with a sentence where it breaks its contract.
 
-    Checked: tasks are JSON-able; the splits share none; equal task, seed and actions give equal steps, also while other instances run in the
-    same process and draw from its global random generators; a nonsensical action is answered with `valid=False` and
-    changes nothing; equal anchors come with equal admissible actions; a fork is equal to its source, independent of it,
-    and outlives it; closing leaves no thread, process or open file behind; the process pool gives the same steps, also
-    by replay after a crash, and a call that exceeds its time limit loses its own episode only.
+    Checked: tasks are JSON-able; the splits share none; equal task, seed and actions give equal steps, also while other
+    instances run in the same process and draw from its global random generators; a nonsensical action is answered with
+    `valid=False` and changes nothing; equal anchors come with equal admissible actions; a fork is equal to its source,
+    independent of it, and outlives it; closing leaves no thread, process or open file behind; the process pool gives
+    the same steps, also by replay after a crash, and a call that exceeds its time limit loses its own episode only.
 
     An environment that lists no admissible actions is played with `actions`, else by its expert, else with nonsense.
 

@@ -238,7 +238,7 @@ def test_a_fork_that_the_spec_denies():
         (lambda options, split: [{"instruction": "x", "start": random.random()}], "gives other tasks"),
         (None, "has no `tasks` function"),
         (lambda options, split: [{"instruction": "x", "start": 1}], "is in the split 'train' and in 'val'"),
-        (lambda options, split: [{"instruction": "x", "start": 1, "id": split}], "is in the split 'train' and in 'val'"),
+        (lambda options, split: [{"instruction": "x", "start": 1, "id": split}], "'train' and in 'val'"),
         (lambda options, split: {"train": [{"instruction": "x", "start": 1}]}[split], "raises KeyError"),
     ],
 )
