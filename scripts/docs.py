@@ -156,9 +156,12 @@ def mapping(reference: str, head: str, prefix: str = "") -> Iterator[str]:
 
 
 def losses() -> Iterator[str]:
-    """The policy losses; each has a page of its name."""
-    found = sorted(host().policy_losses().items())
-    yield from table(("policy loss", "what it does"), *((f"[`{k}`]({k}.md)", cell(loss.summary)) for k, loss in found))
+    """The policy losses with the pages that the docstrings of their modules name."""
+    rows = []
+    for name, loss in sorted(host().policy_losses().items()):
+        page = re.search(r"docs/methods/([\w/-]+\.md)", sys.modules[loss.function.__module__].__doc__ or "")
+        rows.append((f"[`{name}`]({page[1] if page else f'{name}.md'})", cell(loss.summary)))
+    yield from table(("policy loss", "what it does"), *rows)
 
 
 def columns(kind: str) -> Iterator[str]:

@@ -6,13 +6,12 @@ Here are methods whose rows are turns or episodes, the policy losses, the reward
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from tests.conformance import critic_fixtures, tree_fixtures
+from tests.conformance import branch_fixtures, critic_fixtures, state_fixtures, tree_fixtures
 from tests.conformance.builtin_parts import part, plugin_module
-from tests.conformance.layout import Case, Outputs, first_seen, on_mask
+from tests.conformance.layout import ActorConfig, Case, Outputs, first_seen, on_mask
 from tests.conformance.rounds import replay
 from verl_hier.credit import group_ids, rewards_to_go, turn_keys
 from verl_hier.graph.turn_table import TurnTable
@@ -148,13 +147,6 @@ def hgpo(case: Case) -> Outputs:
     return {"discounted_returns": returns, "adv_row": credit_of("hgpo", table, **options)}
 
 
-class ActorConfig(dict[str, Any]):
-    """The part of verl's actor configuration that a policy loss reads."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
-
-
 def aepo_policy_loss(case: Case) -> Outputs:
     """Loss, metrics and gradient; the entropy-aware advantage is applied before, as the estimator does."""
     import torch
@@ -234,4 +226,13 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "mars": critic_fixtures.mars,
     "arpo_rollout": arpo_rollout,
     "aepo_rollout": aepo_rollout,
+    "at2po": branch_fixtures.at2po,
+    "at2po_expand": branch_fixtures.at2po_expand,
+    "at2po_policy_loss": branch_fixtures.at2po_policy_loss,
+    "branpo": branch_fixtures.branpo,
+    "branpo_sampler": branch_fixtures.branpo_sampler,
+    "grpo_roc": branch_fixtures.grpo_roc,
+    "t2po_resample": branch_fixtures.t2po_resample,
+    "epo": state_fixtures.epo,
+    "gdro": state_fixtures.gdro,
 }

@@ -23,3 +23,10 @@ def first_seen(keys: ArrayLike) -> NDArray[np.int64]:
     rank = np.empty(len(unique), np.int64)
     rank[np.argsort(first)] = np.arange(len(unique))
     return rank[inverse]
+
+
+class ActorConfig(dict[str, Any]):
+    """The part of verl's actor configuration that a policy loss reads."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]

@@ -94,7 +94,7 @@ async def _demonstrate(
         graph, _ = await play(
             local,
             tasks[number],
-            worker,
+            lambda: worker.spec.factory(worker.options),
             policy,
             renderer,
             limits,

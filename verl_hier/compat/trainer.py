@@ -21,7 +21,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
-from verl.workers.utils.padding import response_to_nested
+from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_hier.compat.dataset import TASK_FIELDS
 from verl_hier.compat.losses import worker_with_losses
@@ -131,6 +131,11 @@ class HierTrainerMixin(_Base):
             self._exchange_tasks(batch)
         phase = json.dumps(self.schedule.phase(self.global_steps).to_dict())
         tu.assign_non_tensor_data(batch, "hier_phase", phase)
+        # Data sets of verl need not number their tasks.
+        tasks = [int(place) for place in tu.get(batch, "index", [])]
+        counts = self.schedule.episodes(self.global_steps, tasks, self.config.actor_rollout_ref.rollout.n)
+        if counts:
+            tu.assign_non_tensor_stack(batch, "hier_n", counts)
         return batch
 
     def _exchange_tasks(self, batch: TensorDict) -> None:
@@ -170,9 +175,28 @@ class HierTrainerMixin(_Base):
         config, group = self.config.actor_rollout_ref.actor, self.actor_rollout_wg
         self.actor_rollout_wg = _MiniBatches(group, self._mini_batches(config.ppo_mini_batch_size))
         try:
-            return super()._update_actor(batch, metrics)
+            batch = super()._update_actor(batch, metrics)
         finally:
             self.actor_rollout_wg = group
+        if self.schedule.reads_losses:
+            self._read_losses(batch)
+        return batch
+
+    def _read_losses(self, batch: Any) -> None:
+        """Show the schedule the loss of each row under the updated policy, at the cost of a forward pass."""
+        assert self._step is not None
+        actor = self.config.actor_rollout_ref.actor
+        low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
+        high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+        self.actor_rollout_wg.compute_log_prob(batch)
+        fields = ["log_probs", "old_log_probs", "advantages", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        data["log_probs"] = response_from_nested(data.pop("log_probs"), data["response_mask"])
+        columns = {name: [row.numpy() for row in data[name].unbind()] for name in fields}
+        group, losses = self._step.row_losses(list(batch.keys), columns, low, high)
+        self.schedule.learned(group, losses, self.global_steps)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         config, group = self.config.critic, self.critic_wg
@@ -239,7 +263,7 @@ class HierTrainerMixin(_Base):
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         assert self._step is not None
-        columns = ["response_mask", "old_log_probs", "rollout_log_probs", "values"]
+        columns = ["response_mask", "old_log_probs", "rollout_log_probs", "entropy", "values"]
         native = self.parts.estimator.spec.native
         if native:
             batch = super()._compute_advantage(batch, metrics)
@@ -255,6 +279,7 @@ class HierTrainerMixin(_Base):
             host=self.host,
             estimator=self.parts.estimator,
             guards=self.hier.guards,
+            schedule=self.schedule,
             number=self.global_steps,
             metrics=metrics,
         )

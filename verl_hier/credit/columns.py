@@ -17,11 +17,13 @@ class Column:
     """
 
     meaning: str
-    provider: Literal["environment", "worker", "sampler", "critic"]
+    provider: Literal["environment", "worker", "sampler", "schedule", "critic"]
     line: str
 
 
 _WORKER = "hier.worker.name"
+_SAMPLER = "hier.sampler.name"
+_SCHEDULE = "hier.schedule.name"
 _ENVIRONMENT = "hier.environment.name"
 _CRITIC = "critic.enable: true"
 
@@ -49,6 +51,13 @@ COLUMNS: dict[str, Column] = {
     "budget": Column("token budget that the prompt announced", "worker", _WORKER),
     "judge": Column("judge score of the turn in [0, 1]", "worker", _WORKER),
     "format": Column("whether the turn's tags parse, 0 or 1", "worker", _WORKER),
+    "suffix": Column("whether the turn belongs to the ending of its episode", "sampler", _SAMPLER),
+    "preference": Column("1 for the better of two endings, -1 for the worse", "sampler", _SAMPLER),
+    "class_weight": Column("weight of the task's class", "schedule", _SCHEDULE),
+    "entropy_mean": Column("mean entropy of such turns in earlier steps", "schedule", _SCHEDULE),
+    "smoothing": Column("present weight of the entropy smoothing", "schedule", _SCHEDULE),
+    "own_return": Column("return of the role in the episode", "schedule", _SCHEDULE),
+    "baseline": Column("running mean of such returns before the episode", "schedule", _SCHEDULE),
     "skill_used": Column("whether the turn used a stored skill", "worker", _WORKER),
 }
 
@@ -58,9 +67,9 @@ def missing_column(estimator: str, column: str) -> str:
     known = COLUMNS.get(column)
     if known is None:
         return (
-            f"estimator {estimator!r} needs the column {column!r}, which a worker, sampler or environment has to list "
-            f"in its `provides`; choose one that does in `hier.worker.name`, `hier.sampler.name` or "
-            f"`hier.environment.name`."
+            f"estimator {estimator!r} needs the column {column!r}, which a worker, sampler, schedule or environment "
+            f"has to list in its `provides`; choose one that does in `hier.worker.name`, `hier.sampler.name`, "
+            f"`hier.schedule.name` or `hier.environment.name`."
         )
     if known.provider == "critic":
         remedy = f"set `{known.line}`"

@@ -83,14 +83,41 @@ def is_leaf(parent: ArrayLike) -> Bools:
     return children_count(parent) == 0
 
 
-def children_mean(parent: ArrayLike, values: ArrayLike) -> Floats:
-    """(T,) value of a node as the mean of its children's values, from the leaves up; every child has one vote."""
+def children_mean(parent: ArrayLike, values: ArrayLike, votes: ArrayLike | None = None) -> Floats:
+    """(T,) value of a node as the mean of its children's values, from the leaves up.
+
+    Args:
+        parent: (T,) parent ids.
+        values: (T,) float; only those of leaves are read.
+        votes: (T,) non-negative weight of each node among its siblings; one vote each when omitted. A node whose
+            children have no vote gets 0.
+    """
     ids = check_parents(parent)
-    count = np.maximum(children_count(ids), 1)
+    weight = np.ones(ids.size) if votes is None else np.asarray(votes, np.float64)
+    inner = ids >= 0
+    sums = np.bincount(ids[inner], weight[inner], ids.size)
+    share = np.divide(weight, sums[ids], out=np.zeros(ids.size), where=inner & (sums[ids] > 0))
     total = np.where(is_leaf(ids), np.asarray(values, np.float64), 0.0)
     for nodes in levels_up(ids):
-        np.add.at(total, ids[nodes], total[nodes] / count[nodes])
-    return total / count
+        np.add.at(total, ids[nodes], total[nodes] * share[nodes])
+    return total
+
+
+def under_tasks(parent: ArrayLike, group: ArrayLike) -> tuple[Ints, Ints]:
+    """Trees of one task as one tree: a node for each task above its first nodes.
+
+    Args:
+        parent: (T,) parent ids.
+        group: (T,) task of each node, any labels.
+
+    Returns:
+        (T + G,) parent ids whose last G rows are the tasks, in the order of their labels; and (T,) the row of each
+        node's task.
+    """
+    ids = check_parents(parent)
+    task = ids.size + group_ids(group)
+    tasks = int(task.max()) + 1 - ids.size if ids.size else 0
+    return np.concatenate([np.where(ids >= 0, ids, task), np.full(tasks, -1, np.int64)]), task
 
 
 def above(parent: ArrayLike, values: ArrayLike, roots: ArrayLike = 0.0) -> Floats:

@@ -23,7 +23,7 @@ class TableBuilder:
         self._tokens: dict[str, list[Array]] = {}
         self._token_count = 0
         self._anchors: dict[str, int] = {}
-        self._names: dict[str, dict[str, int]] = {"agent": {}, "role": {}}
+        self._names: dict[str, dict[str, int]] = {"agent": {}, "role": {}, "source": {}}
         self._groups = 0
         self._trees = 0
         self._rows = 0
@@ -76,6 +76,8 @@ class TableBuilder:
             "tree": self._trees + episode.tree,
             "trained": episode.trained,
             "turns": turns,
+            "task": int(graph.task.get("index", self._groups)),
+            "source": self._code("source", str(graph.task.get("data_source", "unknown"))),
         }
 
     def _code(self, vocabulary: str, name: str) -> int:

@@ -48,6 +48,8 @@ EPISODE_COLUMNS: dict[str, str] = {
     "tree": "int; root tree of the episode, numbered over all groups",
     "trained": "bool; false for evaluation-only episodes",
     "turns": "int; turns on its path",
+    "task": "int; number of the task in its data set, the same in every step",
+    "source": "int; index into `names['source']`: the data source or environment of the task",
 }
 
 

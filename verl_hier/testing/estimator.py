@@ -48,6 +48,13 @@ TURN_FILLS: dict[str, Fill] = {
     "format": lambda rng, n: rng.integers(0, 2, n).astype(float),
     "skill_used": lambda rng, n: rng.integers(0, 2, n).astype(bool),
     "log_ratio": lambda rng, n: rng.normal(scale=0.1, size=n),
+    "suffix": lambda rng, n: rng.integers(0, 2, n),
+    "preference": lambda rng, n: rng.integers(-1, 2, n),
+    "class_weight": lambda rng, n: rng.uniform(0.5, 2.0, n),
+    "entropy_mean": lambda rng, n: rng.random(n),
+    "smoothing": lambda rng, n: np.full(n, 0.9),
+    "own_return": lambda rng, n: rng.normal(size=n),
+    "baseline": lambda rng, n: rng.normal(size=n),
 }
 TOKEN_FILLS: dict[str, Fill] = {
     "value": lambda rng, n: rng.normal(size=n),

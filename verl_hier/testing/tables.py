@@ -167,6 +167,8 @@ def _episodes(
         "tree": number(step_turn[first])[0],
         "trained": trained,
         "turns": np.bincount(step_episode, minlength=count).astype(np.int64),
+        "task": columns["group"][step_turn[last]],
+        "source": np.zeros(count, np.int64),
     }
     derived.update({name: np.asarray(column) for name, column in given.items()})
     return derived

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_hier.graph.nodes import Node
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from verl_hier.graph.turn_table import TurnTable
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,7 @@ class Phase:
 
     def trains(self, node: Node) -> bool:
         """Whether a turn is trained in this phase."""
-        return self.learns(node.role, node.level)
-
-    def learns(self, role: str, level: int) -> bool:
-        """Whether the turns of a role on a level are trained in this phase."""
-        return (self.levels is None or level in self.levels) and (self.roles is None or role in self.roles)
+        return (self.levels is None or node.level in self.levels) and (self.roles is None or node.role in self.roles)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, as it travels with the tasks and stays in the rollout graph."""
@@ -72,11 +74,46 @@ def phase_of(metrics: Mapping[str, Any]) -> str:
 
 
 class Schedule(ABC):
-    """Decides the phase of a step. Its state is part of the checkpoint."""
+    """Decides the phase of a step, and keeps the statistics of a method that cross steps. Its state is part of the
+    checkpoint.
+
+    Attributes:
+        reads_losses: whether `learned` is to be called, which costs a forward pass over the batch in each step.
+    """
+
+    reads_losses = False
 
     @abstractmethod
     def phase(self, step: int) -> Phase:
         """The phase of trainer step `step` (1-based)."""
+
+    def episodes(self, step: int, tasks: Sequence[int], n: int) -> list[int] | None:
+        """The number of episodes of each task of a step; None: all have what the recipe says.
+
+        Args:
+            step: trainer step.
+            tasks: numbers of the tasks in the data set.
+            n: `actor_rollout_ref.rollout.n`.
+        """
+        return None
+
+    def table_ready(self, table: TurnTable, step: int) -> dict[str, float]:
+        """Receive the turn table of a step before the estimator: add the columns that `ScheduleSpec.provides` names,
+        made of the statistics of earlier steps, then take this step into account.
+
+        Returns:
+            metrics, `hier/…`.
+        """
+        return {}
+
+    def learned(self, group: NDArray[np.int64], losses: NDArray[np.float64], step: int) -> None:  # noqa: B027
+        """Receive what the update of a step has left of the loss; only with `reads_losses`.
+
+        Args:
+            group: (R,) task of each trained row, as in the turn table.
+            losses: (R,) mean clipped loss of the tokens of each row under the updated policy.
+            step: trainer step.
+        """
 
     def observe(self, step: int, metrics: dict[str, Any]) -> None:  # noqa: B027 - optional
         """Receive the metrics of a finished step; for schedules that react to them."""

@@ -19,9 +19,12 @@ from verl_hier.recipe.schema import GuardOptions
 from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
 from verl_hier.training.ledger import Ledger, RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
+from verl_hier.training.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 Rows = list[NDArray[Any]]
+RowLosses = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""(R,) task of each row, as in the turn table, and (R,) its loss."""
 
 
 class TrainingStep:
@@ -39,6 +42,23 @@ class TrainingStep:
     def places(self, keys: Sequence[str]) -> list[int]:
         """Row number of each key; -1 for padding rows."""
         return [self._place.get(key, -1) for key in keys]
+
+    def row_losses(self, keys: Sequence[str], columns: Mapping[str, Rows], low: float, high: float) -> RowLosses:
+        """The clipped loss of each row under other log-probs than those it was credited with.
+
+        Args:
+            keys: keys of the batch in its present order, padding included.
+            columns: `advantages`, `old_log_probs`, `log_probs` and `response_mask`, one array a row in that order.
+            low, high: the policy ratio is clipped to [1 - low, 1 + high].
+        """
+        flat = {name: _gather(rows, self.places(keys), self.ledger.lengths) for name, rows in columns.items()}
+        ratio = np.exp(np.clip(flat["log_probs"] - flat["old_log_probs"], -20.0, 20.0))
+        plain = -flat["advantages"] * ratio
+        losses = np.maximum(plain, -flat["advantages"] * np.clip(ratio, 1.0 - low, 1.0 + high))
+        rows, mask = self.ledger.row, flat["response_mask"]
+        count = np.maximum(np.bincount(rows, mask, len(self.ledger.lengths)), 1.0)
+        group = np.asarray(self.ledger.table["episodes.group"], np.int64)[self.ledger.episode]
+        return group, np.bincount(rows, losses * mask, len(count)) / count
 
     def describe(self) -> dict[str, float]:
         """Metrics of the rollout and its groups."""
@@ -77,6 +97,7 @@ def train_step(
     host: PluginHost,
     estimator: Part,
     guards: GuardOptions,
+    schedule: Schedule,
     number: int,
     metrics: dict[str, Any],
 ) -> dict[str, Rows]:
@@ -85,11 +106,13 @@ def train_step(
     Args:
         step: rows and graphs.
         keys: keys of the batch in its present order, padding included.
-        columns: `response_mask`, `old_log_probs`, `rollout_log_probs`, `values` as one array a row, in that order;
+        columns: `response_mask`, `old_log_probs`, `rollout_log_probs`, `entropy`, `values` as one array a row, in that
+            order, where the trainer has them;
             `advantages` too, where verl has computed them (`EstimatorSpec.native`).
         host: enabled plugins, for the credit events.
         estimator: spec and options.
         guards: limits, loss weighting and shared-prefix rule.
+        schedule: may add columns to the turn table.
         number: trainer step.
         metrics: everything that is logged is added to it.
 
@@ -102,6 +125,7 @@ def train_step(
     flat = {name: _gather(rows, places, ledger.lengths) for name, rows in columns.items()}
     _add_token_columns(ledger, flat)
     host.hook.hier_table_ready(table=ledger.table, step=number)
+    metrics.update(schedule.table_ready(ledger.table, number))
     metrics.update(step.describe())
     mask = flat["response_mask"]
     if "rollout_log_probs" in flat and "old_log_probs" in flat:
@@ -146,13 +170,14 @@ def _scatter(rows: Rows, places: list[int]) -> Rows:
 
 
 def _add_token_columns(ledger: Ledger, flat: Mapping[str, NDArray[Any]]) -> None:
-    """Bring the critic's values and the training log-probs to the table's token columns."""
+    """Bring the critic's values, the training log-probs and the policy's exact entropies to the token columns; the
+    entropies replace the rollout's estimates."""
     tokens = ledger.table.tokens
     if "turn" not in tokens:
         return
     positions = ledger.token_positions()
     on_action = positions >= 0
-    for source, name in (("old_log_probs", "old_logprob"), ("values", "value")):
+    for source, name in (("old_log_probs", "old_logprob"), ("entropy", "entropy"), ("values", "value")):
         if source in flat:
             column = np.zeros(len(tokens["turn"]))
             column[positions[on_action]] = flat[source][on_action]

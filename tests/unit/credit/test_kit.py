@@ -34,6 +34,17 @@ VARIANTS = {
     "mc_grpo": [{"no_deviation": "zero", "drop_pivot": False}],
     "branchgrpo": [{"prune": 0.2}],
     "cory": [{"baseline": "critic"}],
+    "at2po": [
+        {"value": "child_mean", "advantage": "diff_parent", "entropy": "entropy"},
+        {"value": "leaf_mean", "advantage": "diff_localglobal", "normalise": False},
+    ],
+    "branpo": [{"scale": "none", "drop_uniform": True}],
+    "epo": [{"strength": 1.0}],
+    "epo_explicit": [{"gamma": 0.9}],
+    "ipa": [{"most_mismatch": None, "offset": 0.5}],
+    "rae": [{"gamma": 0.9, "drop_zero": False}],
+    "rtmc": [{"gamma": 0.9, "shrink": 1.0}],
+    "treerpo": [{"scale": "none", "least_spread": 0.0}],
 }
 
 

@@ -23,7 +23,7 @@ def call(name, ratio, advantage, weights=None):
     return loss.item(), log_prob.grad, metrics
 
 
-@pytest.mark.parametrize("name", ["aepo", "hispo"])
+@pytest.mark.parametrize("name", ["aepo", "hispo", "at2po", "at2po_soft", "gspo_soft", "ipa"])
 def test_signature_is_verls(name):
     from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
 
@@ -65,3 +65,63 @@ def test_bands_are_free():
     wide = module.hispo_loss(module.Bands(sequence=(0.0, 10.0), token=(0.0, 10.0)))
     _, metrics = wide(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), "token-mean", CONFIG)
     assert metrics["actor/hispo_kept_share"] == 1
+
+
+MASK = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 1.0, 1.0, 1.0]])
+
+
+def called(name, log_prob, advantage, mode="token-mean"):
+    log_prob = log_prob.clone().requires_grad_()
+    loss, metrics = policy_loss(name).function(torch.zeros_like(log_prob), log_prob, advantage, MASK, mode, CONFIG)
+    loss.backward()
+    return loss.item(), log_prob.grad, metrics
+
+
+def test_turns_are_runs_of_the_mask():
+    turns = plugin_module("losses.at2po").turn_numbers(MASK)
+    assert turns.tolist() == [[1, 1, 0, 2, 0], [0, 1, 1, 1, 1]]
+
+
+def test_a_turn_has_one_ratio_and_every_token_its_own_gradient():
+    log_prob = torch.tensor([[0.1, -0.05, 9.0, 0.04, 9.0], [9.0, 0.1, 0.1, -0.1, 0.02]])
+    advantage = torch.tensor([[1.0, 1.0, 0.0, 2.0, 0.0], [0.0, -1.0, -1.0, -1.0, -1.0]])
+    ratios = [math.exp(0.025), math.exp(0.04), math.exp(0.03)]
+    loss, gradient, metrics = called("at2po", log_prob, advantage)
+    assert loss == pytest.approx((-2 * ratios[0] - 2 * ratios[1] + 4 * ratios[2]) / 7, abs=1e-6)
+    expected = [-ratios[0], -ratios[0], 0, -2 * ratios[1], 0, 0, *[ratios[2]] * 4]
+    assert gradient.flatten().tolist() == pytest.approx([value / 7 for value in expected])
+    assert metrics["actor/pg_clipfrac"] == 0 and metrics["actor/single_turn_count"] == 1
+    share = torch.tensor([0.05, 0.04]) / 0.09
+    share = share.softmax(0)
+    entropy = -(share * share.log()).sum().item() / math.log(2)
+    assert metrics["actor/turn_kl_entropy"] == pytest.approx(entropy / 2, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("at2po", 0.0), ("at2po_soft", 1.28)])
+def test_a_clipped_turn_keeps_its_gradient_only_in_the_soft_form(name, kept):
+    log_prob = torch.full((2, 5), 0.5)
+    advantage = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0], [0.0] * 5])
+    loss, gradient, _ = called(name, log_prob, advantage)
+    assert loss == pytest.approx(-2 * 1.28 / 7)
+    assert gradient[0, :2].tolist() == pytest.approx([-kept / 7] * 2)
+
+
+def test_turn_ratios_of_one_turn_a_row_are_those_of_gspo():
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    log_prob = torch.tensor([[0.1, 0.3, 0.0, 0.2, 0.0], [0.0, 0.9, 0.1, -0.1, 0.1]])
+    advantage = torch.tensor([[1.0] * 5, [-1.0] * 5])
+    loss, _, _ = called("gspo_soft", log_prob, advantage, "seq-mean-token-mean")
+    ratio = torch.tensor([[math.exp(0.2)], [math.exp(0.25)]])
+    plain = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.28))
+    assert loss == pytest.approx(agg_loss(plain, MASK, "seq-mean-token-mean").item())
+
+
+def test_ipa_is_likelihood_for_good_turns_and_a_truncated_ratio_for_bad_ones():
+    log_prob = torch.tensor([[0.4, 0.2, 0.0, -0.5, 0.0], [0.0, 0.1, 0.1, -0.1, 0.1]])
+    advantage = torch.tensor([[2.0, 2.0, 0.0, -1.0, 0.0], [0.0, -1.0, -1.0, -1.0, -1.0]])
+    loss, gradient, metrics = called("ipa", log_prob, advantage)
+    down = math.exp(-0.5)
+    assert loss == pytest.approx((-2 * 0.6 + down * -0.5 + 0.2) / 7)
+    assert gradient.flatten().tolist() == pytest.approx([v / 7 for v in [-2, -2, 0, down, 0, 0, 1, 1, 1, 1]])
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(4 / 7)

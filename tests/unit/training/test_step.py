@@ -18,6 +18,7 @@ from verl_hier.testing.builtin import estimator
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
 from verl_hier.training.step import TrainingStep, store_graphs, train_step
+from verl_hier_plugins.schedules.joint import Joint, JointOptions
 
 HOST = PluginHost([])
 
@@ -31,7 +32,7 @@ def make_step(graph):
     return TrainingStep(identities, keys), keys, rows
 
 
-def run(graph, spec, order=None, guards=None, options=None, **more):
+def run(graph, spec, order=None, guards=None, options=None, schedule=None, **more):
     """`train_step` on a batch in `order` (row numbers, None for verl's padding rows of one token)."""
     step, keys, rows = make_step(graph)
     order = list(range(len(rows))) if order is None else order
@@ -49,6 +50,7 @@ def run(graph, spec, order=None, guards=None, options=None, **more):
         host=HOST,
         estimator=Part(spec, options or spec.options()),
         guards=guards or GuardOptions(),
+        schedule=schedule or Joint(JointOptions()),
         number=1,
         metrics=metrics,
     )

@@ -111,6 +111,12 @@ TRAINERS = (
         "corrected masks go back to the queue's layout",
     ),
     seam(
+        "response_from_nested",
+        "verl.workers.utils.padding:response_from_nested",
+        "log-probs of the updated policy are cut to the response, as verl cuts the old ones",
+        reads("verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob", '"compute_loss": False'),
+    ),
+    seam(
         "non_tensor_data",
         "verl.utils.tensordict_utils:assign_non_tensor_data",
         "the phase is attached to the prompts of a step",

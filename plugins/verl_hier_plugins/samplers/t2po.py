@@ -1,0 +1,154 @@
+"""T²PO: a turn that is as uncertain as the one before is sampled again (arXiv 2605.02178), docs/methods/t2po.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import SamplerSpec
+from verl_hier.rollout import Episode, Rollout, Sampler
+from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, start_episodes
+
+RESAMPLED = "resampled"
+
+
+@dataclass(frozen=True)
+class T2POOptions:
+    """Options of `t2po`. `actor_rollout_ref.rollout.n` is the number of episodes."""
+
+    least_change: float = 0.3
+    """A turn is sampled again while its uncertainty differs from that of the turn before by less than this, and at
+    all (η)."""
+    attempts: int = 2
+    """New samples of a turn at most."""
+    entropy_weight: float = 0.5
+    """Weight of the entropy in the uncertainty of a token; the rest is that of the missing confidence (α)."""
+    top: int = 5
+    """Likeliest tokens that make the confidence of a token (j)."""
+
+    def __post_init__(self) -> None:
+        if self.least_change < 0 or self.attempts < 0 or self.top < 1:
+            raise ValueError("least_change and attempts must be at least 0, top at least 1")
+        if not 0 <= self.entropy_weight <= 1:
+            raise ValueError(f"entropy_weight must be within [0, 1], got {self.entropy_weight}")
+
+
+@dataclass
+class _Line:
+    """An episode as it is kept, with the uncertainty of its last kept turn and the samples of the present one.
+
+    Attributes:
+        episode: the episode.
+        before: uncertainty of the last kept turn; None before the first.
+        tries: new samples of the present turn.
+        tokens: entropy and confidence of each token of the kept turns.
+    """
+
+    episode: Episode
+    before: float | None = None
+    tries: int = 0
+    tokens: list[tuple[float, float]] = field(default_factory=list)
+
+
+class T2PO(Sampler):
+    """See the module."""
+
+    def __init__(self, options: T2POOptions) -> None:
+        self._options = options
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        rollout.top_logprobs = self._options.top
+        lines = [_Line(episode) for episode in start_episodes(rollout, rollout.n)]
+        while running := [line for line in lines if not line.episode.over]:
+            lengths = [len(line.episode.path) for line in running]
+            await advance_turn(rollout, [line.episode for line in running])
+            moved = [line for line, n in zip(running, lengths, strict=True) if len(line.episode.path) > n]
+            while moved := [line for line in moved if self._stalls(rollout, line)]:
+                moved = await self._again(rollout, moved)
+
+    def _stalls(self, rollout: Rollout, line: _Line) -> bool:
+        """Measure the turn that was just taken; False when it is kept."""
+        options, episode = self._options, line.episode
+        turn = measure(rollout, episode, *episode.boundaries[-2:])
+        score = uncertainty(line.tokens + turn, len(turn), options.entropy_weight)
+        if episode.last_node is not None:
+            episode.last_node.decision |= {"uncertainty": score, "tries": line.tries}
+        if (
+            line.before is not None
+            and line.tries < options.attempts
+            and stalls(score, line.before, options.least_change)
+        ):
+            return True
+        line.before, line.tries, line.tokens = score, 0, line.tokens + turn
+        return False
+
+    async def _again(self, rollout: Rollout, lines: list[_Line]) -> list[_Line]:
+        """Sample the last turn of episodes again; returns those whose new turn replaced the old one."""
+        places = [ForkPoint(line.episode, line.episode.boundaries[-2], {"attempt": line.tries}) for line in lines]
+        forks = await fork_episodes(rollout, places)
+        alive = set(map(id, await advance_turn(rollout, forks)))
+        replaced: list[_Line] = []
+        for line, fork in zip(lines, forks, strict=False):
+            if id(fork) not in alive:
+                continue
+            line.episode.discard(RESAMPLED)
+            rollout.count(RESAMPLED)
+            line.episode, line.tries = fork, line.tries + 1
+            replaced.append(line)
+        return replaced
+
+
+def measure(rollout: Rollout, episode: Episode, start: int, stop: int) -> list[tuple[float, float]]:
+    """Entropy and confidence of each token of a turn, the nodes `start` to `stop` of an episode.
+
+    The confidence is the mean -log p of the likeliest tokens: high where one of them has all the probability.
+    """
+    found: list[tuple[float, float]] = []
+    for node in episode.nodes[start:stop]:
+        entropies = rollout.entropy_of(node)
+        for entropy, top in zip(entropies, node.top or [[]] * len(entropies), strict=True):
+            found.append((entropy, -sum(logprob for _, logprob in top) / max(len(top), 1)))
+    return found
+
+
+def uncertainty(tokens: Sequence[tuple[float, float]], last: int, weight: float) -> float:
+    """Geometric mean of the uncertainties of the last `last` tokens of an episode.
+
+    Args:
+        tokens: entropy and confidence of all tokens so far; each is scaled to [0, 1] over them.
+        last: tokens of the last turn.
+        weight: of the entropy; the rest is that of 1 - confidence.
+    """
+    if not last:
+        return 0.0
+    entropies, confidences = (_scaled(column) for column in zip(*tokens, strict=True))
+    mixed = [weight * h + (1 - weight) * (1 - c) for h, c in zip(entropies[-last:], confidences[-last:], strict=True)]
+    return math.exp(sum(math.log(max(value, 1e-6)) for value in mixed) / last)
+
+
+def _scaled(values: Sequence[float]) -> list[float]:
+    low, high = min(values), max(values)
+    return [(value - low) / ((high - low) or 1.0) for value in values]
+
+
+def stalls(score: float, before: float, least_change: float) -> bool:
+    """Whether a turn is sampled again: its score differs from that of the turn before, but by less than the least
+    change. Equal scores do not count, as in the released code."""
+    return 0 < abs(score - before) < least_change
+
+
+@hookimpl
+def hier_samplers() -> SamplerSpec:
+    return SamplerSpec(
+        "t2po",
+        T2PO,
+        T2POOptions,
+        summary="episodes whose turns are sampled again while their uncertainty stays what it was",
+        source="arXiv 2605.02178; WillDreamer/T2PO rollout_loop.py (rule of resampling)",
+        episodes=at_least(1, "t2po sampler completes n episodes"),
+        needs_fork=True,
+        needs_top_logprobs=True,
+    )

@@ -1,0 +1,106 @@
+"""Adapters of the recorded cases of EPO and GDRO, whose statistics cross steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.builtin_parts import plugin_module
+from tests.conformance.layout import Case, Outputs
+
+_SCORE = {"debias_scores_ema": "ema", "debias_scores": "mean"}
+_NAMES = {
+    "eta_q": "rate",
+    "gamma": "exploration",
+    "max_class_weight": "max_weight",
+    "passk_num_bins": "bins",
+    "passk_history_len": "history",
+    "passk_hysteresis": "hysteresis",
+    "passk_exclude_extremes": "exclude_extremes",
+    "ema_beta": "ema",
+    "loss_norm_by_class": "by_share",
+    "use_zscore": "standardise",
+    "z_std_floor": "z_floor",
+    "z_cap": "z_cap",
+    "passk_focus_warmup_steps": "focus_after",
+    "passk_focus_ramp_steps": "focus_ramp",
+}
+
+
+def _options(case: Case) -> Any:
+    """The configuration of the released code as options of the schedule."""
+    config = case["config"]
+    options = {ours: config[theirs] for theirs, ours in _NAMES.items() if theirs in config}
+    options |= {"score": next((ours for theirs, ours in _SCORE.items() if config.get(theirs)), "sum")}
+    if text := config.get("passk_edges", "").strip("[] "):
+        options["edges"] = tuple(float(edge) for edge in text.split(","))
+    if config.get("passk_focus_enable"):
+        pairs = (pair.split(":") for pair in config.get("passk_focus_map", "").strip("{} ").split(",") if pair)
+        options["focus"] = {number.strip(): float(factor) for number, factor in pairs}
+    if case.get("arms"):
+        options |= {"arms": tuple(case["arms"]), "mean_episodes": float(case["bar_n"]), "dual_rate": case["dual_lr"]}
+    return plugin_module("schedules.gdro").GDROOptions(**options)
+
+
+def _named(values: dict[str, Any]) -> dict[str, Any]:
+    return {f"accbin_{name}": value for name, value in values.items()}
+
+
+def gdro(case: Case) -> Outputs:
+    """Steps in a row: classes and weights before each, then what is learned from its losses and outcomes."""
+    groups = plugin_module("schedules.gdro").GroupWeights(_options(case))
+    steps = []
+    for step in case["steps"]:
+        tasks = step["uids"]
+        classes = groups.classify(tasks)
+        result: dict[str, Any] = {
+            "classes": [f"accbin_{name}" for name in classes],
+            "weights": groups.weights(classes),
+        }
+        arms = None
+        if case.get("arms"):
+            arms = groups.choose(classes, step["budget"])
+            total = sum(arms[name] for name in classes)
+            result |= {
+                "arm": _named(arms),
+                "arm_total": total,
+                "arm_probs": _named(groups.arm_chances(classes)),
+            }
+        rows = step["losses_per_prompt"]
+        repeated = [name for name, losses in zip(classes, rows, strict=True) for _ in losses]
+        groups.learn(repeated, [loss for losses in rows for loss in losses], arms)
+        if arms is not None:
+            groups.raise_price(total / len(tasks))
+            result["dual_mu"] = groups.state.price
+        groups.note(tasks, step["any_correct"])
+        steps.append(result)
+    final = {
+        "scores": _named(groups.state.sums),
+        "ema": _named(groups.state.averages),
+        "accuracy": {task: groups.rate(task) for task in sorted(groups.state.seen)},
+    }
+    return {"steps": steps, "final": final}
+
+
+def epo(case: Case) -> Outputs:
+    """Penalties of entropies that leave the range around the mean of earlier rollouts, and the term of the loss."""
+    module = plugin_module("schedules.epo")
+    entropy, mask = np.asarray(case["entropy"], np.float64), np.asarray(case["response_mask"], np.float64)
+    means = np.asarray(case["step_entropy_history"], np.float64).mean(0)[np.asarray(case["turn"])]
+    compared = entropy if case["mask_mode"] == "token" else entropy.mean(1, keepdims=True)
+    outside = module.outside(compared, means[:, None], case["min_ratio"], case["max_ratio"])
+    weight = 1.0
+    if case["epoch"] is not None:
+        weight = module.smoothing_weight(case["epoch"], case["max_epochs"])
+    penalty = np.broadcast_to(case["out_range_penalty"] * weight * (outside != 0), entropy.shape)
+
+    def mean(values: np.ndarray) -> float:
+        return float((values * mask).sum() / mask.sum())
+
+    return {
+        "penalty": penalty,
+        "in_range_ratio": float((outside == 0).mean()),
+        "epoch_weight": weight,
+        "entropy_term": -case["entropy_coeff"] * (mean(entropy) - case["entropy_smooth_coeff"] * mean(penalty)),
+    }
