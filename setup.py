@@ -18,6 +18,6 @@ setup(
         "verl_hier": ["py.typed", "**/*.json"],
         "verl_hier_plugins": ["py.typed", "**/*.json"],
         "verl_hier_recipes": ["**/*.yaml"],
-        "verl_hier_examples": ["**/*.py", "**/*.toml", "**/*.md"],
+        "verl_hier_examples": ["**/*.py", "**/*.toml", "**/*.md", "**/*.yaml"],
     },
 )

@@ -30,6 +30,11 @@ class RolloutError(HierError):
     """A rollout cannot go on: the server is gone, or no episode of the batch survived."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another package says, without the lines below and the full stop: fit for a sentence of ours."""
+    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' (did you mean X?)' when a known word is close, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)

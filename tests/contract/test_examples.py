@@ -15,7 +15,7 @@ from tests.fixtures.example_packages import EXAMPLES, install_examples
 @pytest.mark.slow
 def test_their_own_tests_pass(tmp_path: Path) -> None:
     names = [folder.name for folder in sorted(EXAMPLES.iterdir()) if (folder / "pyproject.toml").exists()]
-    assert len(names) == 6
+    assert len(names) == 7
     site = install_examples(tmp_path / "site", *names)
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     folders = [str(EXAMPLES / name / "tests") for name in names]

@@ -15,10 +15,10 @@ from verl_hier.recipe.paths import DISTILLED
 
 if TYPE_CHECKING:
     from verl_hier.coldstart.distill import Student, Teacher
-    from verl_hier.coldstart.served import Messages
     from verl_hier.recipe.composed import ComposedRecipe
     from verl_hier.recipe.parts import Part
     from verl_hier.rollout import Limits
+    from verl_hier.served.policy import Messages
 
 EXPERT = "expert"
 
@@ -57,6 +57,7 @@ def distill(
     from verl_hier.coldstart.filters import Filters
     from verl_hier.recipe.composed import ComposedRecipe
     from verl_hier.rollout import Sampling
+    from verl_hier.served.policy import for_messages
 
     served = teacher != EXPERT
     composed = ComposedRecipe.named(recipe, overrides or ())
@@ -71,7 +72,7 @@ def distill(
             filters=Filters(activations, calls, upsample),
             weights=Weights(invalid_action=mistake_weight, observation=observation_weight),
             seed=seed,
-            limits=_for_messages(limits, max_tokens if served else limits.max_tokens_per_turn),
+            limits=for_messages(limits, max_tokens if served else limits.max_tokens_per_turn),
             sampling=Sampling(temperature=temperature),
             concurrency=concurrency if served else 1,
         ),
@@ -98,17 +99,9 @@ def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
     return system.parts.worker, system.limits
 
 
-def _for_messages(limits: Limits, max_tokens: int) -> Limits:
-    """Limits of the system: turns are the recipe's, lengths the endpoint's own (here a token is a message)."""
-    from dataclasses import replace
-
-    return replace(limits, max_tokens_per_turn=max_tokens, context_tokens=max_tokens + 100 * limits.max_turns)
-
-
 def _teacher(name: str, model: str, messages: Messages, random_action: float) -> Teacher:
-    from verl_hier.coldstart.distill import ExpertTeacher
+    from verl_hier.coldstart.distill import ExpertTeacher, ServedTeacher
     from verl_hier.coldstart.expert_policy import Noise
-    from verl_hier.coldstart.served import ServedTeacher
     from verl_hier.errors import HierError
 
     if name == EXPERT:

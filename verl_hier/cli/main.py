@@ -14,6 +14,7 @@ from verl_hier.cli import (
     create,
     data,
     distill,
+    evaluate,
     exchange,
     inspect,
     parts,
@@ -54,7 +55,7 @@ def _root(
 RUNNING, LOOKING, MAKING = "Running", "Looking", "Making"
 COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (RUNNING, {"quickstart": quickstart.quickstart}),
-    (RUNNING, {"check": check.check, "train": train.train, "recipes": recipes.recipes}),
+    (RUNNING, {"check": check.check, "train": train.train, "eval": evaluate.evaluate, "recipes": recipes.recipes}),
     (RUNNING, {"tiny": data.tiny, "demos": data.demos, "distill": distill.distill, "sft": data.sft}),
     (
         LOOKING,

@@ -53,7 +53,11 @@ def _compare(host: PluginHost, source: Path, names: str, pairs: list[str]) -> No
     from verl_hier.ops import offline
 
     specs: list[Any] = [host.spec("estimator", name.strip()) for name in names.split(",") if name.strip()]
-    found = offline.compare(specs, source, by_estimator(offline.parse_settings(pairs)), prepare=_prepare(host))
+    settings = by_estimator(offline.parse_settings(pairs))
+    strangers = sorted(set(settings) - {spec.name for spec in specs})
+    if strangers:
+        raise RecipeError(f"--set {strangers[0]}.…: {strangers[0]!r} is not among the estimators of --compare {names}.")
+    found = offline.compare(specs, source, settings, prepare=_prepare(host))
     line(f"{found.turns} trained turns; rank correlation and sign flips against {found.names[0]}")
     rows = [(row["name"], *(f"{row[key]:.3f}" for key in ("nonzero", "rank", "flips"))) for row in found.rows()]
     table(rows, head=("estimator", "with credit", "rank", "flips"))

@@ -94,7 +94,7 @@ async def _demonstrate(
         graph, _ = await play(
             local,
             tasks[number],
-            lambda: worker.spec.factory(worker.options),
+            worker,
             policy,
             renderer,
             limits,

@@ -20,12 +20,13 @@ from verl_hier.coldstart.episodes import LocalEnvironment, play
 from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.coldstart.filters import Filters, Report
 from verl_hier.coldstart.rows import rows_of, save
-from verl_hier.coldstart.served import Messages
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
 from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Generation, Limits, Policy, Renderer, Sampling, Scored
 from verl_hier.rollout.transcript import Transcript
+from verl_hier.served.client import ChatClient
+from verl_hier.served.policy import Messages, ServedPolicy
 
 DATA, EPISODES, REPORT = "data.parquet", "episodes.jsonl", "report.json"
 
@@ -60,6 +61,17 @@ class ExpertTeacher:
 
     async def close(self) -> None:
         """See `Teacher.close`."""
+
+
+class ServedTeacher(ServedPolicy):
+    """A model behind an endpoint; see `Teacher`."""
+
+    def __init__(self, url: str, model: str, messages: Messages, timeout_s: float = 120.0) -> None:
+        super().__init__(ChatClient(url, model, timeout_s, "the teacher"), messages)
+
+    def policy(self, environment: LocalEnvironment, messages: Messages, system: Part, rng: random.Random) -> Policy:
+        """See `Teacher.policy`; one client serves all episodes."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -201,7 +213,7 @@ class _Distiller:
         graph, transcript = await play(
             environment,
             self._tasks[number],
-            lambda: plan.system.spec.factory(plan.system.options),
+            plan.system,
             teacher.policy(environment, self._messages, plan.system, rng),
             self._messages,
             plan.limits,
@@ -225,7 +237,7 @@ class _Distiller:
         replayed, _ = await play(
             environment,
             self._tasks[number],
-            lambda: student.worker.spec.factory(student.worker.options),
+            student.worker,
             prepared,
             student.renderer,
             student.limits,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.graph.nodes import RolloutGraph
-from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler, Sampling, Worker
+from verl_hier.recipe.parts import Part
+from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler, Sampling
 from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import RolloutSetup
 from verl_hier.rollout.transcript import Transcript
@@ -53,7 +55,7 @@ class _SingleEpisode(Sampler):
 async def play(
     environment: LocalEnvironment,
     task: Mapping[str, Any],
-    make_worker: Callable[[], Worker],
+    worker: Part,
     policy: Policy,
     renderer: Renderer,
     limits: Limits,
@@ -67,7 +69,7 @@ async def play(
     Args:
         environment: where it is played.
         task: one of the environment's tasks.
-        make_worker: makes the worker that drives the episode.
+        worker: drives the episode.
         policy: generates the turns.
         renderer: turns messages into the policy's tokens.
         limits: limits of the episode.
@@ -84,6 +86,7 @@ async def play(
         sampling=sampling or Sampling(),
     )
     setup = RolloutSetup({DEFAULT_POLICY: policy}, renderer, environment, limits, seed)
-    rollout = Rollout(request, setup, make_worker)
+    spec, options = worker.spec, worker.options
+    rollout = Rollout(request, setup, lambda: spec.factory(options), Roles.of(spec, options))
     graph = await roll_out(rollout, _SingleEpisode())
     return graph, Transcript.of(rollout.episodes[0])

@@ -57,8 +57,8 @@ def is_hierarchical(worker: Part) -> bool:
         RecipeError: for a worker whose roles the expert cannot play.
     """
     spec = worker.spec
-    roles = spec.roles if spec.active_roles is None else spec.active_roles(worker.options)
-    levels = sorted({spec.roles[role] for role in roles})
+    roles = spec.levels(worker.options)
+    levels = sorted(set(roles.values()))
     if levels not in ([0], [0, 1]) or len(roles) != len(levels):
         hint = f" `verl-hier distill` makes them for {spec.name!r} from the episodes of such a worker."
         raise RecipeError(

@@ -119,7 +119,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
                 graph.nodes[episode.leaf].reward += last.reward_score
                 episode.ret = sum(graph.nodes[i].reward for i in graph.path(episode.id))
                 info = last.extra_fields.get("reward_extra_info", {})
-                episode.reward_info = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
+                episode.reward_info |= {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
 
     async def _publish(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any], validate: bool) -> None:
         """One put for each episode with rows; the graph itself travels with the first row of the task."""
@@ -144,6 +144,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         record = graph.episodes[row.episode]
         versions = [graph.nodes[i].policy_version for i in row.nodes]
         accuracy = float(record.success) if record.success is not None else record.ret
+        by_verl = record.reward_info.keys() - self._runner.recipe.rewards.keys()
         return AgentLoopOutput(
             prompt_ids=row.prompt,
             response_ids=row.response,
@@ -153,7 +154,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             num_turns=len(row.nodes),
             metrics=AgentLoopMetrics(),
             extra_fields={
-                "reward_extra_info": record.reward_info or {"acc": accuracy},
+                "reward_extra_info": record.reward_info if by_verl else {"acc": accuracy, **record.reward_info},
                 "min_global_steps": min(low for low, _ in versions),
                 "max_global_steps": max(high for _, high in versions),
                 "hier": {"episode": row.episode, "index": graph.task["index"], "turn_index": row.turn_index},

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from verl_hier.errors import RecipeError
+from verl_hier.compat.hub import require_on_hub
+from verl_hier.errors import RecipeError, first_line
 from verl_hier.rollout import Renderer
 from verl_hier.rollout.plain_renderer import PlainRenderer
 
@@ -24,13 +25,13 @@ def load_tokenizer(model: str | os.PathLike[str], option: str = "--model", trust
     """
     from transformers import AutoTokenizer
 
+    require_on_hub(model, option)
     try:
         return AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers and the hub raise many unrelated types
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise RecipeError(
-            f"{option} {model}: there is no tokenizer ({reason}); give the folder of a model or its Hugging Face name; "
-            "`verl-hier tiny RECIPE` makes a small one."
+            f"{option} {model}: there is no tokenizer ({first_line(error)}); give the folder of a model or its Hugging "
+            "Face name; `verl-hier tiny RECIPE` makes a small one."
         ) from error
 
 

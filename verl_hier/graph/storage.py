@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import GraphError
+from verl_hier.errors import GraphError, first_line
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.nodes import SCHEMA_VERSION, RolloutGraph
 
@@ -125,11 +125,11 @@ def _lines(source: Path) -> Iterator[str]:
         try:
             yield from pq.read_table(source, columns=["graph"]).column("graph").to_pylist()
         except Exception as error:  # pyarrow raises several unrelated types for damaged files
-            raise GraphError(f"{source} is not a Parquet file of rollout graphs: {error}.") from error
+            raise GraphError(f"{source} is not a Parquet file of rollout graphs: {first_line(error)}.") from error
         return
     opener = gzip.open if source.suffix == ".gz" else open
     try:
         with opener(source, "rt", encoding="utf-8") as file:
             yield from (line for line in file if line.strip())
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise GraphError(f"cannot read rollout graphs from {source}: {error}.") from error
+        raise GraphError(f"cannot read rollout graphs from {source}: {first_line(error)}.") from error

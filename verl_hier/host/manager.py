@@ -245,9 +245,9 @@ class PluginHost:
         points = entry_points()
         off = {n for point in points.values() for n in (point.name, *contained(point))} - set(self._candidates)
         if name in off:
-            return f"; the plugin {name!r} is installed but off, enable it with `hier.plugins.{name}: true`"
+            return f"; the plugin {name!r} is installed but off: {_switch(name)}"
         idle = sorted(off & set(points) - {point.parent for point in self._candidates.values()})
-        return f"; installed but not enabled under `hier.plugins`: {', '.join(idle)}" if idle else ""
+        return f"; installed but not enabled: {', '.join(idle)} ({_switch(idle[0])})" if idle else ""
 
 
 _HOSTS: dict[frozenset[tuple[str, bool]], PluginHost] = {}
@@ -322,3 +322,9 @@ def _status(candidate: Candidate, enabled: bool, broken: str = "") -> PluginStat
 
 def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
+
+
+def _switch(plugin: str) -> str:
+    return (
+        f"a recipe enables it with `hier.plugins.{plugin}: true`, a command without a recipe with `--enable {plugin}`"
+    )

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -146,10 +146,10 @@ class WorkerSpec(Spec):
     `factory(options)` returns a `rollout.Worker`.
 
     Attributes:
-        roles: role name to level (0 is the highest).
+        roles: role name to level (0 is the highest). A turn of any other role is refused while an episode runs.
         provides: turn-table columns and token masks that this worker fills besides the standard ones.
-        active_roles: `active_roles(options) -> tuple[str, ...]`, the roles that take turns with these options; None:
-            all of them.
+        active_roles: `active_roles(options)`, the roles that take turns with these options: names of `roles`, or a
+            mapping of role to level where the options name further roles; None: all of `roles`. See `levels`.
         transcribe: `transcribe(options, transcript) -> list[str]`, what a policy would have to generate in this
             worker to do what another worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word
             when it cannot.
@@ -160,9 +160,14 @@ class WorkerSpec(Spec):
     kind: ClassVar[Kind] = "worker"
     roles: Mapping[str, int] = field(default_factory=dict)
     provides: tuple[str, ...] = ()
-    active_roles: Callable[[Any], tuple[str, ...]] | None = None
+    active_roles: Callable[[Any], Iterable[str] | Mapping[str, int]] | None = None
     transcribe: Callable[[Any, Any], list[str]] | None = None
     needs_stop_strings: bool = False
+
+    def levels(self, options: Any) -> dict[str, int]:
+        """The roles that take turns with these options, each with its level. No other role may take one."""
+        active = self.roles if self.active_roles is None else self.active_roles(options)
+        return dict(active) if isinstance(active, Mapping) else {role: self.roles[role] for role in active}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_hier.credit import Credit, turn_credit
+from verl_hier.credit.columns import COLUMNS
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import CreditError, RecipeError
 from verl_hier.graph import RolloutGraph, TableBuilder, TurnTable, read_graphs
@@ -105,6 +106,7 @@ def credit(
     for batch in batches(source):
         if prepare is not None:
             prepare(batch.table, batch.step)
+        _require_columns(spec, batch.table)
         records += _records(batch, estimate(spec, batch.table, options))
     try:
         write_records(target, records)
@@ -141,6 +143,7 @@ def compare(
             prepare(batch.table, batch.step)
         trained = np.asarray(batch.table["trained"], bool)
         for column, spec, chosen in zip(columns, specs, options, strict=True):
+            _require_columns(spec, batch.table)
             column.append(turn_credit(batch.table, estimate(spec, batch.table, chosen))[trained])
     values = [np.concatenate(column) for column in columns]
     if values[0].size == 0:
@@ -188,6 +191,23 @@ def _spec(estimator: EstimatorSpec | str) -> EstimatorSpec:
     from verl_hier.testing.builtin import estimator as builtin
 
     return builtin(estimator)
+
+
+def _require_columns(spec: EstimatorSpec, table: TurnTable) -> None:
+    """Refuse an estimator that reads what the file does not hold; no line of a recipe can add it any more."""
+    missing = [column for column in spec.requires if column not in table.columns()]
+    if not missing:
+        return
+    known = COLUMNS.get(missing[0])
+    why = f"it credits only rollouts of a {known.provider if known else 'worker'} that lists it in `provides`"
+    if known is not None and known.provider == "critic":
+        why = (
+            "a critic's values are not stored with rollouts, so it credits only during a run with `critic.enable: true`"
+        )
+    raise CreditError(
+        f"estimator {spec.name!r} needs the column {missing[0]!r}{f' ({known.meaning})' if known else ''}, which these "
+        f"rollouts do not hold; {why}."
+    )
 
 
 def _records(batch: Batch, found: Credit) -> list[dict[str, Any]]:

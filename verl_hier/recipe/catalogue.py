@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import HierError, RecipeError, did_you_mean
+from verl_hier.errors import HierError, RecipeError, did_you_mean, first_line
 
 PACKAGE = "verl_hier_recipes"
 # Words of our command line that stand for the Hydra groups below `hier/`.
@@ -207,7 +207,10 @@ def package_folder(package: str) -> Path:
 
 
 def _read(path: Path) -> Recipe:
-    return Recipe(path.stem, path, path.read_text(encoding="utf-8"))
+    try:
+        return Recipe(path.stem, path, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the recipe file {path} cannot be read: {first_line(error)}.") from error
 
 
 def _renamed(reference: str, known: Mapping[str, Recipe]) -> tuple[str, ...]:

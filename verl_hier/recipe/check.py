@@ -20,6 +20,7 @@ from verl_hier.recipe.checks.parts import check_curriculum, check_needs, check_s
 from verl_hier.recipe.checks.resources import Sizes, check_memory, check_resources, lower_bound
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Parts
+from verl_hier.recipe.rewards import check_rewards
 from verl_hier.recipe.schema import HierConfig
 
 
@@ -90,6 +91,7 @@ def check_recipe(config: Any, *, offline: bool = True, command: str | None = Non
     hier, host, parts = recipe.hier, recipe.host, recipe.parts
     episodes = check_needs(plain, hier, parts, host)
     check_source(plain, parts.environment)
+    check_rewards(recipe.rewards, parts.worker)
     sizes = check_resources(plain, hier, episodes)
     model = model_facts(plain["actor_rollout_ref"]["model"], "actor_rollout_ref.model")
     _check_template(hier, model)
@@ -99,6 +101,7 @@ def check_recipe(config: Any, *, offline: bool = True, command: str | None = Non
     if not offline:
         _check_model(model, first)
         check_machine(plain)
+        _check_hub(plain, model)
         check_tasks(plain, parts.environment)
         check_curriculum(plain, hier, parts.environment)
     notes += _validate(plain)
@@ -124,8 +127,7 @@ def check_machine(config: Mapping[str, Any]) -> None:
             "or run one of the *_cpu recipes."
         )
     trainer = config["trainer"]
-    remote = config["ray_kwargs"]["ray_init"].get("address") or os.environ.get("RAY_ADDRESS")
-    if trainer["device"] == "cuda" and not remote:
+    if trainer["device"] == "cuda" and not _remote(config):
         _check_gpus(trainer)
 
 
@@ -153,6 +155,18 @@ def _check_model(model: ModelFacts, first: Sequence[str]) -> None:
             f"actor_rollout_ref.model.path: there is no model at {model.path!r} yet; make it with {commands}, or name "
             "another one."
         )
+
+
+def _check_hub(config: Mapping[str, Any], model: ModelFacts) -> None:
+    """Refuse a model that cannot be downloaded; a cluster may have what this machine has not."""
+    if model.local is None and not model.missing and not _remote(config):
+        from verl_hier.compat.hub import require_on_hub
+
+        require_on_hub(model.path, "actor_rollout_ref.model.path")
+
+
+def _remote(config: Mapping[str, Any]) -> bool:
+    return bool(config["ray_kwargs"]["ray_init"].get("address") or os.environ.get("RAY_ADDRESS"))
 
 
 def _check_template(hier: HierConfig, model: ModelFacts) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.parts import Parts, resolve
+from verl_hier.recipe.rewards import rewards_of
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.rollout import Limits
+from verl_hier.rollout.rewards import Reward
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,14 @@ class ComposedRecipe:
         hier: its `hier` block.
         host: the plugins that the block lists.
         parts: its five parts.
+        rewards: its reward functions by name.
     """
 
     config: Any
     hier: HierConfig
     host: PluginHost
     parts: Parts
+    rewards: Mapping[str, Reward] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Any) -> ComposedRecipe:
@@ -35,11 +39,11 @@ class ComposedRecipe:
 
         Raises:
             PluginError: when a listed plugin cannot be loaded.
-            RecipeError: when the `hier` block is wrong.
+            RecipeError: when the `hier` block is wrong, or names a reward function that cannot be imported.
         """
         hier = HierConfig.of(config)
         host = PluginHost.load(hier.plugins)
-        return cls(config, hier, host, resolve(hier, host))
+        return cls(config, hier, host, resolve(hier, host), rewards_of(hier))
 
     @classmethod
     def named(cls, reference: str, overrides: Sequence[str] = ()) -> ComposedRecipe:

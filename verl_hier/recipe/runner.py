@@ -9,9 +9,11 @@ from functools import partial
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.rollout import Policy, Renderer, Request, Rollout
+from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.rewards import rate
+from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import Environments, RolloutSetup
 
@@ -24,11 +26,13 @@ class RolloutRunner:
         recipe: the recipe.
         renderer: its template with the tokenizer of its model.
         vocabulary: size of that tokenizer.
+        limits: limits of an episode where they are not the recipe's, else None.
     """
 
     recipe: ComposedRecipe
     renderer: Renderer
     vocabulary: int
+    limits: Limits | None = None
 
     def pool(self) -> EnvironmentPool:
         """Processes for the recipe's environment."""
@@ -47,25 +51,32 @@ class RolloutRunner:
         environments: Environments,
         on_lost: Callable[[EpisodeRecord], None] = lambda record: None,
     ) -> RolloutGraph:
-        """The checked graph of one task. Validation plays independent episodes without a budget.
+        """The checked graph of one task, with the rewards of the recipe's reward functions.
+
+        Validation plays independent episodes without a budget.
 
         Raises:
-            RolloutError: when the policy server is gone or a plugin is broken.
+            RolloutError: when the policy server is gone, or a plugin or a reward function is broken.
         """
         hier, parts = self.recipe.hier, self.recipe.parts
         setup = RolloutSetup(
             policies={DEFAULT_POLICY: policy},
             renderer=self.renderer,
             environments=environments,
-            limits=self.recipe.limits,
+            limits=self.limits or self.recipe.limits,
             seed=hier.seed,
             budget=BudgetOptions() if request.validate else hier.rollout.budget,
             entropy=hier.rollout.entropy,
             vocabulary=self.vocabulary,
             on_lost=on_lost,
         )
-        rollout = Rollout(request, setup, partial(parts.worker.spec.factory, parts.worker.options))
+        worker = parts.worker
+        make_worker = partial(worker.spec.factory, worker.options)
+        rollout = Rollout(request, setup, make_worker, Roles.of(worker.spec, worker.options))
+        sampler = parts.sampler.spec.factory(parts.sampler.options)
         if request.validate:
             independent = self.recipe.host.spec("sampler", "independent")
-            return await roll_out(rollout, independent.factory(independent.options()))
-        return await roll_out(rollout, parts.sampler.spec.factory(parts.sampler.options))
+            sampler = independent.factory(independent.options())
+        graph = await roll_out(rollout, sampler)
+        await rate(graph, request.task, self.recipe.rewards)
+        return graph

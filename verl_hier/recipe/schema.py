@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,10 @@ from verl_hier.graph.rows import SharedPrefix
 from verl_hier.host.specs import KINDS, Kind, build_dataclass
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
+from verl_hier.rollout.rewards import RewardOptions
+
+_REWARD_NAME = re.compile(r"(?!(?:acc|reward)$)[\w-]+")
+"""Two names are taken: verl calls the return `reward`, and whether a task was solved `acc`."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,8 @@ class HierConfig:
     guards: GuardOptions = field(default_factory=GuardOptions)
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
+    rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
+    """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     seed: int | None = 0
     """Root of every named generator; null leaves request seeds to the rollout server."""
     poll_interval_s: float = 0.05
@@ -170,4 +177,7 @@ class HierConfig:
         for kind in KINDS:
             if not parsed.block(kind).get("name"):
                 raise RecipeError(f"hier.{kind}.name is missing; name a {kind} (see `verl-hier plugins`).")
+        for name in parsed.rewards:
+            if not _REWARD_NAME.fullmatch(name):
+                raise RecipeError(f"hier.rewards: {name!r} is no name for a reward; use letters, digits, _ and -.")
         return parsed

@@ -33,6 +33,10 @@ class EndReason(str, Enum):
     """Pruned: it was still running when the sampler returned."""
 
 
+class EndIgnored(BaseException):
+    """Raised inside a worker that goes on after `EpisodeOver`; no `except Exception` of the worker stops it."""
+
+
 class EpisodeOver(Exception):
     """Raised inside a worker to end its episode as truncated. A worker may raise it; it must not swallow it.
 

@@ -56,6 +56,7 @@ class EpisodeState:
         trained: whether the coming turns are trained.
         last_result: the environment's last answer; None before the reset, and in a fork before its first step.
         turn_request: the turn that its worker waits for; None while the worker does not wait.
+        told_to_end: whether its worker was told by an `EpisodeOver` that the episode is over.
         seed_name: the seeds of its turns are derived from this name.
         worker_seed_name: name of its worker's random generator; a fork has its source's.
     """
@@ -81,6 +82,7 @@ class EpisodeState:
         self.last_result: StepResult | None = None
         self.handle: EnvironmentHandle | None = None
         self.turn_request: TurnRequest | None = None
+        self.told_to_end = False
         self.forced = Forced()
         self.grant: Grant | None = None
         self.most_tokens: int | None = None

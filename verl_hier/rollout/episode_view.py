@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
-from verl_hier.graph.nodes import Node, RolloutGraph, cut_spans
+from verl_hier.graph.nodes import Node, cut_spans
 from verl_hier.rollout.context import Context
-from verl_hier.rollout.end_reason import EndReason, EpisodeOver
+from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState, TurnRequest
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.replay_log import Event
 from verl_hier.rollout.seeds import generator
+from verl_hier.rollout.task import TaskRollout
 from verl_hier.rollout.turns import restored_node, sample_node
 from verl_hier.rollout.unfinished import sampled_earlier
 
@@ -21,15 +23,16 @@ from verl_hier.rollout.unfinished import sampled_earlier
 class Turn:
     """A turn that was just generated: what the worker may read of it and note on it."""
 
-    def __init__(self, graph: RolloutGraph, node: Node, text: str, live: bool = True) -> None:
+    def __init__(self, rollout: TaskRollout, node: Node, text: str, live: bool = True) -> None:
         """
         Args:
-            graph: the graph that contains the turn.
+            rollout: the rollout whose graph contains the turn.
             node: the turn's node; the last one when it was sampled in pieces.
             text: the decoded action, of all pieces.
             live: False while an episode is replayed up to its fork; the turn then has its rewards already.
         """
-        self._graph = graph
+        self._rollout = rollout
+        self._graph = rollout.graph
         self._node = node
         self._text = text
         self._live = live
@@ -66,8 +69,16 @@ class Turn:
             start += len(piece.action)
         self._node.extra.update(extra)
 
-    def set_speaker(self, role: str, level: int, agent: str | None = None) -> None:
-        """Set whose turn it was, where only its text shows it: several agents in one context."""
+    def set_speaker(self, role: str, level: int | None = None, agent: str | None = None) -> None:
+        """Set whose turn it was, where only its text shows it: several agents in one context.
+
+        Args:
+            role, level, agent: see `EpisodeView.context`.
+
+        Raises:
+            PluginError: when the worker's spec does not declare the role, or declares it on another level.
+        """
+        level = self._rollout.level(role, level)
         for piece in self._graph.pieces(self._node):
             piece.role, piece.level, piece.agent = role, level, agent or role
 
@@ -106,7 +117,7 @@ class EpisodeView:
     def context(
         self,
         role: str,
-        level: int = 0,
+        level: int | None = None,
         agent: str | None = None,
         *,
         system: str | None = None,
@@ -115,11 +126,16 @@ class EpisodeView:
         """A new context of an agent.
 
         Args:
-            role, level, agent: see `Context`.
+            role: name of its job, one of the roles that the worker's spec declares.
+            level: its level, which the spec decides; it may be left out, and another one is refused.
+            agent: name of the holder of the role, where several hold it; by default the role's name.
             system: its system message; None or empty for none.
             policy: name of the policy that generates its turns.
+
+        Raises:
+            PluginError: when the worker's spec does not declare the role, or declares it on another level.
         """
-        context = Context(self._rollout.renderer, role, level, agent, policy)
+        context = Context(self._rollout.renderer, role, self._rollout.level(role, level), agent, policy)
         return context.observe(system, role="system") if system else context
 
     async def reset(self) -> StepResult:
@@ -129,13 +145,14 @@ class EpisodeView:
             EpisodeOver: when the environment failed; the episode is then lost and counted.
         """
         state = self._state
-        if state.replay_log.goes_on:
-            return self._answered(None, state.replay_log.step(None))
-        try:
-            state.handle, step = await self._rollout.open_environment()
-        except EnvironmentFailure as error:
-            raise state.fail(error) from error
-        return self._answered(None, step)
+        with self._until_over():
+            if state.replay_log.goes_on:
+                return self._answered(None, state.replay_log.step(None))
+            try:
+                state.handle, step = await self._rollout.open_environment()
+            except EnvironmentFailure as error:
+                raise state.fail(error) from error
+            return self._answered(None, step)
 
     async def act(self, action: str) -> StepResult:
         """Apply an action. Reward, validity and end are written to the episode's last turn.
@@ -145,23 +162,24 @@ class EpisodeView:
                 counted.
         """
         state = self._state
-        if state.replay_log.goes_on:
-            return self._answered(action, state.replay_log.step(action))
-        again = state.last_node is not None and sampled_earlier(state.last_node)
-        if not (again or (state.grant or self._rollout.budget).spend_call()):
-            self._rollout.count("budget_pruned")
-            state.end("pruned", EndReason.BUDGET)
-            raise EpisodeOver(EndReason.BUDGET)
-        try:
-            if state.handle is None:
-                actions = [event for event in state.events if event.action is not None]
-                state.handle = await self._rollout.environment_after(actions)
-            step = await state.handle.step(action)
-        except EnvironmentFailure as error:
-            raise state.fail(error) from error
-        self._rollout.count("replayed_calls" if again else "environment_calls")
-        state.credit(step)
-        return self._answered(action, step)
+        with self._until_over():
+            if state.replay_log.goes_on:
+                return self._answered(action, state.replay_log.step(action))
+            again = state.last_node is not None and sampled_earlier(state.last_node)
+            if not (again or (state.grant or self._rollout.budget).spend_call()):
+                self._rollout.count("budget_pruned")
+                state.end("pruned", EndReason.BUDGET)
+                raise EpisodeOver(EndReason.BUDGET)
+            try:
+                if state.handle is None:
+                    actions = [event for event in state.events if event.action is not None]
+                    state.handle = await self._rollout.environment_after(actions)
+                step = await state.handle.step(action)
+            except EnvironmentFailure as error:
+                raise state.fail(error) from error
+            self._rollout.count("replayed_calls" if again else "environment_calls")
+            state.credit(step)
+            return self._answered(action, step)
 
     async def generate(
         self,
@@ -191,35 +209,47 @@ class EpisodeView:
         action: list[int] = []
         node: Node | None = None
         live = False
-        while node is None or node.partial:
-            if state.replay_log.goes_on:
-                node = state.replay_log.node(prompt + action, graph)
-            else:
-                live = True
-                request = TurnRequest(
-                    context,
-                    before=node or (context.node if kept else None),
-                    observation=[] if node else prompt[kept:],
-                    messages=[] if node else context.new_messages(kept > 0),
-                    segment=segment,
-                    plan=None if plan is None else plan.node,
-                    stop=stop,
-                )
-                if state.earlier_nodes:
-                    try:
-                        node = restored_node(state, request)
-                    except EnvironmentFailure as error:
-                        raise state.fail(error) from error
+        with self._until_over():
+            while node is None or node.partial:
+                if state.replay_log.goes_on:
+                    node = state.replay_log.node(prompt + action, graph)
                 else:
-                    state.turn_request = request
-                    state.waiting.set()
-                    await state.permits.acquire()
-                    state.turn_request = None
-                    node = await sample_node(state, request, prompt + action, most - len(action))
-            state.record.leaf = node.id
-            state.events.append(Event(node=node))
-            action = action + node.action
-        return Turn(graph, node, context.append_turn(prompt, action, node), live)
+                    live = True
+                    request = TurnRequest(
+                        context,
+                        before=node or (context.node if kept else None),
+                        observation=[] if node else prompt[kept:],
+                        messages=[] if node else context.new_messages(kept > 0),
+                        segment=segment,
+                        plan=None if plan is None else plan.node,
+                        stop=stop,
+                    )
+                    if state.earlier_nodes:
+                        try:
+                            node = restored_node(state, request)
+                        except EnvironmentFailure as error:
+                            raise state.fail(error) from error
+                    else:
+                        state.turn_request = request
+                        state.waiting.set()
+                        await state.permits.acquire()
+                        state.turn_request = None
+                        node = await sample_node(state, request, prompt + action, most - len(action))
+                state.record.leaf = node.id
+                state.events.append(Event(node=node))
+                action = action + node.action
+        return Turn(self._rollout, node, context.append_turn(prompt, action, node), live)
+
+    @contextmanager
+    def _until_over(self) -> Iterator[None]:
+        """Notes when a call tells the worker that its episode is over; a worker that calls again is stopped."""
+        if self._state.told_to_end:
+            raise EndIgnored
+        try:
+            yield
+        except EpisodeOver:
+            self._state.told_to_end = True
+            raise
 
     def _answered(self, action: str | None, step: StepResult) -> StepResult:
         self._state.events.append(Event(action=action, step=step))

@@ -42,6 +42,8 @@ class Generation:
         cached_tokens: prompt tokens that were read from the server's prefix cache.
         top_logprobs: (L,) lists of (token id, log p), when they were asked for and are available.
         entropy: (L,) entropy in nats, when the answer comes with it, as a recorded one does; else empty.
+        counted_tokens: generated tokens as the server counts them, where `token_ids` are no tokens of a model but
+            stand for whole messages; else None.
     """
 
     token_ids: list[int]
@@ -51,6 +53,7 @@ class Generation:
     cached_tokens: int = 0
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
+    counted_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from verl_hier.rollout.budget import BudgetSpent, Grant
 from verl_hier.rollout.end_reason import EndReason
 from verl_hier.rollout.episode_state import EpisodeState, Forced
 from verl_hier.rollout.replay_log import Event, insert_before
+from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.task import Request, RolloutSetup, TaskRollout
 from verl_hier.rollout.turns import text_of
 from verl_hier.rollout.unfinished import UnfinishedEpisode
@@ -206,8 +207,10 @@ class Rollout(TaskRollout):
         episodes: all episodes so far, in the order of their numbers.
     """
 
-    def __init__(self, request: Request, setup: RolloutSetup, make_worker: Callable[[], Worker]) -> None:
-        super().__init__(request, setup)
+    def __init__(
+        self, request: Request, setup: RolloutSetup, make_worker: Callable[[], Worker], roles: Roles | None = None
+    ) -> None:
+        super().__init__(request, setup, roles)
         self.n = self.expected = request.n
         self.levels = request.levels
         self.episodes: list[Episode] = []

@@ -17,6 +17,7 @@ from verl_hier.rollout.budget import Budget, BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY, Policy, Renderer, Sampling, Scored
 from verl_hier.rollout.replay_log import Event
+from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.seeds import derive, generator
 from verl_hier.rollout.unfinished import UnfinishedEpisode, task_seed_name
 
@@ -150,14 +151,16 @@ class TaskRollout:
         request: the task.
         graph: every turn and episode so far.
         budget: what the task has spent and may still spend.
+        roles: the roles that the worker declares; None where nothing declares them.
         top_logprobs: number of likeliest tokens to store for each position (`Node.top`); set by samplers that declare
             `needs_top_logprobs`.
         unfinished: episodes of the task that earlier steps have left unfinished, oldest first; see `Rollout.resume`.
     """
 
-    def __init__(self, request: Request, setup: RolloutSetup) -> None:
+    def __init__(self, request: Request, setup: RolloutSetup, roles: Roles | None = None) -> None:
         self.request = request
         self.setup = setup
+        self.roles = roles
         self.task = request.task
         self.unfinished = request.unfinished
         self.renderer = setup.renderer
@@ -190,6 +193,10 @@ class TaskRollout:
     def rng(self, *names: object) -> random.Random:
         """A generator of its own for `names`: same seed, task, step and names give the same draws."""
         return generator(self.seed or 0, self.seed_name, *names)
+
+    def level(self, role: str, given: int | None) -> int:
+        """The level of a role, see `Roles.level`; where no roles are declared, the given level, or 0."""
+        return (given or 0) if self.roles is None else self.roles.level(role, given)
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter of the graph."""

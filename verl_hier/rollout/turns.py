@@ -77,6 +77,8 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         decision=decision,
         policy=request.context.policy,
     )
+    if generation.counted_tokens is not None:
+        node.extra["counted_tokens"] = generation.counted_tokens
     rollout.graph.nodes.append(node)
     if episode.grant is not None:
         episode.grant.spend_turn(len(generation.token_ids))

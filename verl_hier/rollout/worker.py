@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from asyncio import CancelledError
 
 from verl_hier.errors import HierError, RolloutError
-from verl_hier.rollout.end_reason import EndReason, EpisodeOver
+from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState
 from verl_hier.rollout.episode_view import EpisodeView
 
@@ -34,11 +34,19 @@ async def play(worker: Worker, state: EpisodeState) -> None:
     """
     try:
         await worker.run(EpisodeView(state))
+        if state.told_to_end:
+            raise EndIgnored
         done = state.last_result is not None and state.last_result.done
         state.end("finished" if done else "truncated", None if done else EndReason.WORKER_STOPPED)
     except EpisodeOver as over:
         if not state.over:
             state.end("truncated", over.reason)
+    except EndIgnored:
+        state.ended.set()
+        raise RolloutError(
+            f"worker {type(worker).__name__} caught EpisodeOver, which ends an episode at its limits; it must let the "
+            "exception pass, or raise it again; this is a fault of the worker plugin named by `hier.worker.name`."
+        ) from None
     except (HierError, CancelledError):
         state.ended.set()
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import pickle
 import random
 import threading
@@ -20,6 +21,7 @@ import psutil
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import OffersExpert
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
+from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import HierError
 from verl_hier.host.specs import EnvironmentSpec
 
@@ -40,11 +42,11 @@ def check_environment(
 ) -> None:
     """Play an environment and fail with a sentence where it breaks its contract.
 
-    Checked: tasks are JSON-able; equal task, seed and actions give equal steps, also while other instances run in the
-    same process and draw from its global random generators; a nonsensical action is answered with `valid=False` and
-    changes nothing; equal anchors come with equal admissible actions; a fork is equal to its source, independent of it,
-    and outlives it; closing leaves no thread, process or open file behind; the process pool gives the same steps, also
-    by replay after a crash, and a call that exceeds its time limit loses its own episode only.
+    Checked: tasks are JSON-able; the splits share none; equal task, seed and actions give equal steps, also while other
+    instances run in the same process and draw from its global random generators; a nonsensical action is answered with
+    `valid=False` and changes nothing; equal anchors come with equal admissible actions; a fork is equal to its source,
+    independent of it, and outlives it; closing leaves no thread, process or open file behind; the process pool gives
+    the same steps, also by replay after a crash, and a call that exceeds its time limit loses its own episode only.
 
     An environment that lists no admissible actions is played with `actions`, else by its expert, else with nonsense.
 
@@ -62,7 +64,9 @@ def check_environment(
         AssertionError: with a sentence about what is wrong.
     """
     options = spec.options() if options is None else options
-    for number, task in enumerate(_tasks(spec, options, split, tasks)):
+    played_tasks = _tasks(spec, options, split, tasks)
+    _check_splits(spec, options)
+    for number, task in enumerate(played_tasks):
         player = _Player(spec, options, task, seed, random.Random(f"{seed}-{number}"), tuple(actions))
         played = player.play(steps)
         player.check_determinism(played)
@@ -77,8 +81,6 @@ def check_environment(
 
 
 def _tasks(spec: EnvironmentSpec, options: Any, split: str, count: int) -> list[Mapping[str, Any]]:
-    import json
-
     assert spec.tasks is not None, f"the spec {spec.name!r} has no `tasks` function"
     found = spec.tasks(options, split)
     assert found, f"{spec.name}: `tasks` gives no task for the split {split!r}"
@@ -87,6 +89,26 @@ def _tasks(spec: EnvironmentSpec, options: Any, split: str, count: int) -> list[
         assert task == json.loads(json.dumps(task)), f"{spec.name}: the task {task} is not JSON-able"
         assert "instruction" in task, f"{spec.name}: a task needs an `instruction`, which tells the policy what to do"
     return list(found[:count])
+
+
+def _check_splits(spec: EnvironmentSpec, options: Any) -> None:
+    """No task is in two of the splits `train`, `val` and, where there is one, `test`; an `id` makes no difference."""
+    assert spec.tasks is not None
+    found: dict[str, str] = {}
+    for split in SPLITS:
+        try:
+            tasks = spec.tasks(options, split)
+        except Exception as error:
+            text = f"{spec.name}: `tasks` raises {type(error).__name__} for the split {split!r}: {error}"
+            assert split == "test", text
+            continue
+        for task in tasks:
+            content = json.dumps({key: value for key, value in task.items() if key != "id"}, sort_keys=True)
+            other = found.setdefault(content, split)
+            assert other == split, (
+                f"{spec.name}: the task {task} is in the split {other!r} and in {split!r}, so that training sees what "
+                "is measured; `verl_hier.environments.splits.split_of` divides tasks by their content"
+            )
 
 
 class _Player:

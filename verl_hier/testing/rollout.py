@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.graph import RolloutGraph
+from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Generation, Limits, Policy, Request, Rollout, Sampler, Sampling, Scored, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.recorded_policy import RecordedPolicy
+from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import RolloutSetup
 from verl_hier.rollout.unfinished import UnfinishedEpisode
@@ -141,7 +144,8 @@ class InlinePool:
 async def roll_out_scripted(
     *,
     environment: Callable[[], Environment],
-    worker: Callable[[], Worker],
+    worker: WorkerSpec | Callable[[], Worker],
+    options: Any = None,
     sampler: Sampler,
     answer: Callable[[str, Sampling], str],
     task: Mapping[str, Any] | None = None,
@@ -156,7 +160,11 @@ async def roll_out_scripted(
     policy: type[ScriptedPolicy] | None = None,
     unfinished: Sequence[UnfinishedEpisode] = (),
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
-    """Roll out one task and return its checked graph and the policy, whose `prompts` are those it was given."""
+    """Roll out one task and return its checked graph and the policy, whose `prompts` are those it was given.
+
+    A worker that is given as its spec is held to the roles that the spec declares and gets `options`, or its default
+    ones; a function that makes a worker says nothing about roles, so that every context is on level 0.
+    """
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
     request = Request(
         task=task or _TASK,
@@ -167,7 +175,7 @@ async def roll_out_scripted(
         unfinished=tuple(unfinished),
     )
     setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy)
-    return await roll_out(Rollout(request, setup, worker), sampler), scripted
+    return await roll_out(Rollout(request, setup, *_cast(worker, options)), sampler), scripted
 
 
 async def replay_scripted(
@@ -175,7 +183,8 @@ async def replay_scripted(
     tokenizer: WordTokenizer,
     *,
     environment: Callable[[], Environment],
-    worker: Callable[[], Worker],
+    worker: WorkerSpec | Callable[[], Worker],
+    options: Any = None,
     sampler: Sampler,
     task: Mapping[str, Any] | None = None,
     limits: Limits | None = None,
@@ -187,7 +196,15 @@ async def replay_scripted(
     `rollout.recorded_policy.differences(stored, again)` lists where the two differ.
     """
     setup = _setup(RecordedPolicy(stored), tokenizer, environment, stored.seed, limits, budget, entropy)
-    return await roll_out(Rollout(Request.of(stored, task or _TASK), setup, worker), sampler)
+    request = Request.of(stored, task or _TASK)
+    return await roll_out(Rollout(request, setup, *_cast(worker, options)), sampler)
+
+
+def _cast(worker: WorkerSpec | Callable[[], Worker], options: Any) -> tuple[Callable[[], Worker], Roles | None]:
+    if not isinstance(worker, WorkerSpec):
+        return worker, None
+    options = worker.options() if options is None else options
+    return partial(worker.factory, options), Roles.of(worker, options)
 
 
 def _setup(

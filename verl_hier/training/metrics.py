@@ -42,6 +42,10 @@ def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
         metrics["hier/episodes/return_mean"] = float(np.mean([episode.ret for episode in complete]))
     if won:
         metrics["hier/episodes/success"] = float(np.mean(won))
+    names = dict.fromkeys(name for episode in complete for name in episode.reward_info)
+    for name in names:
+        noted = [episode.reward_info[name] for episode in complete if name in episode.reward_info]
+        metrics[f"hier/reward/{name}/mean"] = float(np.mean(noted))
     failures = Counter(str(node.extra["failure"]) for node in nodes if "failure" in node.extra)
     metrics |= {f"hier/failures/{name}": float(count) for name, count in sorted(failures.items())}
     return metrics | {f"hier/counts/{name}": float(value) for name, value in sorted(counts.items())}

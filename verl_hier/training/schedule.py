@@ -35,7 +35,11 @@ class Phase:
 
     def trains(self, node: Node) -> bool:
         """Whether a turn is trained in this phase."""
-        return (self.levels is None or node.level in self.levels) and (self.roles is None or node.role in self.roles)
+        return self.learns(node.role, node.level)
+
+    def learns(self, role: str, level: int) -> bool:
+        """Whether the turns of a role on a level are trained in this phase."""
+        return (self.levels is None or level in self.levels) and (self.roles is None or role in self.roles)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, as it travels with the tasks and stays in the rollout graph."""

@@ -108,8 +108,8 @@ class _Flow:
     async def step(self, number: int) -> None:
         """The planner chooses, the executor acts, the memory grows."""
         self._number, self._plan = number, None
-        self._plan = await self._turn("planner", 0)
-        turn = await self._turn("executor", 1, self._plan)
+        self._plan = await self._turn("planner")
+        turn = await self._turn("executor", self._plan)
         action = parse_action(turn.text, self._options.action_tag)
         if action is None:
             turn.mark(valid=False, failure="no_action_tag")
@@ -118,11 +118,11 @@ class _Flow:
 
     async def enough(self, number: int) -> bool:
         """Whether the verifier ends the steps."""
-        return STOP in (await self._turn("verifier", 1)).text.lower()
+        return STOP in (await self._turn("verifier")).text.lower()
 
     async def answer(self) -> None:
         """The generator's answer, as an action of the environment."""
-        turn = await self._turn("generator", 1)
+        turn = await self._turn("generator")
         if not turn.text.strip():
             turn.mark(valid=False, failure="empty_answer")
         await self._episode.act(str(self._options.answer_action).format(content=turn.text.strip()))
@@ -137,15 +137,21 @@ class _Flow:
             place += len(done.text) + len(_BETWEEN)
         return whole[cut:], turns
 
-    async def _turn(self, role: str, level: int, chosen: Turn | None = None) -> Turn:
+    async def _turn(self, role: str, chosen: Turn | None = None) -> Turn:
         """A module's turn; the executor's follows what the planner has `chosen`."""
-        context = self._episode.context(role, level=level, system=getattr(self._options, f"{role}_system"))
+        context = self._episode.context(role, system=getattr(self._options, f"{role}_system"))
         memory, turns = self._remembered()
         more = {} if chosen is None else {"step": chosen.text}
         known = fields(self._episode, self._last_result, self._first, memory=memory, **more)
         filling = {"memory": turns, "step": [] if chosen is None else [chosen]}
         observe(context, self._options, f"{role}_prompt", known, filling)
         return await self._episode.generate(context, segment=self._number, plan=self._plan)
+
+
+def _active_roles(options: AgentFlowOptions) -> tuple[str, ...]:
+    verifier = ("verifier",) * options.verifier
+    generator = ("generator",) * (options.answer_action is not None)
+    return ("planner", "executor", *verifier, *generator)
 
 
 @hookimpl
@@ -157,4 +163,5 @@ def hier_workers() -> WorkerSpec:
         summary="a planner chooses the next step, others carry it out, verify and answer; memory is shared",
         source="AgentFlow, arXiv 2510.05592 (modules and memory: confidence A)",
         roles={"planner": 0, "executor": 1, "verifier": 1, "generator": 1},
+        active_roles=_active_roles,
     )

@@ -167,7 +167,7 @@ class _Episode:
     async def _plan(self) -> None:
         options, episode = self._options, self._episode
         self._step = self._first = await episode.reset()
-        context = episode.context("planner", level=0, system=options.planner_system)
+        context = episode.context("planner", system=options.planner_system)
         observe(context, options, "planner_prompt", self._known())
         for number in range(options.max_tasks + 1):
             self._planned = turn = await episode.generate(context, segment=number)
@@ -197,7 +197,7 @@ class _Episode:
     async def _work(self, planned: Turn, number: int, name: str, task: str) -> _Report:
         """One agent on one task, in a context of its own."""
         options, episode, agent = self._options, self._episode, self._options.agents[name]
-        context = episode.context("executor", level=1, agent=name, system=agent.system)
+        context = episode.context("executor", agent=name, system=agent.system)
         known = self._known(task=task, planned=planned.text)
         filling = {"task": [planned], "planned": [planned]}
         observe(context, agent, "prompt", known, filling, prefix=f"agents.{name}.")
@@ -223,7 +223,7 @@ class _Episode:
     async def _refine(self, planned: Turn, number: int, task: str, report: _Report) -> _Report:
         """The refiner's version of a report."""
         options, episode = self._options, self._episode
-        context = episode.context("refiner", level=1, system=options.refiner_system)
+        context = episode.context("refiner", system=options.refiner_system)
         evidence = " | ".join([*report.evidence, report.text])[-LONGEST_EVIDENCE:]
         known = self._known(task=task, result=report.text, evidence=evidence)
         filling = {"task": [planned], "result": report.sources, "evidence": report.sources}
@@ -316,5 +316,6 @@ def hier_workers() -> WorkerSpec:
         summary="a planner delegates tasks to agents in contexts of their own, and may have their evidence refined",
         source="CoDA, arXiv 2512.12716; HierSearch, arXiv 2508.08088 (confidence A)",
         roles={"planner": 0, "executor": 1, "refiner": 1},
+        active_roles=lambda options: ("planner", "executor", "refiner")[: 3 if options.refine else 2],
         transcribe=transcribe,
     )

@@ -75,7 +75,7 @@ class DualLoop(Worker):
         """See `Worker.run`."""
         options = self._options
         step = first = await episode.reset()
-        planner = episode.context("planner", level=0, system=options.planner_system)
+        planner = episode.context("planner", system=options.planner_system)
         for number in range(options.plans):
             name = "replan_prompt" if number else "planner_prompt"
             observe(planner, options, name, known(episode, step, first))
@@ -92,7 +92,7 @@ class DualLoop(Worker):
     ) -> StepResult:
         """The attempts under one plan; returns the environment's last answer."""
         options = self._options
-        context = episode.context("executor", level=1, system=options.executor_system)
+        context = episode.context("executor", system=options.executor_system)
         text = plan.text[: options.longest_plan]
         for attempt in range(options.tries):
             name = "repair_prompt" if attempt else "executor_prompt"
@@ -124,7 +124,7 @@ class DualLoop(Worker):
             return "done"
         if options.router == "checks":
             return "strategic" if str(step.info.get(options.verdict, "")) in options.strategic else "tactical"
-        context = episode.context("refiner", level=1, system=options.refiner_system)
+        context = episode.context("refiner", system=options.refiner_system)
         filled = known(episode, step, first, plan=plan.text[: options.longest_plan], action=action)
         observe(context, options, "refiner_prompt", filled, {"plan": [plan], "action": [turn] if action else []})
         verdict = await episode.generate(context, segment=number, plan=plan)

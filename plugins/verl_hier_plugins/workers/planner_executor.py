@@ -67,7 +67,7 @@ class PlannerExecutor(Worker):
         """See `Worker.run`."""
         options = self._options
         step = first = await episode.reset()
-        planner = episode.context("planner", level=0, system=options.planner_system)
+        planner = episode.context("planner", system=options.planner_system)
         observe(planner, options, "planner_prompt", fields(episode, step, first))
         plan = await episode.generate(planner)
         subgoals = parse_blueprint(plan.text, options.separator, options.max_subgoals)
@@ -83,7 +83,7 @@ class PlannerExecutor(Worker):
         self, episode: EpisodeView, plan: Turn, number: int, subgoal: str, step: StepResult, first: StepResult
     ) -> StepResult:
         options = self._options
-        context = episode.context("executor", level=1, system=options.executor_system)
+        context = episode.context("executor", system=options.executor_system)
         known = fields(episode, step, first, subgoal=subgoal, blueprint=plan.text)
         observe(context, options, "executor_prompt", known, {"subgoal": [plan], "blueprint": [plan]})
         for _ in range(options.subgoal_turns):

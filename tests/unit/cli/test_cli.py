@@ -338,12 +338,12 @@ def test_tiny_and_demos_make_what_the_recipe_needs(verl_hier: Run, tmp_path: Pat
 # ---- new ----------------------------------------------------------------------------------------------------------
 
 
-KINDS = ("estimator", "worker", "sampler", "environment", "schedule")
+KINDS = ("estimator", "worker", "sampler", "environment", "schedule", "method")
 COMPOSED = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
 hier:
   plugins: {my_estimator: true, my_worker: true, my_sampler: true, my_environment: true, my_schedule: true}
-  environment: {name: my_environment, tasks: 8}
+  environment: {name: my_environment, highest: 8}
   worker: {name: my_worker}
   sampler: {name: my_sampler, trees: 2}
   estimator: {name: my_estimator}
@@ -387,7 +387,58 @@ def test_new_makes_packages_of_every_kind_that_pass_their_tests_and_compose_a_re
     recipe.write_text(COMPOSED)
     model = model_folder(tmp_path / "model")
     code, out, err = verl_hier("check", recipe, f"actor_rollout_ref.model.path={model}")
-    assert code == 0 and all(f"my_{kind}" in out for kind in KINDS), err
+    assert code == 0 and all(f"my_{kind}" in out for kind in KINDS if kind != "method"), err
+    for kind in ("environment", "method"):
+        code, out, err = verl_hier("check", tmp_path / f"my-{kind}" / f"my_{kind}.yaml")
+        assert code == 0 and f"verl-hier new {kind}" not in out, err
+
+
+def test_new_recipe_copies_one_that_then_composes_under_its_own_name(verl_hier: Run, tmp_path: Path) -> None:
+    code, out, err = verl_hier("new", "recipe", "mine", "--like", "quickstart", "--into", tmp_path)
+    assert code == 0 and "verl-hier check" in out, err
+    code, out, err = verl_hier("check", tmp_path / "mine.yaml")
+    assert code == 0 and "planner_executor" in out, err
+    text = (tmp_path / "mine.yaml").read_text()
+    assert "name: mine" in text and "name: quickstart" not in text
+    verl_hier("new", "recipe", "flat_one", "--into", tmp_path)
+    code, out, err = verl_hier("check", tmp_path / "flat_one.yaml", "size=node")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("quickstart", "already is a shipped recipe"),
+        ("My Recipe", "cannot name a recipe"),
+        ("twice", "exists; choose another name"),
+    ],
+)
+def test_new_recipe_refuses_names_that_are_taken(verl_hier: Run, tmp_path: Path, name: str, sentence: str) -> None:
+    (tmp_path / "twice.yaml").touch()
+    code, _, err = verl_hier("new", "recipe", name, "--into", tmp_path)
+    assert code == 2 and sentence in err
+    assert [path.name for path in tmp_path.iterdir()] == ["twice.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("json", "standard library"),
+        ("yaml", "is an installed Python package"),
+        ("pip", "is installed already"),
+        ("class", "cannot name a Python module"),
+        ("_hidden", "cannot name a Python module"),
+        ("tests", "has a meaning of its own"),
+        ("options", "makes a class Options"),
+        ("gigpo", "already is a plugin called 'gigpo'"),
+        ("react", "already is a plugin called 'react'"),
+        ("builtin", "already is a plugin called 'builtin'"),
+    ],
+)
+def test_new_refuses_names_that_hide_something(verl_hier: Run, tmp_path: Path, name: str, sentence: str) -> None:
+    code, _, err = verl_hier("new", "environment", name, "--into", tmp_path)
+    assert code == 2 and sentence in err
+    assert not list(tmp_path.iterdir())
 
 
 def test_new_refuses_bad_names_and_existing_folders(verl_hier: Run, tmp_path: Path) -> None:

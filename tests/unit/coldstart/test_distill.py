@@ -16,11 +16,10 @@ from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.corridor import Corridor
 from verl_hier.cli.distill import distill as command
 from verl_hier.coldstart import build_tiny
-from verl_hier.coldstart.distill import Distillation, ExpertTeacher, Student, Weights, distill
+from verl_hier.coldstart.distill import Distillation, ExpertTeacher, ServedTeacher, Student, Weights, distill
 from verl_hier.coldstart.expert_policy import Noise
 from verl_hier.coldstart.filters import Filters
 from verl_hier.coldstart.recipe import ColdStart, demonstrate, texts_of
-from verl_hier.coldstart.served import ServedTeacher, with_stop
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.graph.nodes import Node
@@ -30,6 +29,7 @@ from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Limits
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
+from verl_hier.served.policy import with_stop
 from verl_hier.testing.rollout import WordTokenizer
 from verl_hier_plugins.environments.alfworld import SPEC
 from verl_hier_plugins.workers.chain_of_agents import WORKER, transcribe
@@ -289,7 +289,7 @@ def test_rows_of_a_chat_model_are_one_assistant_message(tmp_path):
     [
         ({"teacher": "gpt"}, "give `expert` or the URL"),
         ({"teacher": "http://127.0.0.1:9/v1"}, "--teacher-model is missing"),
-        ({"model": "/nowhere"}, "--model /nowhere: there is no tokenizer.*verl-hier tiny"),
+        ({"model": "/nowhere"}, "--model: '/nowhere' is neither a folder here.*verl-hier tiny"),
         ({"system": "nobody"}, "there is no recipe 'nobody'"),
     ],
 )

@@ -13,10 +13,14 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.host.specs import EnvironmentSpec
 from verl_hier.testing.environment import check_environment
 
-TASKS = [{"instruction": "count", "start": 0}, {"instruction": "count on", "start": 3}]
+STARTS = {"train": (0, 3), "val": (1, 4)}
 
 
-def spec(factory=build, tasks=lambda options, split: [dict(task) for task in TASKS], can_fork=True):
+def tasks_of(options, split):
+    return [{"instruction": "count on", "start": start} for start in STARTS[split]]
+
+
+def spec(factory=build, tasks=tasks_of, can_fork=True):
     return EnvironmentSpec(name="counter", factory=factory, options=Options, tasks=tasks, can_fork=can_fork)
 
 
@@ -233,6 +237,9 @@ def test_a_fork_that_the_spec_denies():
         (lambda options, split: [{"start": 1}], "needs an `instruction`"),
         (lambda options, split: [{"instruction": "x", "start": random.random()}], "gives other tasks"),
         (None, "has no `tasks` function"),
+        (lambda options, split: [{"instruction": "x", "start": 1}], "is in the split 'train' and in 'val'"),
+        (lambda options, split: [{"instruction": "x", "start": 1, "id": split}], "'train' and in 'val'"),
+        (lambda options, split: {"train": [{"instruction": "x", "start": 1}]}[split], "raises KeyError"),
     ],
 )
 def test_broken_tasks_are_refused(tasks, sentence):

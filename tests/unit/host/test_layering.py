@@ -35,7 +35,9 @@ LAYERS = {
     "training": {"credit", "graph", "host", "recipe"},
     "runtime_cpu": set(),
     "compat": {"environments", "graph", "host", "recipe", "rollout", "runtime_cpu", "training"},
-    "coldstart": {"compat", "environments", "graph", "host", "recipe", "rollout"},
+    "coldstart": {"compat", "environments", "graph", "host", "recipe", "rollout", "served"},
+    "served": {"graph", "rollout"},
+    "rewards": {"rollout", "served"},
     "testing": {"credit", "environments", "graph", "host", "hookspecs", "rollout", "sandbox", "training"},
 }
 OPEN_TO_PLUGINS = {

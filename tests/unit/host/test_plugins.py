@@ -302,7 +302,10 @@ def test_unknown_part_names_the_nearest_and_what_is_off(install: Install) -> Non
     host = PluginHost.load({"spam": True})
     with pytest.raises(RecipeError, match=r"hier\.estimator\.name: .*'spma' \(did you mean 'spam'\?\)"):
         host.spec("estimator", "spma")
-    with pytest.raises(RecipeError, match=r"installed but off, enable it with `hier\.plugins\.eggs: true`"):
+    with pytest.raises(
+        RecipeError,
+        match=r"installed but off: a recipe enables it with `hier\.plugins\.eggs: true`, .* `--enable eggs`",
+    ):
         host.spec("estimator", "eggs")
 
 

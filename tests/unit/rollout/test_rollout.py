@@ -14,7 +14,7 @@ from verl_hier.rollout import Limits, Sampler, Worker
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.samplers.nested import Nested, NestedOptions
-from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions, parse_blueprint
+from verl_hier_plugins.workers.planner_executor import PlannerExecutorOptions, hier_workers, parse_blueprint
 from verl_hier_plugins.workers.react import React, ReactOptions, parse_action
 
 
@@ -40,7 +40,7 @@ def react(**options):
 
 
 def planner(**options):
-    return lambda: PlannerExecutor(PlannerExecutorOptions(**options))
+    return {"worker": hier_workers(), "options": PlannerExecutorOptions(**options)}
 
 
 def independent():
@@ -77,8 +77,8 @@ def test_window_makes_a_row_a_turn(run):
 
 
 def test_planner_executor_rows_roles_and_plans(run):
-    worker = planner(subgoal_turns=2)
-    graph, _ = run(roll_out_scripted(environment=Corridor, worker=worker, sampler=independent(), answer=plans, n=6))
+    cast = planner(subgoal_turns=2)
+    graph, _ = run(roll_out_scripted(environment=Corridor, **cast, sampler=independent(), answer=plans, n=6))
     for episode in graph.complete():
         path = [graph.nodes[i] for i in graph.path(episode.id)]
         assert [n.level for n in path] == [0] + [1] * (len(path) - 1)
@@ -93,7 +93,7 @@ def test_sub_done_ends_a_subgoal_without_touching_the_world(run):
     def answer(prompt, sampling):
         return "one ; two" if prompt.startswith("plan") else "<sub_done>"
 
-    graph, _ = run(roll_out_scripted(environment=Corridor, worker=planner(), sampler=independent(), answer=answer, n=1))
+    graph, _ = run(roll_out_scripted(environment=Corridor, **planner(), sampler=independent(), answer=answer, n=1))
     assert [n.segment for n in graph.nodes] == [0, 0, 1]
     assert graph.counts.get("environment_calls", 0) == 0
     assert graph.episodes[0].status == "truncated"
@@ -143,7 +143,7 @@ def test_nested_tries_plans_greedily_and_executes_the_best(run):
     graph, _ = run(
         roll_out_scripted(
             environment=Corridor,
-            worker=planner(subgoal_turns=2),
+            **planner(subgoal_turns=2),
             sampler=Nested(NestedOptions(plans=4)),
             answer=plans,
             n=3,
@@ -169,7 +169,7 @@ def test_a_penalty_is_charged_once_however_often_its_turn_is_shared(run):
     graph, _ = run(
         roll_out_scripted(
             environment=Corridor,
-            worker=planner(plan_penalty=0.1),
+            **planner(plan_penalty=0.1),
             sampler=Nested(NestedOptions(plans=2)),
             answer=lambda prompt, sampling: ";",
             n=3,
@@ -183,7 +183,7 @@ def test_nested_makes_only_what_the_phase_trains(run, levels, expected):
     graph, _ = run(
         roll_out_scripted(
             environment=Corridor,
-            worker=planner(),
+            **planner(),
             sampler=Nested(NestedOptions(plans=4)),
             answer=plans,
             n=3,

@@ -13,7 +13,7 @@ from verl_hier.host.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
-from verl_hier_plugins.workers.agent_flow import AgentFlow, AgentFlowOptions
+from verl_hier_plugins.workers.agent_flow import AgentFlowOptions, hier_workers
 
 
 def roll(said, n=1, **options):
@@ -21,7 +21,8 @@ def roll(said, n=1, **options):
     return asyncio.run(
         roll_out_scripted(
             environment=lambda: Corridor(3),
-            worker=lambda: AgentFlow(AgentFlowOptions(**options)),
+            worker=hier_workers(),
+            options=AgentFlowOptions(**options),
             sampler=Independent(NoOptions()),
             answer=said if callable(said) else lambda prompt, sampling: next(turns),
             n=n,

@@ -20,7 +20,7 @@ from verl_hier.rollout import Limits
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.estimators.coda_peco import CoDAOptions, advantage
 from verl_hier_plugins.samplers.independent import Independent
-from verl_hier_plugins.workers.delegation import AgentOptions, Delegation, DelegationOptions, transcribe
+from verl_hier_plugins.workers.delegation import AgentOptions, DelegationOptions, hier_workers, transcribe
 
 
 def roll(said, environment=lambda: Corridor(3), n=1, sampler=None, **options):
@@ -28,7 +28,8 @@ def roll(said, environment=lambda: Corridor(3), n=1, sampler=None, **options):
     return asyncio.run(
         roll_out_scripted(
             environment=environment,
-            worker=lambda: Delegation(DelegationOptions(**options)),
+            worker=hier_workers(),
+            options=DelegationOptions(**options),
             sampler=sampler or Independent(NoOptions()),
             answer=said if callable(said) else lambda prompt, sampling: next(turns),
             n=n,
@@ -179,7 +180,8 @@ async def _in_order(scripts, n):
     turns: list[str] = []
     return await roll_out_scripted(
         environment=Judge,
-        worker=lambda: Delegation(DelegationOptions(answer_action="{content}")),
+        worker=hier_workers(),
+        options=DelegationOptions(answer_action="{content}"),
         sampler=OneByOne(NoOptions()),
         answer=lambda prompt, sampling: turns.pop(0),
         n=n,

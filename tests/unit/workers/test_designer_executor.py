@@ -28,17 +28,19 @@ from verl_hier_plugins.estimators.metaagent_x import MetaAgentXOptions, hier_est
 from verl_hier_plugins.samplers.designs import Designs, DesignsOptions, hier_samplers
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.schedules.stagewise import Stagewise, StagewiseOptions
+from verl_hier_plugins.workers.designer_executor import hier_workers
 from verl_hier_plugins.workers.designer_executor.design import Role
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
 from verl_hier_plugins.workers.designer_executor.script import Limits as ScriptLimits
 from verl_hier_plugins.workers.designer_executor.script import read
-from verl_hier_plugins.workers.designer_executor.worker import GRAMMAR, DesignerExecutor
+from verl_hier_plugins.workers.designer_executor.worker import GRAMMAR
 
 ROLES = {"walker": RoleOptions(), "critic": RoleOptions(tools=())}
 WIDE = Limits(max_turns=60, max_tokens_per_turn=20_000, context_tokens=100_000)
 
 
-def worker(**options):
+def cast(**options):
+    """The worker and its options, as arguments of a scripted rollout."""
     defaults = {
         "roles": ROLES,
         "tools": ("right", "left"),
@@ -48,8 +50,7 @@ def worker(**options):
         "delivery_reward": 0.0,
         "final_reward": 0.0,
     }
-    built = DesignerExecutorOptions(**defaults | options)
-    return lambda: DesignerExecutor(built)
+    return {"worker": hier_workers(), "options": DesignerExecutorOptions(**defaults | options)}
 
 
 class Played:
@@ -82,7 +83,7 @@ def play(run):
             *run(
                 roll_out_scripted(
                     environment=environment,
-                    worker=worker(**options),
+                    **cast(**options),
                     sampler=sampler or Independent(NoOptions()),
                     answer=speak,
                     task=task,

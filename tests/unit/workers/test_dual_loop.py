@@ -14,7 +14,7 @@ from verl_hier.host.specs import NoOptions
 from verl_hier.testing.rollout import WordTokenizer, roll_out_scripted
 from verl_hier_plugins.estimators.dual_loop import DualLoopCreditOptions, advantage
 from verl_hier_plugins.samplers.independent import Independent
-from verl_hier_plugins.workers.dual_loop import DualLoop, DualLoopOptions
+from verl_hier_plugins.workers.dual_loop import DualLoopOptions, hier_workers
 
 
 class Lock(Environment):
@@ -36,7 +36,8 @@ def roll(said, n=1, environment=Lock, **options):
     return asyncio.run(
         roll_out_scripted(
             environment=environment,
-            worker=lambda: DualLoop(DualLoopOptions(**options)),
+            worker=hier_workers(),
+            options=DualLoopOptions(**options),
             sampler=Independent(NoOptions()),
             answer=(lambda prompt, sampling: said(prompt, sampling)) if callable(said) else lambda p, s: next(turns),
             n=n,
@@ -137,7 +138,8 @@ def test_it_reproduces_a_bug():
     graph, _ = asyncio.run(
         roll_out_scripted(
             environment=lambda: build(options),
-            worker=lambda: DualLoop(DualLoopOptions()),
+            worker=hier_workers(),
+            options=DualLoopOptions(),
             sampler=Independent(NoOptions()),
             answer=lambda prompt, sampling: next(turns),
             task=task,

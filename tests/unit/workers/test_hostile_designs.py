@@ -18,10 +18,10 @@ from verl_hier.rollout.task import Limits as EpisodeLimits
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
 from verl_hier_plugins.samplers.designs import Designs, DesignsOptions
+from verl_hier_plugins.workers.designer_executor import hier_workers
 from verl_hier_plugins.workers.designer_executor.design import FAILURES, Call, Choice, DesignError, Leave, Loop, Role
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
 from verl_hier_plugins.workers.designer_executor.script import Limits, read
-from verl_hier_plugins.workers.designer_executor.worker import DesignerExecutor
 from verl_hier_plugins.workers.react import parse_action
 
 LIMITS = Limits(roles={"solver": Role("solver", tools=("act",)), "critic": Role("critic")}, tools=("act", "go"))
@@ -362,7 +362,8 @@ def test_hostile_episodes_end_and_are_counted(run, tags):
         graph, _ = run(
             roll_out_scripted(
                 environment=Corridor,
-                worker=lambda: DesignerExecutor(options),
+                worker=hier_workers(),
+                options=options,
                 sampler=Designs(DesignsOptions(designs=3, executions=2, failed=("drop", "keep")[number % 2])),
                 answer=answer,
                 n=6,
@@ -399,7 +400,8 @@ def test_a_turn_of_ten_megabytes(run):
         graph, _ = run(
             roll_out_scripted(
                 environment=Corridor,
-                worker=lambda: DesignerExecutor(DesignerExecutorOptions(turns=2)),
+                worker=hier_workers(),
+                options=DesignerExecutorOptions(turns=2),
                 sampler=Designs(DesignsOptions(designs=2, executions=1)),
                 answer=answer,
                 n=2,

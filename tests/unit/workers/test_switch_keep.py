@@ -16,7 +16,7 @@ from verl_hier.host.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.estimators.hiper import HiPEROptions, advantage
 from verl_hier_plugins.samplers.independent import Independent
-from verl_hier_plugins.workers.switch_keep import SwitchKeep, SwitchKeepOptions, read, transcribe
+from verl_hier_plugins.workers.switch_keep import SwitchKeepOptions, hier_workers, read, transcribe
 
 SAID = [
     "<switch>KEEP</switch><subgoal>go on</subgoal><action>right</action>",
@@ -31,7 +31,8 @@ def roll(said, **options):
     return asyncio.run(
         roll_out_scripted(
             environment=lambda: Corridor(3),
-            worker=lambda: SwitchKeep(SwitchKeepOptions(**options)),
+            worker=hier_workers(),
+            options=SwitchKeepOptions(**options),
             sampler=Independent(NoOptions()),
             answer=lambda prompt, sampling: next(turns),
             n=1,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import GraphError
+from verl_hier.errors import GraphError, first_line
 from verl_hier.graph.atomic_write import write_records
 
 
@@ -93,7 +93,7 @@ def _records(source: Path) -> Iterator[tuple[int, Any]]:
     except GraphError:
         raise
     except Exception as error:  # pyarrow raises several unrelated types for damaged files
-        raise GraphError(f"cannot read {source}: {error}.") from error
+        raise GraphError(f"cannot read {source}: {first_line(error)}.") from error
 
 
 def write_lines(target: Path, suffixes: tuple[str, ...], lines: Iterable[dict[str, Any]]) -> int:

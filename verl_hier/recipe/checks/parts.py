@@ -8,10 +8,11 @@ from typing import Any
 
 from verl_hier.compat.servers.table import TOP_LOGPROBS, rollout_server, servers_with
 from verl_hier.credit.columns import missing_column
-from verl_hier.errors import HierError, RecipeError, did_you_mean
+from verl_hier.errors import HierError, RecipeError
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, Spec, WorkerSpec
+from verl_hier.recipe.checks.roles import check_roles
 from verl_hier.recipe.parts import Part, Parts
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.curriculum import Curriculum
@@ -29,7 +30,7 @@ def check_needs(config: Mapping[str, Any], hier: HierConfig, parts: Parts, host:
     """
     check_modules(parts.environment.spec)
     check_columns(parts, host, critic=needs_critic(config))
-    check_levels(parts)
+    check_roles(config, parts)
     check_critic(config, parts)
     check_kl(config, parts)
     check_sampler(config, parts, host)
@@ -63,33 +64,6 @@ def check_columns(parts: Parts, host: PluginHost, critic: bool) -> None:
         able = list(_providers(host, column))
         hint = f" Installed parts that provide it: {', '.join(able)}." if able else ""
         raise RecipeError(f"hier.estimator.name: {sentence}{hint}")
-
-
-def check_levels(parts: Parts) -> None:
-    """Refuse levels that no role of the worker has, and roles that it has not: nothing would ever be trained there."""
-    worker, schedule = parts.worker.spec, parts.schedule
-    have = set(worker.roles.values())
-    if not have:
-        return
-    # A schedule that goes by roles does not look at its levels.
-    roles = tuple(getattr(schedule.options, "roles", None) or ())
-    for role in roles:
-        if role not in worker.roles:
-            raise RecipeError(
-                f"hier.schedule.roles: worker {worker.name!r} has no role {role!r}{did_you_mean(role, worker.roles)}; "
-                f"it has {', '.join(worker.roles)}."
-            )
-    asked = {
-        "hier.estimator.name": (parts.estimator.spec, parts.estimator.spec.levels),
-        "hier.schedule.levels": (schedule.spec, () if roles else getattr(schedule.options, "levels", None) or ()),
-    }
-    for line, (spec, levels) in asked.items():
-        lost = sorted(set(levels) - have)
-        if lost:
-            raise RecipeError(
-                f"{line}: {spec.kind} {spec.name!r} works on {_levels(levels)}, but worker {worker.name!r} has only "
-                f"{_levels(sorted(have))}; choose another worker in hier.worker.name or another {spec.kind}."
-            )
 
 
 def check_critic(config: Mapping[str, Any], parts: Parts) -> None:
@@ -243,11 +217,6 @@ def _providers(host: PluginHost, column: str) -> Iterator[str]:
         for name, spec in host.specs(kind).items():
             if column in getattr(spec, "provides", ()):
                 yield f"hier.{kind}.name: {name}"
-
-
-def _levels(levels: Any) -> str:
-    numbers = [str(level) for level in levels]
-    return f"level{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"
 
 
 def _tasks(environment: Part, split: str, line: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ WORKER = WorkerSpec(
     summary="agents take turns as tags in one sequence, under a grammar; the environment answers in <observation>",
     source="arXiv 2508.13167; OPPO Agent_Foundation_Models (grammar: its prompts)",
     roles=LEVELS,
+    active_roles=ChainOptions.levels,
     provides=tuple(f"tokens.{role}" for role in LEVELS if role != UNREADABLE),
     transcribe=transcribe,
     needs_stop_strings=True,

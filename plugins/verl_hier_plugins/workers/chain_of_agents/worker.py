@@ -81,6 +81,11 @@ class ChainOptions:
             longest_content=self.longest_content,
         )
 
+    def levels(self) -> dict[str, int]:
+        """The roles of these options, with their levels; an agent that only the recipe's grammar names is level 1."""
+        language = self.language()
+        return {role: LEVELS.get(role, 1) for role in (*map(language.role, language.agents), UNREADABLE)}
+
     def action(self, segment: Segment) -> str | None:
         """The action that an agent makes in the environment; None for agents that only write."""
         template = self.answer_action if segment.tag == ANSWER else self.tools.get(segment.tag)
@@ -110,7 +115,7 @@ class ChainOfAgents(Worker):
         """See `Worker.run`."""
         options = self._options
         step = first = await episode.reset()
-        context = episode.context(UNREADABLE, level=LEVELS[UNREADABLE], system=options.system)
+        context = episode.context(UNREADABLE, system=options.system)
         observe(context, options, "prompt", fields(episode, step, first))
         stop = self._language.stops(every_agent=options.turns == "agent")
         walk, rest, plan, number = Walk(self._language), "", None, 0
@@ -159,8 +164,7 @@ class ChainOfAgents(Worker):
         turn.mark(masks=masks)
         if reading.segments:
             tag = reading.segments[-1].tag
-            role = self._language.role(tag)
-            turn.set_speaker(role, LEVELS.get(role, 1), agent=tag)
+            turn.set_speaker(self._language.role(tag), agent=tag)
         if error:
             turn.mark(valid=False, failure=f"grammar_{error}")
             turn.reward(-self._options.violation_penalty)

@@ -55,7 +55,7 @@ class DesignerExecutor(Worker):
         """See `Worker.run`."""
         options = self._options
         first = await episode.reset()
-        designer = episode.context("designer", level=0, system=options.designer_system)
+        designer = episode.context("designer", system=options.designer_system)
         observe(designer, options, "designer_prompt", self._known(episode, first))
         turn = await episode.generate(designer)
         try:
@@ -197,7 +197,7 @@ class _Execution:
         self._observe(context, "executor_prompt", known, turns)
         for _ in range((role.turns or self._options.turns) if role.tools else 1):
             turn = await self._episode.generate(context, segment=self._segment, plan=self._plan)
-            turn.set_speaker("executor", 1, agent=role.name)  # a shared context has no agent of its own
+            turn.set_speaker("executor", agent=role.name)  # a shared context has no agent of its own
             self._last, self._accepted = turn, True
             self._texts[role.name], self._turns[role.name] = turn.text[:MESSAGE_CHARACTERS], turn
             if await self._follow(role, turn, context, known, turns) or self._over:
@@ -221,7 +221,7 @@ class _Execution:
         context = self._contexts.get(name) if name else None
         if context is None:
             system = self._options.executor_system
-            context = self._contexts[name] = self._episode.context("executor", 1, role.name, system=system)
+            context = self._contexts[name] = self._episode.context("executor", agent=role.name, system=system)
         return context
 
     async def _follow(

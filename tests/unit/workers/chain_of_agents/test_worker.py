@@ -22,7 +22,7 @@ from verl_hier.training.metrics import rollout_metrics
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.chain_of_agents import LEVELS, WORKER
 from verl_hier_plugins.workers.chain_of_agents.grammar import VIOLATIONS
-from verl_hier_plugins.workers.chain_of_agents.worker import ChainOfAgents, ChainOptions
+from verl_hier_plugins.workers.chain_of_agents.worker import ChainOptions
 
 from .test_grammar import PIECES
 
@@ -72,7 +72,8 @@ def play(run):
         graph, policy = run(
             roll_out_scripted(
                 environment=world,
-                worker=lambda: ChainOfAgents(chosen),
+                worker=WORKER,
+                options=chosen,
                 sampler=sampler or Independent(NoOptions()),
                 answer=answer,
                 n=n,

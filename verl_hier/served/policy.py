@@ -1,21 +1,19 @@
-"""A teacher behind an endpoint with OpenAI's chat completions.
+"""A policy behind an endpoint with OpenAI's chat completions.
 
 A rollout deals with tokens, the endpoint with messages. `Messages` is a renderer whose tokens are whole messages, so
-the teacher needs no tokenizer here and no text is lost.
+the policy needs no tokenizer here and no text is lost.
 """
 
 from __future__ import annotations
 
-import os
-import random
 import re
+from dataclasses import replace
 from typing import Any
 
-from verl_hier.coldstart.episodes import LocalEnvironment
-from verl_hier.errors import HierError, RolloutError
+from verl_hier.errors import RolloutError
 from verl_hier.graph.nodes import CONTINUED
-from verl_hier.recipe.parts import Part
-from verl_hier.rollout import Generation, Sampling, Scored
+from verl_hier.rollout import Generation, Limits, Sampling, Scored
+from verl_hier.served.client import ChatClient
 
 _OPENING = re.compile(r"<(\w{1,64})>")
 
@@ -63,44 +61,28 @@ class Messages:
         return found
 
 
-class ServedTeacher:
-    """See `rollout.Policy` and `distill.Teacher`.
+class ServedPolicy:
+    """See `rollout.Policy`; its tokens are those of `Messages`.
 
     Attributes:
         refused: requests that the endpoint refused, for instance because a conversation is too long; their episodes end
             there.
     """
 
-    def __init__(self, url: str, model: str, messages: Messages, timeout_s: float = 120.0) -> None:
+    def __init__(self, client: ChatClient, messages: Messages) -> None:
         """
         Args:
-            url: base of the endpoint, such as `http://host:8000/v1`.
-            model: the model's name there.
+            client: of the endpoint.
             messages: the renderer of the rollout.
-            timeout_s: seconds that one answer may take; a request is tried three times.
-
-        Raises:
-            HierError: when the package `openai` is not installed.
         """
-        try:
-            import openai
-        except ImportError as error:
-            raise HierError("a served teacher needs the package openai; pip install 'verl-hier[distill]'.") from error
-        self._openai = openai
-        self._url = url
-        self._model = model
+        self._client = client
         self._messages = messages
-        # Local servers need no key, but the client insists on one.
-        key = os.environ.get("OPENAI_API_KEY") or "none"
-        self._client = openai.AsyncOpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=2)
         self.refused = 0
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`; one token, which is the whole answer, and no log-probs."""
         messages = self._messages.conversation(prompt)
         request: dict[str, Any] = {
-            "model": self._model,
-            "messages": messages,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -112,36 +94,36 @@ class ServedTeacher:
         if messages[-1]["role"] == "assistant":
             # vLLM and SGLang continue the last message on request.
             request["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        try:
-            answer = await self._client.chat.completions.create(**request)
-        except self._openai.APIConnectionError as error:
-            raise RolloutError(f"the teacher at {self._url} does not answer ({error}); check --teacher.") from error
-        except (self._openai.AuthenticationError, self._openai.NotFoundError) as error:
-            raise RolloutError(f"the teacher at {self._url} refuses {self._model!r}: {error}") from error
-        except self._openai.APIStatusError:
+        answer = await self._client.ask(messages, **request)
+        if answer is None:
             self.refused += 1
             return Generation([], [])
-        choice = answer.choices[0]
-        text = choice.message.content or ""
-        if choice.finish_reason == "stop":
+        text = answer.text
+        if answer.finish_reason == "stop":
             # vLLM reports the stop string.
-            named = getattr(choice, "stop_reason", None)
+            named = answer.stopped_by
             text = text + named if named in sampling.stop else with_stop(text, sampling.stop)
-        return Generation(self._messages.turn(text), []) if text else Generation([], [])
+        tokens = self._messages.turn(text) if text else []
+        return Generation(tokens, [], answer.finish_reason, counted_tokens=answer.tokens)
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
         """See `rollout.Policy.score`."""
-        raise RolloutError("hier.sampler.name: a served teacher cannot score tokens; use `independent`.")
-
-    def policy(
-        self, environment: LocalEnvironment, messages: Messages, system: Part, rng: random.Random
-    ) -> ServedTeacher:
-        """See `distill.Teacher.policy`; one client serves all episodes."""
-        return self
+        raise RolloutError("hier.sampler.name: a served model cannot score tokens; use `independent`.")
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+
+def for_messages(limits: Limits, max_tokens: int | None = None) -> Limits:
+    """The limits of an episode whose tokens are messages: turns are the recipe's, lengths the endpoint's own.
+
+    Args:
+        limits: of the recipe.
+        max_tokens: limit of a turn, in tokens of the endpoint; None for the recipe's.
+    """
+    most = max_tokens or limits.max_tokens_per_turn
+    return replace(limits, max_tokens_per_turn=most, context_tokens=most + 100 * limits.max_turns)
 
 
 def with_stop(text: str, stop: tuple[str, ...]) -> str:

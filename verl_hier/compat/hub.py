@@ -1,0 +1,43 @@
+"""Models that have to come from the Hugging Face hub: asked for once, as a download that cannot begin takes minutes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from verl_hier.errors import RecipeError, first_line
+
+PATIENCE_S = 10.0
+
+
+def require_on_hub(model: str | os.PathLike[str], option: str) -> None:
+    """Refuse a model that is no folder here, not in the hub's cache, and not on the hub.
+
+    Args:
+        model: folder or name.
+        option: where the user has named it, for errors.
+
+    Raises:
+        RecipeError: when the hub does not know the name, or cannot be asked.
+    """
+    name = os.fspath(model)
+    if Path(name).expanduser().exists() or os.environ.get("VERL_USE_MODELSCOPE", "").lower() == "true":
+        return
+    from httpx import TransportError
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return
+        HfApi().model_info(name, timeout=PATIENCE_S)
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise RecipeError(
+            f"{option}: {name!r} is neither a folder here nor a model on the hub that you may read; correct it, log in "
+            "with `hf auth login`, or make a small model with `verl-hier tiny RECIPE`."
+        ) from error
+    except (TransportError, OfflineModeIsEnabled, HfHubHTTPError) as error:
+        raise RecipeError(
+            f"{option}: {name!r} is neither a folder here nor in the hub's cache, and the hub cannot be asked "
+            f"({first_line(error)}); name a folder, or download the model first with `hf download {name}`."
+        ) from error

@@ -1,0 +1,301 @@
+"""What a policy reaches on a recipe, measured from rollout graphs: success with its interval, return, cost, by role."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from verl_hier.errors import RolloutError
+from verl_hier.graph import Node, RolloutGraph
+from verl_hier.ops.players import Source
+from verl_hier.ops.rollouts import Plan, Progress, roll_out, settle
+from verl_hier.recipe.composed import ComposedRecipe
+
+CONFIDENCE = 0.95
+_Z = 1.959963984540054  # of the normal distribution, for CONFIDENCE on two sides
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % confidence interval.
+
+    Attributes:
+        mean: of the episodes.
+        low, high: ends of the interval; NaN where one task alone says nothing about the others.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RoleFigures:
+    """What the turns of one role cost.
+
+    Attributes:
+        role: the role.
+        turns: turns of an episode, mean.
+        tokens: generated tokens of an episode, mean.
+        tokens_per_turn: generated tokens of a turn, mean.
+        invalid: share of its turns that the environment or the worker refused.
+        reward: sum of the rewards of its turns in an episode, mean.
+    """
+
+    role: str
+    turns: float
+    tokens: float
+    tokens_per_turn: float
+    invalid: float
+    reward: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a policy reaches on a split.
+
+    Attributes:
+        policy: who played.
+        recipe: name of the recipe.
+        environment, worker: names of these parts.
+        split: split of the environment.
+        tasks: tasks that were played.
+        episodes: episodes that ended regularly; the figures below are theirs.
+        n: episodes asked for each task.
+        temperature, top_p, top_k: how the policy sampled.
+        seed: root of the random numbers, None when the server chose.
+        success: share of solved episodes; None where the environment does not say. Its interval is Wilson's, with fewer
+            episodes where those of a task resemble each other; see `share`.
+        ret: return of an episode; its interval is that of the normal distribution over tasks.
+        tokens: generated tokens of an episode, mean; NaN where nobody counts them.
+        turns: turns of an episode, mean.
+        roles: the same by role, in the order of their first turns.
+        rewards: mean of each number in the episodes' `reward_info`, by name; each reward function has one.
+        truncated: episodes that a limit ended, as a share.
+        failed: episodes that were lost to faults of the environment; they are in no other figure.
+        refused: requests that an endpoint refused.
+        seconds: wall time.
+    """
+
+    policy: str
+    recipe: str
+    environment: str
+    worker: str
+    split: str
+    tasks: int
+    episodes: int
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    success: Estimate | None
+    ret: Estimate
+    tokens: float
+    turns: float
+    truncated: float
+    failed: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    roles: tuple[RoleFigures, ...] = ()
+    rewards: Mapping[str, Estimate] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form; numbers that are not known are None."""
+        known: dict[str, Any] = _known(asdict(self))
+        return known
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(what, how much) for printing."""
+        sampled = f"temperature {self.temperature:g}" if self.temperature else "greedy"
+        asked = f"{self.tasks} tasks of {self.split} x {self.n}"
+        rows = [("policy", self.policy), ("recipe", f"{self.recipe} ({self.environment}, {self.worker})")]
+        rows.append(("played", f"{asked}, {sampled}, {self.episodes} episodes, {self.seconds:.0f} s"))
+        if self.success is not None:
+            rows.append(("success", _percent(self.success)))
+        rows.append(("return", _number(self.ret)))
+        rows += [(f"reward {name}", _number(value)) for name, value in self.rewards.items()]
+        cost = "" if math.isnan(self.tokens) else f", {self.tokens:.0f} generated tokens"
+        rows.append(("an episode", f"{self.turns:.1f} turns{cost}"))
+        if self.truncated:
+            rows.append(("truncated", f"{self.truncated:.1%} of the episodes, by a limit"))
+        if self.failed:
+            rows.append(("lost", f"{self.failed} episodes, to faults of the environment; they count nowhere"))
+        if self.refused:
+            rows.append(("refused", f"{self.refused} requests, by the endpoint"))
+        return rows
+
+    def role_lines(self) -> list[tuple[str, ...]]:
+        """A row for each role: role, turns, tokens, tokens a turn, invalid turns, reward."""
+
+        def count(value: float, digits: int) -> str:
+            return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+        figures = ((r, count(r.turns, 1), count(r.tokens, 0), count(r.tokens_per_turn, 1)) for r in self.roles)
+        return [(r.role, *counts, f"{r.invalid:.1%}", f"{r.reward:.3f}") for r, *counts in figures]
+
+
+async def evaluate(
+    source: Source,
+    recipe: ComposedRecipe,
+    plan: Plan | None = None,
+    served_model: str = "",
+    on_progress: Progress = lambda graph, done, tasks: None,
+) -> tuple[Evaluation, list[RolloutGraph]]:
+    """Measure what a policy reaches on a recipe; see `ops.rollouts.roll_out` for the arguments.
+
+    Returns:
+        The figures, and the graphs that they were read from.
+
+    Raises:
+        RolloutError: when no episode ended regularly.
+    """
+    plan, started = plan or Plan(), time.perf_counter()
+    graphs, player = await roll_out(source, recipe, plan, served_model, on_progress)
+    settled, parts = settle(recipe, plan), recipe.parts
+    if not any(True for graph in graphs for _ in graph.complete()):
+        refused = f" {player.refused} requests were refused by the endpoint." if player.refused else ""
+        lost = next(episode.error for graph in graphs for episode in graph.episodes)
+        raise RolloutError(f"no episode has a turn that counts, so there is nothing to measure ({lost}).{refused}")
+    evaluation = Evaluation(
+        policy=player.name,
+        recipe=recipe.hier.recipe.name,
+        environment=parts.environment.spec.name,
+        worker=parts.worker.spec.name,
+        split=settled.split,
+        n=settled.n,
+        temperature=settled.sampling.temperature,
+        top_p=settled.sampling.top_p,
+        top_k=settled.sampling.top_k,
+        seed=recipe.hier.seed if plan.seed is None else plan.seed,
+        refused=player.refused,
+        seconds=time.perf_counter() - started,
+        **measure(graphs, counted_tokens if player.messages else model_tokens),
+    )
+    return evaluation, graphs
+
+
+def share(groups: Sequence[Sequence[float]]) -> Estimate:
+    """A share of episodes with Wilson's interval (E. B. Wilson, JASA 22, 1927).
+
+    Several episodes of one task are not independent. The number of episodes in the formula is therefore divided by the
+    design effect (L. Kish, Survey Sampling, 1965): the variance of the mean over tasks by that of as many independent
+    episodes, at least 1. Where all episodes agree, so that it cannot be estimated, the number of tasks is taken. The
+    interval of a single task is about that task alone.
+
+    Args:
+        groups: for each task 1 or 0 for each of its episodes.
+    """
+    values = [value for group in groups for value in group]
+    n, mean = len(values), sum(values) / len(values)
+    n_effective = float(n)
+    if len(groups) > 1:
+        independent = _variance([[value] for value in values], mean)
+        n_effective = n / max(1.0, _variance(groups, mean) / independent) if independent else float(len(groups))
+    spread = _Z**2 / n_effective
+    centre = (mean + spread / 2) / (1 + spread)
+    half = _Z / (1 + spread) * math.sqrt(mean * (1 - mean) / n_effective + spread / (4 * n_effective))
+    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def average(groups: Sequence[Sequence[float]]) -> Estimate:
+    """A mean over episodes with the interval of the normal distribution; tasks are independent, their episodes not.
+
+    Args:
+        groups: for each task the numbers of its episodes.
+    """
+    values = [value for group in groups for value in group]
+    mean = sum(values) / len(values)
+    half = _Z * math.sqrt(_variance(groups, mean)) if len(groups) > 1 else math.nan
+    return Estimate(mean, mean - half, mean + half)
+
+
+def _variance(groups: Sequence[Sequence[float]], mean: float) -> float:
+    """Variance of the mean over all episodes of two or more independent tasks: that of a ratio of sums over tasks."""
+    n = sum(map(len, groups))
+    squares = sum((sum(group) - len(group) * mean) ** 2 for group in groups)
+    return len(groups) / (len(groups) - 1) * squares / n**2
+
+
+def measure(graphs: Sequence[RolloutGraph], tokens_of: Callable[[Node], float]) -> dict[str, Any]:
+    """The fields of `Evaluation` that rollout graphs give.
+
+    Args:
+        graphs: one a task, with at least one episode that ended regularly among them.
+        tokens_of: generated tokens of a node, NaN when nobody counted them.
+    """
+    groups = [(graph, list(graph.complete())) for graph in graphs]
+    groups = [(graph, episodes) for graph, episodes in groups if episodes]
+    complete = [(graph, episode) for graph, episodes in groups for episode in episodes]
+    paths = [[graph.nodes[number] for number in graph.path(episode.id)] for graph, episode in complete]
+    count = len(complete)
+    solved = [[float(e.success) for e in episodes if e.success is not None] for _, episodes in groups]
+    names = dict.fromkeys(name for _, episode in complete for name in episode.reward_info)
+    return {
+        "tasks": len(graphs),
+        "episodes": count,
+        "success": share([group for group in solved if group]) if any(solved) else None,
+        "ret": average([[episode.ret for episode in episodes] for _, episodes in groups]),
+        "tokens": sum(tokens_of(node) for path in paths for node in path) / count,
+        "turns": sum(not node.partial for path in paths for node in path) / count,
+        "truncated": sum(episode.status == "truncated" for _, episode in complete) / count,
+        "failed": sum(episode.status == "failed" for graph in graphs for episode in graph.episodes),
+        "roles": _roles(paths, tokens_of),
+        "rewards": {name: average(_noted(name, (episodes for _, episodes in groups))) for name in names},
+    }
+
+
+def model_tokens(node: Node) -> float:
+    """Generated tokens of a node in the graph of a model."""
+    return len(node.action)
+
+
+def counted_tokens(node: Node) -> float:
+    """Generated tokens of a node in a graph of messages: as the endpoint counts them, NaN when it does not."""
+    return float(node.extra.get("counted_tokens", math.nan))
+
+
+def _noted(name: str, groups: Any) -> list[list[float]]:
+    noted = [[e.reward_info[name] for e in episodes if name in e.reward_info] for episodes in groups]
+    return [group for group in noted if group]
+
+
+def _roles(paths: Sequence[Sequence[Node]], tokens_of: Callable[[Node], float]) -> tuple[RoleFigures, ...]:
+    by_role: dict[str, list[Node]] = {}
+    for path in paths:
+        for node in path:
+            by_role.setdefault(node.role, []).append(node)
+    figures = []
+    for role, nodes in by_role.items():
+        turns, tokens = sum(not node.partial for node in nodes), sum(map(tokens_of, nodes))
+        figures.append(
+            RoleFigures(
+                role=role,
+                turns=turns / len(paths),
+                tokens=tokens / len(paths),
+                tokens_per_turn=tokens / max(turns, 1),
+                invalid=sum(not node.valid for node in nodes) / max(turns, 1),
+                reward=sum(node.reward for node in nodes) / len(paths),
+            )
+        )
+    return tuple(figures)
+
+
+def _percent(value: Estimate) -> str:
+    return f"{value.mean:.1%}  (95 % interval {value.low:.1%} to {value.high:.1%})"
+
+
+def _number(value: Estimate) -> str:
+    interval = "" if math.isnan(value.low) else f"  (95 % interval {value.low:.3f} to {value.high:.3f})"
+    return f"{value.mean:.3f}{interval}"
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _known(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,219 @@
+"""Rollouts of a recipe without training: its environment and worker, and any policy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from verl_hier.errors import RecipeError
+from verl_hier.graph import RolloutGraph
+from verl_hier.ops.players import Player, Source, player_of, run_of
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.rollout import Request, Sampling
+
+T = TypeVar("T")
+Progress = Callable[[RolloutGraph, int, int], None]
+"""Called with each finished task, the number of finished tasks and the number of all."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tasks are played, how often, and how the policy samples."""
+
+    split: str | None = None
+    """Split of the environment; None: the recipe's `data.val_files`, or `data.train_files` with `trees`."""
+    tasks: int | Sequence[int] | None = None
+    """How many tasks of the split, the first ones, or their numbers; None plays all."""
+    n: int | None = None
+    """Episodes of each task; None: `val_kwargs.n` of the recipe's `actor_rollout_ref.rollout`, with `trees` its `n`."""
+    temperature: float | None = None
+    """Sampling temperature, 0 for the likeliest token; None: that of `val_kwargs`, with `trees` that of training."""
+    seed: int | None = None
+    """Root of all random numbers; None: the recipe's `hier.seed`."""
+    step: int = 0
+    """Trainer step whose random numbers are drawn; those of a run's last validation have its last step."""
+    trees: bool = False
+    """Roll out as in training, with the recipe's sampler and budget; otherwise episodes are independent of each other,
+    as in validation."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tasks, int) and self.tasks < 1:
+            raise ValueError(f"tasks must be at least 1, got {self.tasks}")
+        if self.n is not None and self.n < 1:
+            raise ValueError(f"n must be at least 1, got {self.n}")
+        if self.temperature is not None and self.temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A plan with what the recipe says where the plan does not.
+
+    Attributes:
+        split: split of the environment.
+        tasks: number and task, in order.
+        n: episodes of each task.
+        sampling: temperature, top-p and top-k.
+    """
+
+    split: str
+    tasks: tuple[tuple[int, dict[str, Any]], ...]
+    n: int
+    sampling: Sampling
+
+
+def settle(recipe: ComposedRecipe, plan: Plan) -> Settled:
+    """Fill in a plan from a recipe.
+
+    Raises:
+        RecipeError: when the environment makes no tasks, has no such split or no such task.
+    """
+    rollout, data = recipe.config["actor_rollout_ref"]["rollout"], recipe.config["data"]
+    settings = rollout if plan.trees else rollout["val_kwargs"]
+    split = plan.split or _single(data["train_files" if plan.trees else "val_files"])
+    part = recipe.parts.environment
+    if part.spec.tasks is None:
+        raise RecipeError(
+            f"hier.environment.name: the tasks of {part.spec.name!r} come from verl's data set and are scored by "
+            "verl's reward function, which runs in the trainer only; run `verl-hier train` with trainer.val_only=true."
+        )
+    made = part.spec.tasks(part.options, split)
+    if not made:
+        raise RecipeError(f"hier.environment: {part.spec.name!r} has no tasks in the split {split!r}.")
+    numbers = range(len(made)) if plan.tasks is None else plan.tasks
+    if isinstance(numbers, int):
+        numbers = range(min(numbers, len(made)))
+    missing = [number for number in numbers if not 0 <= number < len(made)]
+    if missing:
+        raise RecipeError(f"there is no task {missing[0]}: the split {split!r} has {len(made)} tasks, from 0 on.")
+    temperature = settings["temperature"] if plan.temperature is None else plan.temperature
+    sampling = Sampling(float(temperature), float(settings["top_p"]), int(settings["top_k"]))
+    return Settled(split, tuple((number, made[number]) for number in numbers), plan.n or settings["n"], sampling)
+
+
+async def play(
+    recipe: ComposedRecipe,
+    player: Player,
+    plan: Plan,
+    on_progress: Progress = lambda graph, done, tasks: None,
+) -> list[RolloutGraph]:
+    """Roll out the tasks of a plan, up to `hier.rollout.concurrent_tasks` of them at once; the player stays open.
+
+    Returns:
+        One graph a task, in the order of the plan.
+
+    Raises:
+        RecipeError: see `settle`.
+        RolloutError: when the policy is gone or a plugin is broken.
+    """
+    settled = settle(recipe, plan)
+    slots = asyncio.Semaphore(recipe.hier.rollout.concurrent_tasks)
+    source = recipe.parts.environment.spec.name
+    done = 0
+
+    async def one(number: int, task: dict[str, Any]) -> RolloutGraph:
+        nonlocal done
+        request = Request(
+            task=task,
+            identity={
+                "uid": f"{settled.split}-{number}",
+                "index": number,
+                "data_source": str(task.get("data_source", source)),
+                "instruction": str(task.get("instruction", "")),
+            },
+            n=settled.n,
+            step=plan.step,
+            validate=not plan.trees,
+            sampling=settled.sampling,
+        )
+        async with slots:
+            graph = await player.play(request)
+        done += 1
+        on_progress(graph, done, len(settled.tasks))
+        return graph
+
+    playing = [asyncio.ensure_future(one(number, task)) for number, task in settled.tasks]
+    try:
+        return list(await asyncio.gather(*playing))
+    finally:
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
+
+
+async def roll_out(
+    source: Source,
+    recipe: ComposedRecipe,
+    plan: Plan | None = None,
+    served_model: str = "",
+    on_progress: Progress = lambda graph, done, tasks: None,
+) -> tuple[list[RolloutGraph], Player]:
+    """Make the player that `source` names, let it play the plan, and close it; see `player_of` and `play`.
+
+    Returns:
+        One graph a task, and the closed player, which knows its name and the requests that were refused.
+    """
+    plan = plan or Plan()
+    if plan.seed is not None:
+        recipe = replace(recipe, hier=replace(recipe.hier, seed=plan.seed))
+    settle(recipe, plan)  # before a model is loaded
+    player = player_of(source, recipe, served_model)
+    try:
+        return await play(recipe, player, plan, on_progress), player
+    finally:
+        await player.close()
+
+
+def recipe_of(source: Source, recipe: str | os.PathLike[str] | None, overrides: Sequence[str] = ()) -> ComposedRecipe:
+    """The recipe that a user names, or that of the run whose policy plays.
+
+    Raises:
+        RecipeError: when there is none, or overrides are given to the recipe of a run.
+    """
+    from verl_hier.recipe.compose import compose
+
+    if recipe is not None:
+        return ComposedRecipe.of(compose(os.fspath(recipe), overrides))
+    run = run_of(source)
+    if run is None:
+        raise RecipeError(f"name the recipe that {source} is to play; `verl-hier recipes` lists them.")
+    if overrides:
+        from omegaconf import OmegaConf
+
+        return ComposedRecipe.of(OmegaConf.merge(run.recipe(), OmegaConf.from_dotlist(list(overrides))))
+    return ComposedRecipe.of(run.recipe())
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; where a loop runs already, as in a notebook, in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    ended: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ended.append(asyncio.run(work))
+        except BaseException as error:  # raised again below, in the thread of the caller
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="verl-hier", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return ended[0]
+
+
+def _single(files: Any) -> str:
+    """The split that a recipe names in `data.val_files`, a name or a list of one."""
+    names = [files] if isinstance(files, str) else [str(name) for name in files or ()]
+    if len(names) != 1:
+        raise RecipeError(f"name a split: the recipe's data files are {', '.join(names) or 'empty'}.")
+    return names[0]

@@ -1,0 +1,98 @@
+"""Do the roles of the worker fit the estimator and the schedule, so that every step has something to train?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from verl_hier.errors import PluginError, RecipeError, did_you_mean
+from verl_hier.recipe.parts import Part, Parts
+from verl_hier.training.schedule import Phase
+
+MOST_STEPS = 1000
+"""Steps of a long run whose phases are looked at; schedules repeat themselves long before."""
+
+
+def check_roles(config: Mapping[str, Any], parts: Parts) -> None:
+    """Refuse a recipe in which some step would train nothing: levels and roles that no agent of the worker has."""
+    levels = worker_levels(parts.worker)
+    check_named(parts, levels)
+    steps = config["trainer"].get("total_training_steps")
+    check_phases(parts, levels, min(int(steps or MOST_STEPS), MOST_STEPS))
+
+
+def worker_levels(worker: Part) -> dict[str, int]:
+    """Role to level of the worker with its options.
+
+    Raises:
+        PluginError: when it declares none, or a level that is no number from 0 on.
+    """
+    levels: dict[str, int] = worker.spec.levels(worker.options)
+    if not levels:
+        raise PluginError(
+            f"worker {worker.spec.name!r} declares no roles, so that none of its agents could take a turn; list them "
+            "with their levels in the `roles` of its WorkerSpec."
+        )
+    for role, level in levels.items():
+        if type(level) is not int or level < 0:
+            raise PluginError(
+                f"worker {worker.spec.name!r} puts the role {role!r} on level {level!r}; levels in the `roles` of a "
+                "WorkerSpec are whole numbers, and 0 is the highest."
+            )
+    return levels
+
+
+def check_named(parts: Parts, levels: Mapping[str, int]) -> None:
+    """Refuse roles and levels that the recipe names and no agent of the worker has."""
+    worker, schedule = parts.worker.spec.name, parts.schedule
+    # A schedule that goes by roles does not look at its levels.
+    roles = tuple(getattr(schedule.options, "roles", None) or ())
+    for role in roles:
+        if role not in levels:
+            raise RecipeError(
+                f"hier.schedule.roles: worker {worker!r} has no role {role!r}{did_you_mean(role, levels)}; "
+                f"it has {', '.join(levels)}."
+            )
+    asked = {
+        "hier.estimator.name": (parts.estimator.spec, parts.estimator.spec.levels),
+        "hier.schedule.levels": (schedule.spec, () if roles else getattr(schedule.options, "levels", None) or ()),
+    }
+    have = set(levels.values())
+    for line, (spec, wanted) in asked.items():
+        if set(wanted) - have:
+            raise RecipeError(
+                f"{line}: {spec.kind} {spec.name!r} works on {_listed(wanted)}, but worker {worker!r} has "
+                f"only {_listed(sorted(have))}; choose another worker in hier.worker.name or another {spec.kind}."
+            )
+
+
+def check_phases(parts: Parts, levels: Mapping[str, int], steps: int) -> None:
+    """Refuse a schedule with a phase in which no agent of the worker learns: that step would have nothing to train."""
+    name = parts.schedule.spec.name
+    schedule = parts.schedule.spec.factory(parts.schedule.options)
+    for step in range(1, steps + 1):
+        try:
+            phase: Phase = schedule.phase(step)
+            learns = any(phase.learns(role, level) for role, level in levels.items())
+        except Exception as error:
+            raise PluginError(
+                f"schedule {name!r} does not say who learns in step {step}: {type(error).__name__}: {error}."
+            ) from error
+        if not learns:
+            has = ", ".join(f"{role} (level {level})" for role, level in levels.items())
+            raise RecipeError(
+                f"hier.schedule.name: in step {step} schedule {name!r} trains {_who(phase)} (phase {phase.name!r}), "
+                f"and worker {parts.worker.spec.name!r} has no such agent; its roles are {has}."
+            )
+
+
+def _who(phase: Phase) -> str:
+    """The roles and levels of a phase in words."""
+    roles = [] if phase.roles is None else [f"the roles {', '.join(sorted(phase.roles)) or '(none)'}"]
+    levels = [] if phase.levels is None else [_listed(sorted(phase.levels)) if phase.levels else "no level"]
+    return " on ".join([*roles, *levels])
+
+
+def _listed(levels: Iterable[int]) -> str:
+    numbers = [str(level) for level in levels]
+    return f"level{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"
