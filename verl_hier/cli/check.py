@@ -23,6 +23,12 @@ def check(
     ] = None,
     overrides: Overrides = None,
     every: Annotated[bool, typer.Option("--all", help="Check every combination that the recipe offers.")] = False,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--ready", help="Also list what this machine lacks to run it; exit code 2 when it lacks something."
+        ),
+    ] = False,
 ) -> None:
     """Say what a recipe would run, or why it cannot. Starts nothing."""
     from verl_hier.errors import HierError
@@ -33,8 +39,31 @@ def check(
         _check_all(recipe, overrides or [])
     elif recipe is None:
         raise HierError("name a recipe (`verl-hier recipes` lists them), or check all of them with --all.")
+    elif here:
+        _ready(recipe, overrides)
     else:
         show(recipe, check_recipe(compose(recipe, overrides or ()), command=spelled(recipe, overrides)))
+
+
+def _ready(recipe: str, overrides: list[str] | None) -> None:
+    """The report, then what is missing on this machine and the commands that bring it."""
+    from verl_hier.recipe.check import check_ready
+    from verl_hier.recipe.compose import compose
+
+    report, missing = check_ready(compose(recipe, overrides or ()), spelled(recipe, overrides))
+    _report(recipe, report)
+    if not missing:
+        line("ready: this machine has everything that it needs")
+        return
+    line("not ready on this machine:")
+    for lack in missing:
+        line(f"  {lack.why}")
+    commands = [command for lack in missing for command in lack.commands]
+    if commands:
+        line("first run:")
+        for command in commands:
+            line(f"  {command}")
+    raise typer.Exit(2)
 
 
 def _check_all(reference: str | None, overrides: list[str]) -> None:
@@ -85,11 +114,16 @@ def spelled(recipe: str, overrides: list[str] | None) -> str:
 
 
 def show(recipe: str, report: Report) -> None:
-    line(f"{recipe} can run:")
-    table(report.lines())
-    for note in report.notes:
-        line(f"note: {note}")
+    """What would run, and the commands that make its model where there is none yet."""
+    _report(recipe, report)
     if report.first:
         line(f"first make the model at {report.model.path}:")
         for command in report.first:
             line(f"  {command}")
+
+
+def _report(recipe: str, report: Report) -> None:
+    line(f"{recipe} can run:")
+    table(report.lines())
+    for note in report.notes:
+        line(f"note: {note}")

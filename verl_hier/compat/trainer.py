@@ -102,7 +102,7 @@ class HierTrainerMixin(_Base):
         self._step: TrainingStep | None = None
         self._without_rows: list[RolloutGraph] = []
         self._phases: set[str] = set()
-        check_kl(config, self.parts)
+        check_kl(recipe)
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:

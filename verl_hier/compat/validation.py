@@ -1,8 +1,9 @@
 """verl's own validation of a composed config, run offline and turned into sentences.
 
 verl validates in its driver before Ray starts (`utils/config.py::validate_config`) and builds dataclasses in its
-workers after that; both are done here, so that a bad key stops a run before any process exists. Neither needs vLLM or
-SGLang, but for one: with an unmerged LoRA on vLLM, verl asks vLLM which ranks it supports.
+workers after that; both are done here, so that a bad key stops a run before any process exists. Neither needs verl as a
+whole (see `config_classes`), vLLM or SGLang, but for one: with an unmerged LoRA on vLLM, verl asks vLLM which ranks it
+supports.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import io
 import warnings
 from typing import Any
 
+from verl_hier.compat.config_classes import config_classes
 from verl_hier.errors import PluginError, RecipeError
+from verl_hier.recipe.checks.rule import needs_critic
 
 # Blocks that verl's workers turn into dataclasses by their `_target_`.
 _BLOCKS = (
@@ -41,13 +44,14 @@ def validate(config: Any) -> list[str]:
     """
     from omegaconf import OmegaConf, open_dict
 
-    require_registration()
     config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
     with open_dict(config):
         # Building an HFModelConfig loads the tokenizer, from the network if need be; its fields are checked below.
         config.critic.model.pop("_target_", None)
     notes: list[str] = []
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+    if _asks_vllm(config):
+        import verl  # noqa: F401
+    with config_classes(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _run_validate_config(config, notes)
         with open_dict(config):
@@ -57,6 +61,11 @@ def validate(config: Any) -> list[str]:
         for line in _MODELS:
             _merge_model(config, line)
     return notes
+
+
+def _asks_vllm(config: Any) -> bool:
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    return bool(rollout.name == "vllm" and (model.get("lora_rank") or model.get("lora", {}).get("rank")))
 
 
 def require_registration() -> None:
@@ -74,11 +83,11 @@ def require_registration() -> None:
 
 
 def _run_validate_config(config: Any, notes: list[str]) -> None:
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
+    reference = bool(config.algorithm.get("use_kl_in_reward") or config.actor_rollout_ref.actor.use_kl_loss)
     try:
-        validate_config(config, need_reference_policy(config), need_critic(config))
+        validate_config(config, reference, needs_critic(config))
     except ImportError as error:
         notes.append(f"verl could not check everything here: {_words(error)}.")
     except Exception as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,11 @@ from verl_hier.errors import RecipeError
 SPLITS = ("train", "val", "test")
 MISSES = 1000
 """Consecutive draws without a new task after which a generator counts as exhausted."""
+
+
+def pool(options: Any, split: str) -> float:
+    """The most tasks of a split, for environments with the options `pool` and `validation`; infinite where it is 0."""
+    return float(options.pool if split == "train" else options.validation) or math.inf
 
 
 def hash_number(text: str, size: int = 8) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+from verl_hier.host.constraints import ALIASES, Template
 
 if TYPE_CHECKING:
     from verl_hier.host.specs import EstimatorSpec, Spec
@@ -59,8 +62,19 @@ def _fields(cls: type) -> dict[str, tuple[str, str]]:
             text = ""
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                 text = " ".join(str(following.value.value).split())
-            found[line.target.id] = (ast.unparse(line.annotation), text)
+            found[line.target.id] = (_in_words(ast.unparse(line.annotation)), text)
     return found
+
+
+def _in_words(annotation: str) -> str:
+    """An annotation with its constraints in words: `ZeroToOne` is `float from 0 to 1`."""
+    annotation = re.sub(r"Annotated\[str, Template\(.*?\)\]", "Prompt", annotation)
+    return re.sub(rf"\b({'|'.join(ALIASES)})\b", lambda found: _alias(ALIASES[found[0]]), annotation)
+
+
+def _alias(hint: Any) -> str:
+    base, constraint = get_args(hint)
+    return "template" if isinstance(constraint, Template) else f"{base.__name__} {constraint}"
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

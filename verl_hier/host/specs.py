@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.host.constraints import Range, Template
 
 Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
 Granularity = Literal["turn", "step", "token"]
@@ -130,6 +132,10 @@ class EnvironmentSpec(Spec):
         can_fork: whether `fork` or replay reproduces a state, so that samplers may branch.
         provides: turn-table columns that this environment fills besides the standard ones.
         modules: importable names that must be there; `extra` says which pip extra brings them.
+        names_states: whether its answers have an `anchor`. None: the check of a recipe resets it once to see.
+        info: names in the `info` of its resets, which prompts may use. None: the check resets it once to see.
+        splits: names of its splits. None: any name is passed to `tasks`.
+        pool: `pool(options, split) -> int`, the most tasks that a split has, without making them. None: not known.
     """
 
     kind: ClassVar[Kind] = "environment"
@@ -137,6 +143,10 @@ class EnvironmentSpec(Spec):
     can_fork: bool = False
     provides: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    names_states: bool | None = None
+    info: tuple[str, ...] | None = None
+    splits: tuple[str, ...] | None = None
+    pool: Callable[[Any, str], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -301,7 +311,7 @@ def build_options(spec: Spec, block: Mapping[str, Any], where: str | None = None
 
 def build_dataclass(cls: type, values: Mapping[str, Any], where: str, owner: str) -> Any:
     """`cls(**values)` with every value checked against the field's annotation; see `build_options`."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     checked: dict[str, Any] = {}
     for key, value in values.items():
@@ -329,6 +339,8 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
+    if origin is Annotated:
+        return _constrained(_fit(value, args[0], where), args[1:], where)
     if origin in (typing.Union, types.UnionType):
         return _fit_union(value, args, where)
     if origin is Literal:
@@ -345,10 +357,21 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
         return build_dataclass(typing.cast(type, hint), value, where, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint is float and isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{where}: expected a finite number, got {value}.")
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     expected = getattr(hint, "__name__", str(hint))
     raise RecipeError(f"{where}: expected {expected}, got {value!r} ({type(value).__name__}).")
+
+
+def _constrained(value: Any, constraints: tuple[Any, ...], where: str) -> Any:
+    """`value`, when every constraint of its annotation holds."""
+    for constraint in constraints:
+        problem = constraint.problem(value) if isinstance(constraint, Range | Template) else None
+        if problem:
+            raise RecipeError(f"{where}: {problem}.")
+    return value
 
 
 def _fit_union(value: Any, options: tuple[Any, ...], where: str) -> Any:

@@ -1,26 +1,27 @@
 """Everything that can be refused before a process starts, and a report of what would run.
 
-The questions go from cheap to dear: package metadata, the hier block, plugins, parts, sizes, files, memory, and verl's
-own validation last, which is the first to import verl. The first answer that is no is raised as one sentence.
+The questions go from cheap to dear: package metadata, the hier block, plugins, the rules of `recipe.checks`, files, and
+verl's own validation last. The first answer that is no is raised as one sentence. What is only missing on this machine
+comes after that, where it is asked for.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from verl_hier.compat.servers.table import rollout_server
 from verl_hier.compat.versions import require_supported
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.checks.machine import Missing, memory_of, missing_here
 from verl_hier.recipe.checks.model import ModelFacts, cold_start, has_chat_template, model_facts
-from verl_hier.recipe.checks.parts import check_curriculum, check_needs, check_source, check_tasks, needs_critic
-from verl_hier.recipe.checks.resources import Sizes, check_memory, check_resources, lower_bound
+from verl_hier.recipe.checks.resources import Sizes, sizes_of
+from verl_hier.recipe.checks.rule import needs_critic, rules
+from verl_hier.recipe.checks.world import missing_module
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Parts
-from verl_hier.recipe.rewards import check_rewards
 from verl_hier.recipe.schema import HierConfig
 
 
@@ -85,88 +86,49 @@ def check_recipe(config: Any, *, offline: bool = True, command: str | None = Non
         PluginError: when a plugin it lists cannot be loaded.
         HierError: when the installed verl is outside the tested range.
     """
+    recipe, report = _sound(config, command)
+    if not offline:
+        for missing in _missing(recipe, report):
+            raise RecipeError(missing.why)
+    return report
+
+
+def check_ready(config: Any, command: str | None = None) -> tuple[Report, tuple[Missing, ...]]:
+    """Refuse what cannot run anywhere, and say what this machine lacks to run the rest.
+
+    The arguments and errors are those of `check_recipe`.
+    """
+    recipe, report = _sound(config, command)
+    return report, tuple(_missing(recipe, report))
+
+
+def _missing(recipe: ComposedRecipe, report: Report) -> Iterator[Missing]:
+    from verl_hier.compat.validation import require_registration
+
+    require_registration()
+    yield from missing_here(recipe, report.model, report.first)
+
+
+def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
     require_supported()
     plain = _plain(config)
     recipe = ComposedRecipe.of(plain)
-    hier, host, parts = recipe.hier, recipe.host, recipe.parts
-    episodes = check_needs(plain, hier, parts, host)
-    check_source(plain, parts.environment)
-    check_rewards(recipe.rewards, parts.worker)
-    sizes = check_resources(plain, hier, episodes)
+    for rule in rules():
+        rule.check(recipe)
     model = model_facts(plain["actor_rollout_ref"]["model"], "actor_rollout_ref.model")
-    _check_template(hier, model)
-    first = cold_start(command or hier.recipe.name, hier, parts) if model.missing else ()
-    notes = _notes(plain, parts)
-    memory = _memory(plain, sizes, model)
-    if not offline:
-        _check_model(model, first)
-        check_machine(plain)
-        _check_hub(plain, model)
-        check_tasks(plain, parts.environment)
-        check_curriculum(plain, hier, parts.environment)
-    notes += _validate(plain)
-    return Report(
-        parts=parts,
-        plugins=host.plugins,
+    _check_template(recipe.hier, model)
+    first = cold_start(command or recipe.hier.recipe.name, recipe.hier, recipe.parts) if model.missing else ()
+    return recipe, Report(
+        parts=recipe.parts,
+        plugins=recipe.host.plugins,
         model=model,
-        sizes=sizes,
+        sizes=sizes_of(recipe),
         trainer=plain["trainer"]["v1"]["trainer_mode"],
         server=plain["actor_rollout_ref"]["rollout"]["name"],
-        memory=memory,
-        notes=tuple(notes),
+        memory=memory_of(recipe, model),
+        notes=(*_notes(recipe), *_validate(plain)),
         first=first,
     )
-
-
-def check_machine(config: Mapping[str, Any]) -> None:
-    """Refuse a recipe that this machine cannot run: its rollout engine or its GPUs are missing."""
-    module = rollout_server(str(config["actor_rollout_ref"]["rollout"]["name"])).module
-    if module and importlib.util.find_spec(module) is None:
-        raise RecipeError(
-            f"actor_rollout_ref.rollout.name: {module} is not installed here; `pip install 'verl-hier[{module}]'`, "
-            "or run one of the *_cpu recipes."
-        )
-    trainer = config["trainer"]
-    if trainer["device"] == "cuda" and not _remote(config):
-        _check_gpus(trainer)
-
-
-def _check_gpus(trainer: Mapping[str, Any]) -> None:
-    import torch
-
-    if trainer["nnodes"] > 1:
-        raise RecipeError(
-            f"trainer.nnodes: {trainer['nnodes']} nodes need a Ray cluster; start Ray on each and set "
-            "ray_kwargs.ray_init.address: auto."
-        )
-    there = torch.cuda.device_count()
-    if there < trainer["n_gpus_per_node"]:
-        raise RecipeError(
-            f"trainer.n_gpus_per_node: the recipe asks for {trainer['n_gpus_per_node']} GPUs and this machine has "
-            f"{there}; "
-            "lower it, or run one of the *_cpu recipes."
-        )
-
-
-def _check_model(model: ModelFacts, first: Sequence[str]) -> None:
-    if model.missing:
-        commands = ", ".join(f"`{command}`" for command in first)
-        raise RecipeError(
-            f"actor_rollout_ref.model.path: there is no model at {model.path!r} yet; make it with {commands}, or name "
-            "another one."
-        )
-
-
-def _check_hub(config: Mapping[str, Any], model: ModelFacts) -> None:
-    """Refuse a model that cannot be downloaded; a cluster may have what this machine has not."""
-    if model.local is None and not model.missing and not _remote(config):
-        from verl_hier.compat.hub import require_on_hub
-
-        require_on_hub(model.path, "actor_rollout_ref.model.path")
-
-
-def _remote(config: Mapping[str, Any]) -> bool:
-    return bool(config["ray_kwargs"]["ray_init"].get("address") or os.environ.get("RAY_ADDRESS"))
 
 
 def _check_template(hier: HierConfig, model: ModelFacts) -> None:
@@ -177,20 +139,8 @@ def _check_template(hier: HierConfig, model: ModelFacts) -> None:
         )
 
 
-def _memory(config: Mapping[str, Any], sizes: Sizes, model: ModelFacts) -> int | None:
-    if config["trainer"]["device"] != "cpu":
-        return None
-    actor, algorithm = config["actor_rollout_ref"]["actor"], config["algorithm"]
-    reference = bool(actor.get("use_kl_loss") or algorithm.get("use_kl_in_reward"))
-    critic = 0
-    if needs_critic(config):
-        critic = model_facts(config["critic"]["model"], "critic.model").parameters or 0
-    needed = lower_bound(sizes.plan, model.parameters or 0, sizes.plan.replicas + reference, critic)
-    check_memory(needed, config)
-    return needed
-
-
-def _notes(config: Mapping[str, Any], parts: Parts) -> list[str]:
+def _notes(recipe: ComposedRecipe) -> list[str]:
+    config, parts = recipe.config, recipe.parts
     notes: list[str] = []
     tasks, mini = config["data"]["train_batch_size"], config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
     if tasks % mini:
@@ -203,6 +153,9 @@ def _notes(config: Mapping[str, Any], parts: Parts) -> list[str]:
         notes.append(
             f"{module} is not installed on this machine; `pip install 'verl-hier[{module}]'` where the recipe runs."
         )
+    package = missing_module(parts.environment.spec)
+    if package:
+        notes.append(f"the environment's package {package!r} is not installed on this machine.")
     if needs_critic(config) and not parts.estimator.spec.needs_critic:
         notes.append(f"a critic is trained, but estimator {parts.estimator.spec.name!r} does not read its values.")
     return notes

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,11 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
 
 @contextmanager
 def files_read_once() -> Iterator[None]:
-    """Within it, Hydra parses each YAML file once: parsing is most of the time of composing many recipes."""
+    """Within it, each YAML file and each interpolation is parsed once: most of the time of composing many recipes."""
     from hydra._internal.config_repository import ConfigRepository
+    from omegaconf import base
 
-    load, known = ConfigRepository.load_config, {}
+    load, parse, known = ConfigRepository.load_config, base.parse, {}
 
     def load_config(repository: Any, config_path: str) -> Any:
         place = (*(source.path for source in repository.get_sources()), config_path)
@@ -70,11 +72,11 @@ def files_read_once() -> Iterator[None]:
         # Hydra moves the nodes of what it loads into the config that it composes.
         return copy.deepcopy(known[place])
 
-    ConfigRepository.load_config = load_config
+    ConfigRepository.load_config, base.parse = load_config, cache(parse)
     try:
         yield
     finally:
-        ConfigRepository.load_config = load
+        ConfigRepository.load_config, base.parse = load, parse
 
 
 def overridden(overrides: Sequence[str]) -> list[str]:
@@ -93,6 +95,26 @@ def overridden(overrides: Sequence[str]) -> list[str]:
         else:
             given.append(f"++{text}" if _HIER_OVERRIDE.match(text) else text)
     return given
+
+
+@cache
+def stock(engine: str = "dp") -> Mapping[str, Any]:
+    """verl's own configuration, its values unresolved: which keys there are, and of which kind their values are.
+
+    Args:
+        engine: verl's `model_engine`, which decides about the blocks of actor, reference and critic.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(verl_config_folder()), version_base=None):
+        composed = hydra_compose("ppo_trainer", overrides=[f"model_engine={engine}"])
+    plain = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): block for key, block in plain.items()}
 
 
 def command(reference: str, overrides: Sequence[str] = ()) -> list[str]:

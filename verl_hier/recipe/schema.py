@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from verl_hier.credit import WeightBy
 from verl_hier.errors import RecipeError
 from verl_hier.graph.rows import SharedPrefix
+from verl_hier.host.constraints import Count, NonNegative, Positive, ZeroToOne
 from verl_hier.host.specs import KINDS, Kind, build_dataclass
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
@@ -32,7 +33,7 @@ class RolloutOptions:
     """Turns an episode may take before it is truncated."""
     max_tokens_per_turn: int = 512
     """Generated tokens a turn may take."""
-    context_tokens: int | None = None
+    context_tokens: Count | None = None
     """Longest context of one agent; an episode that outgrows it is truncated. None: what verl's `data.max_prompt_length
     + data.max_response_length` allow."""
     environment_processes: int = 2
@@ -70,13 +71,13 @@ class GuardOptions:
     """How a turn that several episodes share is trained: `once` in one row; `first_owner` in one row with the number of
     its episodes as weight; `repeat` in each episode's row with that episode's credit; `average` in each row with the
     mean credit."""
-    max_singleton_share: float = 0.5
+    max_singleton_share: ZeroToOne = 0.5
     """Alarm when more groups than this have one member although the estimator needs groups."""
-    max_zero_variance_share: float = 1.0
+    max_zero_variance_share: ZeroToOne = 1.0
     """Alarm when more groups than this have equal scores throughout."""
     on_alarm: Literal["warn", "raise"] = "warn"
     """`warn` logs a sentence, `raise` stops the run with it."""
-    max_logprob_difference: float = 0.5
+    max_logprob_difference: NonNegative = 0.5
     """Alarm when the mean |log p(rollout) - log p(training)| of a role exceeds it."""
 
 
@@ -84,10 +85,10 @@ class GuardOptions:
 class CurriculumOptions:
     """Longer tasks later; see docs/schedules.md."""
 
-    horizons: tuple[int, ...] = ()
+    horizons: tuple[Count, ...] = ()
     """Longest task of each stage, as the environment counts it (the `horizon` of its tasks); empty trains on all tasks
     from the start."""
-    steps: tuple[int, ...] = ()
+    steps: tuple[Count, ...] = ()
     """Steps of each stage but the last, which has no end."""
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class StoreOptions:
 
     path: str | None = None
     """Directory for one Parquet file a step; null stores nothing."""
-    every: int = 1
+    every: Count = 1
     """Steps from one stored training step to the next."""
     validation: bool = True
     """Also store the rollouts of every validation, in the folder `validation` below `path`."""
@@ -152,7 +153,7 @@ class HierConfig:
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     seed: int | None = 0
     """Root of every named generator; null leaves request seeds to the rollout server."""
-    poll_interval_s: float = 0.05
+    poll_interval_s: Positive = 0.05
     """How often the trainer looks for finished tasks (verl's own default is 2 s)."""
 
     def block(self, kind: Kind) -> Mapping[str, Any]:

@@ -37,4 +37,6 @@ def hier_environments() -> EnvironmentSpec:
         summary="verl's data set and reward function: one answer a task",
         source="verl/experimental/agent_loop/single_turn_agent_loop.py",
         can_fork=True,
+        names_states=False,
+        info=(),
     )

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from verl_hier.credit import RETURN_COLUMNS, Credit, Floats, episode_advantage, episodes_to_turns
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -21,12 +22,12 @@ from verl_hier.host.specs import EstimatorSpec
 class AEPOOptions:
     """Defaults are the released code's."""
 
-    entropy_weight: float = 0.2
+    entropy_weight: NonNegative = 0.2
     """Weight of the standardised token entropy in the factor of the advantage; 0 is GRPO."""
     entropy: Literal["auto", "entropy", "surprise"] = "auto"
     """Source of the token entropy: the token column `entropy`, or the surprise -log p of the sampled token, which has
     the entropy as its mean; `auto` takes the column where the table has it."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation of the returns."""
 
 

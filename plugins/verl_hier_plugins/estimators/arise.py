@@ -10,6 +10,7 @@ import numpy as np
 from verl_hier.credit import RETURN_COLUMNS, Floats, episode_advantage, episode_sum, episodes_to_turns
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 VALUES = {(False, 0): 0.0, (False, 1): 1.0, (True, 0): -1.0, (True, 1): 0.5}
@@ -19,11 +20,11 @@ VALUES = {(False, 0): 0.0, (False, 1): 1.0, (True, 0): -1.0, (True, 1): 0.5}
 class ARISEOptions:
     """The library itself (cache, reservoir, operations) belongs to the worker."""
 
-    skill_reward: float = 1.0
+    skill_reward: NonNegative = 1.0
     """Reward of an episode that used a skill and was right."""
     right: float = 0.5
     """Least return of an episode that counts as right when the environment does not report success."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

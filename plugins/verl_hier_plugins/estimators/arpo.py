@@ -11,6 +11,7 @@ from typing import Literal
 from verl_hier.credit import RETURN_COLUMNS, Credit, WeightBy, episode_advantage, share
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -22,7 +23,7 @@ class ARPOOptions:
     """soft: every chain keeps its own advantage on shared turns; hard: a shared turn gets the mean of its chains."""
     weight_by: WeightBy = "episode"
     """Votes in the statistics of the task."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

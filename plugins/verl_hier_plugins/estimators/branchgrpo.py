@@ -12,6 +12,7 @@ import numpy as np
 from verl_hier.credit import Credit, Normalisation, Scale, Singleton, step_mean, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -23,9 +24,9 @@ class BranchGRPOOptions:
     """Scale of the turns of one depth."""
     singleton: Singleton = "zero"
     """A depth that one turn of the task reaches."""
-    prune: float = 0.0
+    prune: ZeroToOne = 0.0
     """Turns whose value lies in this lowest share of the values of their batch are left out of the loss."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the scale."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from verl_hier.credit import RETURN_COLUMNS, Credit, episode_advantage, episodes_to_turns, group_ids, group_mean
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -20,7 +21,7 @@ class ChainOfAgentsOptions:
     """Whether tasks whose episodes all have one return are left out of the loss."""
     mask: str = ""
     """Boolean token column that limits the credit to the tags of some agents; empty credits all action tokens."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from verl_hier.credit import Floats, Normalisation, Singleton, group_advantage, group_ids, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -18,7 +19,7 @@ class CoDAOptions:
 
     singleton: Singleton = "raw"
     """A task with one rollout."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

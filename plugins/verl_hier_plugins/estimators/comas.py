@@ -12,6 +12,7 @@ import numpy as np
 from verl_hier.credit import Floats, Normalisation, code_mask, group_advantage, group_ids, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -27,7 +28,7 @@ class CoMASOptions:
     """Role that scores; its only reward is the penalty for an unparsable turn."""
     unparsable: float = -1.0
     """Reward of a turn whose format is 0."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from verl_hier.credit import Floats, code_mask, episode_sum, step_mean, trained_only, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -25,7 +26,7 @@ class CORYOptions:
     """Roles whose rewards are shared."""
     baseline: Literal["group", "critic"] = "group"
     """group: z-score per task and role; critic: minus the turn column `value`."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

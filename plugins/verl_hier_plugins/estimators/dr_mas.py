@@ -21,6 +21,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -37,9 +38,9 @@ class DrMASOptions:
     """Whether the z-score divides by the sample standard deviation."""
     weight_by: WeightBy = "turn"
     """Votes among the turns of an agent: the released code counts rows."""
-    invalid_penalty: float = 0.1
+    invalid_penalty: NonNegative = 0.1
     """Taken from the score of a turn whose action was not understood; set 0 when the environment does it."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

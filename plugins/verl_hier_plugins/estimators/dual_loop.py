@@ -20,6 +20,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -27,13 +28,13 @@ from verl_hier.host.specs import EstimatorSpec
 class DualLoopCreditOptions:
     """Levels are never summed: a turn is a plan or a try."""
 
-    gamma: float = 0.95
+    gamma: ZeroToOne = 0.95
     """Discount from one try to the next under the same plan."""
     compare_lone_tries: bool = True
     """Whether a try that is alone under its plan is compared with all tries of the task; else it has no credit."""
     scale: Scale = "sample"
     """Scale of both levels."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the scale."""
 
 

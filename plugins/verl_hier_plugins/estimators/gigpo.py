@@ -24,6 +24,7 @@ from verl_hier.credit import (
 from verl_hier.errors import CreditError
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -31,18 +32,18 @@ from verl_hier.host.specs import EstimatorSpec
 class GiGPOOptions:
     """Defaults are the released code's."""
 
-    omega: float = 1.0
+    omega: NonNegative = 1.0
     """Weight of the step advantage; 0 is GRPO."""
-    gamma: float = 0.95
+    gamma: ZeroToOne = 0.95
     """Discount of the reward-to-go that the step advantage compares."""
     norm: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
     """Whether both levels divide by the sample standard deviation."""
     weight_by: WeightBy = "turn"
     """Votes in the episode statistics: the released code counts rows, so long episodes weigh more; `episode` gives
     each one vote."""
-    similarity: float | None = None
+    similarity: ZeroToOne | None = None
     """Least text similarity for two states to count as one; null compares exactly."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

@@ -28,6 +28,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -45,7 +46,7 @@ class GRPOOptions:
     """What is subtracted."""
     scale: Scale = "sample"
     """What is divided by; `none` is the Dr. GRPO form."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the scale."""
     singleton: Singleton = "raw"
     """A group of one keeps its raw score (verl), gets 0, or is left out of the loss."""

@@ -22,6 +22,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -29,15 +30,15 @@ from verl_hier.host.specs import EstimatorSpec
 class HBPOOptions:
     """The budget of an episode is the turn column `budget` of its last turn."""
 
-    intra_weight: float = 1.0
+    intra_weight: NonNegative = 1.0
     """Weight of the response against the others of its budget."""
-    inter_weight: float = 1.0
+    inter_weight: NonNegative = 1.0
     """Weight of the response against all of the task."""
-    deviation: float = 1.0
+    deviation: NonNegative = 1.0
     """Share of a correct answer's reward that is lost when the length is twice the budget; linear, at least 0."""
     scale: Scale = "sample"
     """Scale of both terms."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the scale."""
 
 

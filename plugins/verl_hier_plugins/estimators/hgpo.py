@@ -21,6 +21,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import CountOrZero, NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 _NOISE = 1e-9
@@ -30,17 +31,17 @@ _NOISE = 1e-9
 class HGPOOptions:
     """Defaults are the released recipe's."""
 
-    history: int = 2
+    history: CountOrZero = 2
     """Past states in the largest context; 0 groups by the current state alone."""
-    alpha: float = 1.0
+    alpha: NonNegative = 1.0
     """Exponent of the weights: larger contexts get (k + 1) ** alpha."""
-    gamma: float = 0.95
+    gamma: ZeroToOne = 0.95
     """Discount of the reward-to-go."""
     norm: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm"
     """Whether a group divides by its population standard deviation."""
     base_group: bool = False
     """Whether the episode advantage joins the levels with weight 1."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation and to the sum of the weights."""
 
 

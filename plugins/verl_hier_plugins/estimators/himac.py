@@ -13,6 +13,7 @@ import numpy as np
 from verl_hier.credit import Floats, Normalisation, Scale, Singleton, WeightBy, group_ids, step_mean, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -29,7 +30,7 @@ class HiMACOptions:
     """Scale of both levels."""
     singleton: Singleton = "zero"
     """A blueprint or execution that has nothing to be compared with."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the scale."""
 
 

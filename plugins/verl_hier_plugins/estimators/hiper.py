@@ -25,6 +25,7 @@ from verl_hier.credit import (
 from verl_hier.credit.tokens import combine_levels, has_token, on_mask
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -32,23 +33,23 @@ from verl_hier.host.specs import EstimatorSpec
 class HiPEROptions:
     """Defaults are the released code's; the ALFWorld script sets both penalties to -0.3 and bootstraps."""
 
-    gamma: float = 1.0
+    gamma: ZeroToOne = 1.0
     """Discount a turn."""
-    lam_turn: float = 1.0
+    lam_turn: ZeroToOne = 1.0
     """GAE decay between the turns of a segment."""
-    lam_seg: float = 0.95
+    lam_seg: ZeroToOne = 0.95
     """GAE decay between segments."""
     norm_adv: bool = True
     """Whether each level is z-scored over the turns that carry it (on in all scripts)."""
     bootstrap_truncated: bool = False
     """Whether a path that ends without `done` bootstraps from its own last values."""
-    keep_penalty: float = 0.0
+    keep_penalty: NonNegative = 0.0
     """Added to the reward of turns that keep their subgoal."""
     keep_penalty_mode: Literal["normalized", "fixed"] = "normalized"
     """normalized divides the penalty by the turns of the episode, so that it counts the share of kept turns."""
-    consistency_penalty: float = 0.0
+    consistency_penalty: NonNegative = 0.0
     """Added when a turn keeps its subgoal but words it differently; needs the turn column `subgoal`."""
-    invalid_penalty: float = 0.1
+    invalid_penalty: NonNegative = 0.1
     """Taken from the reward of an action that was not understood; set 0 when the environment does it."""
 
 

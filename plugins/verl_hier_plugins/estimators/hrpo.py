@@ -12,6 +12,7 @@ import numpy as np
 from verl_hier.credit import RETURN_COLUMNS, Floats, episode_advantage, episodes_to_turns, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -19,9 +20,9 @@ from verl_hier.host.specs import EstimatorSpec
 class HRPOOptions:
     """Turns are actions on the agent graph; episodes are sampled graphs."""
 
-    action_weight: float = 1.0
+    action_weight: NonNegative = 1.0
     """Weight of the absolute reward of the action (cost, validity); 0 is GRPO."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

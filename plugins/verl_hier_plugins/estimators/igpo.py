@@ -25,6 +25,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -35,9 +36,9 @@ class IGPOOptions:
     form: Literal["paper", "repo"] = "paper"
     """paper: z-score all turn rewards of the task jointly, then discount; repo: discount tokens inside a turn, then
     normalise by the first-token returns of the task's episodes."""
-    gamma: float = 1.0
+    gamma: ZeroToOne = 1.0
     """Discount, from turn to turn (paper) or from token to token (repo)."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from verl_hier.credit import Bools, Floats, code_mask, episode_sum, step_mean, step_sum, trained_only, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -25,7 +26,7 @@ class MAEOptions:
     """Role that answers them."""
     judge: str = "judge"
     """Role that scores both."""
-    threshold: float = 0.7
+    threshold: ZeroToOne = 0.7
     """Least quality of a question whose difficulty counts."""
 
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from verl_hier.credit import Credit, Floats, gae, optional, shift_back, token_chain, trained_only, turn_gae, unordered
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -17,9 +18,9 @@ from verl_hier.host.specs import EstimatorSpec
 class MARFTOptions:
     """One reward and one value an agent turn; the turns of a step follow one another on the path."""
 
-    gamma: float = 0.99
+    gamma: ZeroToOne = 0.99
     """Discount from one agent's action to the next."""
-    lam: float = 0.95
+    lam: ZeroToOne = 0.95
     """GAE decay from one agent's action to the next."""
     normalise: bool = True
     """Whether advantages are standardised over the batch, exact zeros left out."""

@@ -10,6 +10,7 @@ import numpy as np
 from verl_hier.credit import Floats, Ints, chain_links, discounted_sum, group_ids, group_mean, trained_only, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -23,7 +24,7 @@ class MARSOptions:
     """Whether the mean turn reward of the player is subtracted."""
     whiten_rewards: bool = True
     """Whether turn rewards are whitened over the batch."""
-    gamma: float = 1.0
+    gamma: ZeroToOne = 1.0
     """Discount from one turn of a player to its next."""
     advantage_norm: Literal["mean", "mean_std", "none"] = "mean"
     """Whether the mean (and deviation) of the player's distinct returns is taken out."""

@@ -19,6 +19,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -26,7 +27,7 @@ from verl_hier.host.specs import EstimatorSpec
 class MCGRPOOptions:
     """Defaults are the paper's, but for groups whose deviation vanishes."""
 
-    eps: float = 1e-3
+    eps: NonNegative = 1e-3
     """Added to the median absolute deviation."""
     no_deviation: ZeroVariance = "std"
     """A group whose median absolute deviation is below eps, as most groups of binary rewards: mean and standard

@@ -10,6 +10,7 @@ import numpy as np
 from verl_hier.credit import Floats, Normalisation, Singleton, WeightBy, group_ids, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import CountOrZero, NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -20,13 +21,13 @@ class MetaAgentXOptions:
     executor_group: Literal["question", "design", "auto"] = "question"
     """Executions are compared over the whole task (paper) or under one design; `auto` takes the task when a design
     has at most two executions."""
-    executions: int = 0
+    executions: CountOrZero = 0
     """Executions per design that `auto` goes by; 0 counts them in the batch."""
     weight_by: WeightBy = "turn"
     """Votes among executions: the released code counts rows, so executions with more calls weigh more."""
     singleton: Singleton = "raw"
     """A group of one."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

@@ -23,6 +23,7 @@ from verl_hier.credit import (
 from verl_hier.credit.trees import sibling_ids
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -30,15 +31,15 @@ from verl_hier.host.specs import EstimatorSpec
 class PORToolOptions:
     """All constants are options, since the paper's are not confirmed."""
 
-    fork_weight: float = 1.0
+    fork_weight: NonNegative = 1.0
     """Weight of the step against its siblings of the fork."""
-    trajectory_weight: float = 1.0
+    trajectory_weight: NonNegative = 1.0
     """Weight of the leaf's z-score over the task; fork weight 0 and 1 here is GRPO."""
     aggregate: Literal["mean", "max"] = "mean"
     """How the returns of the leaves below a step become its reward."""
-    score_weight: float = 0.0
+    score_weight: NonNegative = 0.0
     """Weight of the turn column `step_score` (tool call and format) in the step reward, if the table has it."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation of the trajectory term."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from verl_hier.credit import Credit, chain_links, gae, shift_back, step_links, step_mean, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -16,11 +17,11 @@ from verl_hier.host.specs import EstimatorSpec
 class BilevelOptions:
     """Turn ends are explicit here, so that a turn whose reward is 0 counts (the released code overlooks it)."""
 
-    gamma: float = 1.0
+    gamma: ZeroToOne = 1.0
     """Discount from token to token inside a turn."""
-    lam: float = 1.0
+    lam: ZeroToOne = 1.0
     """GAE decay of both levels."""
-    high_gamma: float = 0.95
+    high_gamma: ZeroToOne = 0.95
     """Discount from turn to turn."""
     whiten: bool = True
     """Whether advantages are whitened over the batch's tokens."""

@@ -20,6 +20,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -27,9 +28,9 @@ from verl_hier.host.specs import EstimatorSpec
 class RLVMROptions:
     """Tags are the kinds of step (planning, explore, reflection, monitor), -1 without one."""
 
-    alpha: float = 0.5
+    alpha: NonNegative = 0.5
     """Weight of the trajectory term; 1 is GRPO."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviations."""
 
 

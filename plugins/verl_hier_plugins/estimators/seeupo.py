@@ -22,6 +22,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, Positive
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -29,9 +30,9 @@ from verl_hier.host.specs import EstimatorSpec
 class SeeUPOOptions:
     """The ratio of a turn is exp of its column `log_ratio`; without the column no later turn has been updated."""
 
-    max_weight: float = 10.0
+    max_weight: Positive = 10.0
     """Bound of the product of ratios, from above and (inverse) below."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from verl_hier.credit import Credit, Floats, episode_sum, gae, shift_back, token_chain, unordered, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -20,11 +21,11 @@ from verl_hier.host.specs import EstimatorSpec
 class SPAOptions:
     """The progress head itself is a column; `progress_loss` is what it is fitted by."""
 
-    grounded_weight: float = 0.5
+    grounded_weight: NonNegative = 0.5
     """Reward of a turn whose action was understood."""
-    gamma: float = 1.0
+    gamma: ZeroToOne = 1.0
     """Discount a token."""
-    lam: float = 1.0
+    lam: ZeroToOne = 1.0
     """GAE decay a token."""
     whiten: bool = True
     """Whether advantages are whitened over the batch's tokens, as verl's PPO does."""

@@ -14,6 +14,7 @@ from verl_hier.credit import Credit, Floats, Ints, group_advantage, group_ids, g
 from verl_hier.credit.trees import above, children_mean, node_difference, sibling_ids
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -26,7 +27,7 @@ class SPOOptions:
     treepo_plain: as rloo with 0 above the first segment; treepo_siblings: values z-scored among siblings first."""
     drop_zero: bool = True
     """Whether segments whose advantage plus prover advantage is 0 are left out of the loss (rloo and grpo forms)."""
-    best_of: int = 4
+    best_of: Count = 4
     """K of the best-of-K prover, 1 - (1 - v) ** K; 0 goes by the advantage alone."""
 
 

@@ -23,6 +23,7 @@ from verl_hier.credit import (
 from verl_hier.credit.trees import above
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -37,7 +38,7 @@ class TreeGRPOOptions:
     """A tree with one leaf: the released code passes its raw score through (`raw`)."""
     shared: Shared = "repeat"
     """What a turn gets that several leaves share."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviations."""
 
 
@@ -56,11 +57,11 @@ def advantage(table: TurnTable, options: TreeGRPOOptions) -> Credit:
 class TreeDiffOptions:
     """The node score of the released code's `tree_diff` mode, which is not the paper's default."""
 
-    margin: float = 0.1
+    margin: NonNegative = 0.1
     """Improvement over the parent that is not rewarded."""
     normalise: Literal["group", "none"] = "group"
     """Whether node scores are z-scored over the turns of the task; not confirmed in the released code."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 

@@ -13,6 +13,7 @@ from verl_hier.credit import Floats, group_ids, group_mean, step_mean, trained_o
 from verl_hier.credit.trees import above
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -20,9 +21,9 @@ from verl_hier.host.specs import EstimatorSpec
 class TreePSRAGOptions:
     """Weights of the two differences are our choice."""
 
-    global_weight: float = 1.0
+    global_weight: NonNegative = 1.0
     """Weight of the value minus the task's mean."""
-    local_weight: float = 1.0
+    local_weight: NonNegative = 1.0
     """Weight of the value minus the parent's."""
     damping: bool = True
     """Whether the sum is divided by the square root of the leaves below."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Rollout
 from verl_hier.rollout.branching import advance_turn
@@ -31,7 +32,7 @@ class BalancedOptions(ChainOptions):
     """Choose the number of chains that start by the entropies of a probe, instead of `initial_rollouts`."""
     root_tokens: int = 50
     """Tokens sampled from the task to see how unsure the policy is of it."""
-    sensitivity: float = 0.5
+    sensitivity: NonNegative = 0.5
     """How much the difference of the two entropies moves that number (β)."""
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import Node
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
@@ -27,7 +28,7 @@ class ChainOptions:
     """A chain may get `beam_size - 1` branches after a turn."""
     branch_probability: float = 0.5
     """Probability of a branch where the entropy is what it was in the chain's first turn (p_b)."""
-    entropy_weight: float = 0.2
+    entropy_weight: NonNegative = 0.2
     """How much a change of the step entropy moves that probability (w)."""
     entropy_positions: int = 20
     """Tokens at the beginning of a turn whose entropies make its step entropy."""

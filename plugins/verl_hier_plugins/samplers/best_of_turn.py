@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, start_episodes
@@ -19,7 +20,7 @@ REWARD = "candidate_reward"
 class BestOfTurnOptions:
     """Options of `best_of_turn`. `actor_rollout_ref.rollout.n` is the number of candidates at every turn."""
 
-    alpha: float = 1.0
+    alpha: NonNegative = 1.0
     """Weight of the environment's reward (team) beside the worker's reward of the turn (local)."""
     progress: str | None = None
     """Number in the environment's `info` whose rise in the turn counts as its reward too, for environments that reward

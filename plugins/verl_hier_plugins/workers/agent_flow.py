@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import check_action_template, fields, observe
@@ -23,11 +25,11 @@ class AgentFlowOptions:
     the environment puts into the `info` of its reset; the executor's also {step}, the planner's choice.
     """
 
-    planner_prompt: str = "plan: {instruction} | {memory}"
+    planner_prompt: Annotated[str, Template("memory")] = "plan: {instruction} | {memory}"
     """What the planner sees; it answers with the next step."""
     planner_system: str | None = None
     """System message of the planner, for chat models."""
-    executor_prompt: str = "do: {step} | {observation}"
+    executor_prompt: Annotated[str, Template("memory", "step")] = "do: {step} | {observation}"
     """What the executor sees; it answers with one action."""
     executor_system: str | None = None
     """System message of the executor, for chat models."""
@@ -35,11 +37,11 @@ class AgentFlowOptions:
     """When set, the executor's action is the text inside <tag>…</tag>."""
     verifier: bool = True
     """Whether a verifier decides after each step if the memory suffices; else the environment or `steps` ends them."""
-    verifier_prompt: str = "enough: {instruction} | {memory}"
+    verifier_prompt: Annotated[str, Template("memory")] = "enough: {instruction} | {memory}"
     """What the verifier sees; an answer that contains `stop` ends the steps."""
     verifier_system: str | None = None
     """System message of the verifier, for chat models."""
-    generator_prompt: str = "answer: {instruction} | {memory}"
+    generator_prompt: Annotated[str, Template("memory")] = "answer: {instruction} | {memory}"
     """What the generator sees when the steps are over."""
     generator_system: str | None = None
     """System message of the generator, for chat models."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, Prompt, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeOver, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import check_action_template, fields, observe
@@ -23,7 +25,7 @@ LONGEST_EVIDENCE = 8000
 class AgentOptions:
     """One agent that the planner can delegate tasks to."""
 
-    prompt: str = "goal: {task} | {observation}"
+    prompt: Annotated[str, Template("task", "planned")] = "goal: {task} | {observation}"
     """First message of its context, new for each task. Also {task}, and {planned}, the planner's whole turn."""
     system: str | None = None
     """Its system message, for chat models."""
@@ -45,15 +47,15 @@ class DelegationOptions:
     its reset; the others also what their line names.
     """
 
-    planner_prompt: str = "task: {instruction}"
+    planner_prompt: Prompt = "task: {instruction}"
     """First message of the planner."""
     planner_system: str | None = None
     """System message of the planner, for chat models; it should explain the tags."""
-    result_prompt: str = "{agent}: {result}"
+    result_prompt: Annotated[str, Template("agent", "result", "task")] = "{agent}: {result}"
     """The planner's next message after a task; also {agent}, {result} and {task}."""
     agents: Mapping[str, AgentOptions] = field(default_factory=lambda: {"executor": AgentOptions()})
     """Agents by name; the planner delegates with `<name>task</name>`."""
-    observation_prompt: str = "{observation}"
+    observation_prompt: Annotated[str, Template("task")] = "{observation}"
     """What an agent sees after each action."""
     answer_action: str | None = None
     """The action that the planner's `<answer>` makes, with {content}; omitted: the answer ends the episode."""
@@ -63,13 +65,13 @@ class DelegationOptions:
     """Characters of a result that reach the planner."""
     refine: bool = False
     """Whether a refiner rewrites each result for the planner, given the agent's observations."""
-    refiner_prompt: str = "task: {task} | {evidence}"
+    refiner_prompt: Annotated[str, Template("task", "result", "evidence")] = "task: {task} | {evidence}"
     """First message of the refiner, whose context is new each time. Also {task}, {result} and {evidence}."""
     refiner_system: str | None = None
     """System message of the refiner, for chat models."""
-    planner_format: float = 0.0
+    planner_format: NonNegative = 0.0
     """Reward for the share of planner turns that delegate or answer properly (the planner term of PECO's reward)."""
-    executor_format: float = 0.0
+    executor_format: NonNegative = 0.0
     """Reward for the share of agents' turns that are sound (the executor term of PECO's reward)."""
 
     def __post_init__(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, Prompt, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -25,15 +26,15 @@ class DualLoopOptions:
     executor's and the refiner's also {plan}, the refiner's and the later ones {action}.
     """
 
-    planner_prompt: str = "plan: {instruction}"
+    planner_prompt: Prompt = "plan: {instruction}"
     """First message of the planner, whose context lasts the episode."""
-    replan_prompt: str = "{observation}"
+    replan_prompt: Annotated[str, Template(later=True)] = "{observation}"
     """Next message of the planner after its plan has failed."""
     planner_system: str | None = None
     """System message of the planner, for chat models."""
-    executor_prompt: str = "{instruction} | {plan} | {observation}"
+    executor_prompt: Annotated[str, Template("plan")] = "{instruction} | {plan} | {observation}"
     """First message of the executor under a plan; its context starts anew with each plan."""
-    repair_prompt: str = "{observation}"
+    repair_prompt: Annotated[str, Template("plan", later=True)] = "{observation}"
     """Next message of the executor after a failed attempt under the same plan."""
     executor_system: str | None = None
     """System message of the executor, for chat models."""
@@ -49,11 +50,11 @@ class DualLoopOptions:
     """Entry of the environment's `info` that names the failure, for `router: checks`."""
     strategic: tuple[str, ...] = ("strategy", "strategic")
     """Names of failures that call for a new plan; any other is repaired under the same one."""
-    refiner_prompt: str = "{plan} | {action} | {observation}"
+    refiner_prompt: Annotated[str, Template("plan", "action", later=True)] = "{plan} | {action} | {observation}"
     """First message of the refiner, whose context is new each time. A turn with `strategic` blames the plan."""
     refiner_system: str | None = None
     """System message of the refiner, for chat models."""
-    empty_plan_penalty: float = 0.0
+    empty_plan_penalty: NonNegative = 0.0
     """Subtracted from the reward of an empty plan."""
     longest_plan: int = 4000
     """Characters of a plan that reach the executor."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative, Prompt, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -22,11 +24,11 @@ class PlannerExecutorOptions:
     its reset; the executor's also {subgoal} and {blueprint}.
     """
 
-    planner_prompt: str = "plan: {instruction}"
+    planner_prompt: Prompt = "plan: {instruction}"
     """What the planner sees."""
-    executor_prompt: str = "goal: {subgoal} | {observation}"
+    executor_prompt: Annotated[str, Template("subgoal", "blueprint")] = "goal: {subgoal} | {observation}"
     """First message of the executor for a subgoal; its context is new."""
-    observation_prompt: str = "{observation}"
+    observation_prompt: Annotated[str, Template("subgoal", "blueprint")] = "{observation}"
     """What the executor sees after each action."""
     planner_system: str | None = None
     """System message of the planner, for chat models."""
@@ -40,7 +42,7 @@ class PlannerExecutorOptions:
     """Limit of the executor's actions for one subgoal."""
     sub_done: bool = True
     """Whether the executor may end a subgoal itself by `<sub_done>`; False leaves only the step budget (ablation)."""
-    plan_penalty: float = 0.0
+    plan_penalty: NonNegative = 0.0
     """Subtracted from the reward of a planner turn without a subgoal."""
     action_tag: str | None = None
     """When set, the executor's action is the text inside <tag>…</tag>."""

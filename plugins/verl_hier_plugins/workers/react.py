@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -19,15 +21,15 @@ class ReactOptions:
     reset and, in `window_prompt`, {history}.
     """
 
-    prompt: str = "task: {instruction} | {observation}"
+    prompt: Annotated[str, Template("history")] = "task: {instruction} | {observation}"
     """First message of the context."""
-    observation_prompt: str = "{observation}"
+    observation_prompt: Annotated[str, Template("history")] = "{observation}"
     """Every later message, when the whole history is the context."""
     system: str | None = None
     """System message for chat models."""
     history: int = 0
     """0 keeps one growing context; k > 0 makes a new context each turn from the last k turns."""
-    window_prompt: str = "task: {instruction} | {history} | {observation}"
+    window_prompt: Annotated[str, Template("history")] = "task: {instruction} | {history} | {observation}"
     """The whole prompt of a turn when `history` > 0."""
     action_tag: str | None = None
     """When set, the action is the text inside <tag>…</tag>, and a turn without it is invalid."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -26,15 +28,17 @@ class SwitchKeepOptions:
     and whatever the environment puts into the `info` of its reset; `window_prompt` also {history}.
     """
 
-    prompt: str = "task: {instruction} | {observation}"
+    prompt: Annotated[str, Template("history", "subgoal")] = "task: {instruction} | {observation}"
     """First message of the context."""
-    observation_prompt: str = "{observation}"
+    observation_prompt: Annotated[str, Template("history", "subgoal")] = "{observation}"
     """Every later message, when the whole history is the context."""
     system: str | None = None
     """System message for chat models; it should explain the tags."""
     history: int = 0
     """0 keeps one growing context; k > 0 makes a new context each turn from the last k turns."""
-    window_prompt: str = "task: {instruction} | goal: {subgoal} | {history} | {observation}"
+    window_prompt: Annotated[str, Template("history", "subgoal")] = (
+        "task: {instruction} | goal: {subgoal} | {history} | {observation}"
+    )
     """The whole prompt of a later turn when `history` > 0."""
     longest_subgoal: int = 500
     """Characters of a subgoal that are kept for later prompts."""

@@ -177,7 +177,7 @@ def test_no_free_memory_for_the_plan(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_hier.recipe.checks.resources.available_bytes", lambda: 2**30)
+    monkeypatch.setattr("verl_hier.recipe.checks.machine.available_bytes", lambda: 2**30)
     assert "1.0 GiB are free" in refused()
 
 
@@ -205,7 +205,7 @@ def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest
         (("data.train_batch_size=1024",), "a step takes 1024 tasks, and environment 'alfworld' has 480 in train"),
         (
             ("data.val_files=nonsense",),
-            "alfworld has no split 'nonsense'; it has train, val",
+            "environment 'alfworld' has no split 'nonsense'; it has train, val",
         ),
         (
             ("hier.worker={name: react}",),
@@ -219,9 +219,12 @@ def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest
         (("ray_kwargs.ray_init.num_cpus=2",), "ray_kwargs.ray_init.num_cpus: this plan's processes reserve at least"),
         (("ray_kwargs.ray_init.num_gpus=0",), "ray_kwargs.ray_init.num_gpus: "),
         (("trainer.v1.trainer_mode=hier_separate_async",), "trainer.v1.separate_async.parameter_sync_step"),
-        (("actor_rollout_ref.actor.loss_agg_mode=sum",), "verl refuses this recipe: Invalid loss_agg_mode: sum"),
-        (("+actor_rollout_ref.rollout.colour=red",), "actor_rollout_ref.rollout: verl cannot read this block"),
-        (("+actor_rollout_ref.model.colour=red",), "actor_rollout_ref.model: verl cannot read this block"),
+        (
+            ("actor_rollout_ref.actor.loss_agg_mode=sum",),
+            "actor_rollout_ref.actor.loss_agg_mode: 'sum' is not one of",
+        ),
+        (("+actor_rollout_ref.rollout.colour=red",), "actor_rollout_ref.rollout of verl has no key 'colour'"),
+        (("actor_rollout_ref.model.lora_alpha=red",), "actor_rollout_ref.model: verl cannot read this block"),
         (("actor_rollout_ref.rollout.name=vllm",), "vllm is not installed here"),
     ],
 )
@@ -248,7 +251,8 @@ def test_refused(refused: Refused, overrides: tuple[str, ...], words: str) -> No
             ("hier.curriculum.horizons=[1,2]",),
             "hier.curriculum: hier.curriculum refuses these options: 2 stages need 1 numbers",
         ),
-        (("hier.curriculum.horizons=[0]",), "hier.curriculum.horizons: no task has a horizon of 0 or less"),
+        (("hier.curriculum.horizons=[0]",), "hier.curriculum.horizons[0]: must be at least 1, got 0"),
+        (("hier.curriculum={horizons: [1, 2], steps: [0]}",), "hier.curriculum.steps[0]: must be at least 1, got 0"),
     ],
 )
 def test_designs_stages_and_horizons_refused(refused: Refused, overrides: tuple[str, ...], words: str) -> None:

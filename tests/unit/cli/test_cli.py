@@ -200,7 +200,7 @@ def test_a_failed_registration_with_verl_is_not_swallowed(
     code, _, err = verl_hier("doctor")
     assert code == 1 and "could not register itself with verl: verl has already settled" in err
     model = model_folder(tmp_path / "model")
-    code, _, err = verl_hier("check", "quickstart", f"actor_rollout_ref.model.path={model}")
+    code, _, err = verl_hier("check", "quickstart", "--ready", f"actor_rollout_ref.model.path={model}")
     assert code == 2 and "could not register itself with verl" in err
 
 

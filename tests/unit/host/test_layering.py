@@ -19,7 +19,7 @@ PLUGINS = ROOT / "plugins" / "verl_hier_plugins"
 # The rooms that may import verl.
 VERL_ROOMS = ("compat", "engines", "policies", "runtime_cpu")
 # Under every room.
-BOTTOM = {"errors", "host.specs", "__version__"}
+BOTTOM = {"errors", "host.constraints", "host.specs", "__version__"}
 # What else of ours each room may import. The top rooms (cli, ops) may import all, and nothing imports them.
 LAYERS = {
     "graph": set(),
@@ -42,7 +42,7 @@ LAYERS = {
 }
 OPEN_TO_PLUGINS = {
     *("graph", "credit", "rollout", "environments", "sandbox", "training"),
-    *("hookspecs", "host.specs", "errors"),
+    *("hookspecs", "host.constraints", "host.specs", "errors"),
 }
 # A policy loss has verl's signature and must sum up as verl does; it runs in verl's workers.
 POLICY_LOSS_TOOLS = {"verl.trainer.ppo.core_algos"}
@@ -69,9 +69,9 @@ def files(folder: Path) -> list[Path]:
 
 
 def ours(modules: Iterable[str]) -> set[str]:
-    """Rooms of verl_hier among the modules; `host.specs` counts as one of its own."""
+    """Rooms of verl_hier among the modules; `host.specs` and `host.constraints` count as rooms of their own."""
     inner = {module.removeprefix("verl_hier.") for module in modules if module.startswith("verl_hier.")}
-    return {name if name == "host.specs" else name.partition(".")[0] for name in inner}
+    return {name if name in BOTTOM else name.partition(".")[0] for name in inner}
 
 
 def modules() -> dict[str, Path]:

@@ -23,7 +23,7 @@ METHODS = ("himac", "chain_of_agents", "gigpo", "grpo", "metaagentx")
 BRANCHING = ("tree_grpo", "portool", "treeps_rag", "at_grpo", "anchored")
 GPUS = ["size=node", "server=vllm"]
 # Recipes that leave their data and model to the user, and what a user would add.
-LEFT_OPEN = {"flat": ("data.train_files=x.parquet", "data.val_files=x.parquet", "algorithm.adv_estimator=grpo")}
+LEFT_OPEN = {"flat": ("data.train_files=x.parquet", "data.val_files=y.parquet", "actor_rollout_ref.rollout.n=2")}
 # One combination for each recipe at each scale of its tasks, and every combination of one recipe.
 CHECKED = [
     *((name, LEFT_OPEN[name]) for name in LEFT_OPEN),

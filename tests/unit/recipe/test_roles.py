@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from verl_hier.errors import PluginError, RecipeError
+from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec, NoOptions, ScheduleSpec, WorkerSpec
 from verl_hier.recipe.checks.roles import check_roles
+from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Part, Parts
+from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.schedule import Phase, Schedule
 from verl_hier_plugins.schedules.alternating import AlternatingOptions, hier_schedules
 from verl_hier_plugins.workers.agent_flow import AgentFlowOptions
@@ -41,7 +44,9 @@ def check(worker: WorkerSpec, schedule: Part, options: Any = None, steps: int | 
         estimator=Part(EstimatorSpec("any", lambda table, options: None), NoOptions()),
         schedule=schedule,
     )
-    check_roles({"trainer": {"total_training_steps": steps}}, parts)
+    config = {"trainer": {"total_training_steps": steps}}
+    hier = HierConfig(environment={}, worker={}, sampler={}, estimator={})
+    check_roles(ComposedRecipe(config, hier, PluginHost.load({}), parts))
 
 
 STAGE = WorkerSpec("stage", dict, roles={"planner": 0, "worker": 1})

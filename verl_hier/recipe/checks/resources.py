@@ -1,4 +1,4 @@
-"""The processes, lengths and memory of a run, which verl would only find impossible after its processes have started.
+"""Processes that do not divide, or that Ray could never start.
 
 Memory is a lower bound, and only of runs on a CPU: GPU servers manage theirs themselves, and the machine that checks
 such a recipe is often not the one that runs it.
@@ -6,19 +6,23 @@ such a recipe is often not the one that runs it.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from verl_hier.compat.servers.table import SERVERS
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.schema import HierConfig
+from verl_hier.recipe.checks.lengths import ACTOR, ROLLOUT, longest_row, sequence_parallel
+from verl_hier.recipe.checks.parts import episodes
+from verl_hier.recipe.checks.rule import rule, value
+from verl_hier.recipe.composed import ComposedRecipe
 
-ACTOR = "actor_rollout_ref.actor."
-ROLLOUT = "actor_rollout_ref.rollout."
+MANAGER = "verl_hier.compat.agent_loop.HierAgentLoopManager"
+ALSO_ON_CPU = ("vllm",)
+"""Servers with a build of their own for CPUs."""
 MODES = ("hier_sync", "hier_colocate_async", "hier_separate_async")
 
 # Measured with verl 0.9.1 on Linux: a Ray process that imports verl holds 0.4-0.6 GB, of which 0.25 are its own and
@@ -78,105 +82,100 @@ class Sizes:
     plan: Plan
 
 
-def check_resources(config: Mapping[str, Any], hier: HierConfig, episodes: int) -> Sizes:
-    """Refuse sizes that do not divide, do not hold the longest row, or leave Ray waiting for ever."""
-    check_mode(config)
-    devices = _positive(config, "trainer.nnodes") * _positive(config, "trainer.n_gpus_per_node")
-    tasks, mini = _positive(config, "data.train_batch_size"), _positive(config, ACTOR + "ppo_mini_batch_size")
-    parallel = _sequence_parallel(config)
-    _divides(parallel, devices, ACTOR + "ulysses_sequence_parallel_size")
-    plan = _plan(config, hier, devices)
-    longest = check_lengths(config, hier, parallel)
-    if _get(config, "trainer.device") == "cpu":
-        check_ray_slots(config, plan, devices)
-    return Sizes(
-        devices=devices,
-        data_parallel=devices // parallel,
-        tasks=tasks,
-        episodes=episodes,
-        optimiser_steps=optimiser_steps(config, tasks, mini),
-        longest_row=longest,
-        plan=plan,
-    )
-
-
-def optimiser_steps(config: Mapping[str, Any], tasks: int, mini: int) -> int:
-    """Updates a step, as the hier trainers count them: whole mini-batches of tasks, whatever the number of rows."""
-    if _get(config, "trainer.v1.trainer_mode") == "hier_separate_async":
-        tasks //= int(_get(config, "trainer.v1.separate_async.parameter_sync_step"))
-    return max(1, tasks // mini) * int(_get(config, ACTOR + "ppo_epochs") or 1)
-
-
-def check_mode(config: Mapping[str, Any]) -> None:
-    """Refuse trainer modes that would ignore the `hier` block, and settings that the asynchronous one cannot have."""
-    mode = _get(config, "trainer.v1.trainer_mode")
+@rule
+def check_mode(recipe: ComposedRecipe) -> None:
+    """Refuse a trainer or rollout worker that would ignore the `hier` block."""
+    mode = value(recipe.config, "trainer.v1.trainer_mode")
     if mode not in MODES:
         raise RecipeError(
             f"trainer.v1.trainer_mode: {mode!r} is not a trainer of verl-hier and would ignore the hier block; use "
             f"{', '.join(MODES[:-1])} or {MODES[-1]}."
         )
-    if not _get(config, "trainer.use_v1"):
+    if not value(recipe.config, "trainer.use_v1"):
         raise RecipeError("trainer.use_v1: the hier trainers are v1 trainers of verl; set it to true.")
-    if mode == "hier_separate_async":
-        _check_separate(config)
+    line = ROLLOUT + "agent.agent_loop_manager_class"
+    if not value(recipe.config, line):
+        raise RecipeError(
+            f"{line}: without one verl's own rollout workers would ignore the hier block; set it to "
+            f"{MANAGER} or to a class that is made from it."
+        )
 
 
-def _check_separate(config: Mapping[str, Any]) -> None:
-    tasks, mini = _get(config, "data.train_batch_size"), _get(config, ACTOR + "ppo_mini_batch_size")
-    every = _get(config, "trainer.v1.separate_async.parameter_sync_step")
+@rule
+def check_separate(recipe: ComposedRecipe) -> None:
+    """Refuse settings that the asynchronous trainer with rollout nodes of its own cannot have."""
+    if value(recipe.config, "trainer.v1.trainer_mode") != "hier_separate_async":
+        return
+    config = recipe.config
+    tasks, mini = value(config, "data.train_batch_size"), value(config, ACTOR + "ppo_mini_batch_size")
+    every = value(config, "trainer.v1.separate_async.parameter_sync_step")
     if tasks != every * mini:
         raise RecipeError(
             f"trainer.v1.separate_async.parameter_sync_step: data.train_batch_size = {tasks} must be this ({every}) "
-            f"times "
-            f"{ACTOR}ppo_mini_batch_size ({mini})."
+            f"times {ACTOR}ppo_mini_batch_size ({mini})."
         )
     for line in (ROLLOUT + "nnodes", ROLLOUT + "n_gpus_per_node"):
-        if int(_get(config, line) or 0) < 1:
+        if int(value(config, line) or 0) < 1:
             raise RecipeError(
                 f"{line}: hier_separate_async serves rollouts on nodes of their own; set it to at least 1."
             )
-    if _get(config, ROLLOUT + "checkpoint_engine.backend") == "naive":
+    if value(config, ROLLOUT + "checkpoint_engine.backend") == "naive":
         raise RecipeError(
             f"{ROLLOUT}checkpoint_engine.backend: 'naive' cannot reach separate rollout nodes; use nccl on GPUs or "
-            f"gloo "
-            "on CPUs."
+            "gloo on CPUs."
         )
 
 
-def check_lengths(config: Mapping[str, Any], hier: HierConfig, parallel: int) -> int:
-    """Refuse token limits that contradict each other; returns the longest row."""
-    prompt, response = _positive(config, "data.max_prompt_length"), _positive(config, "data.max_response_length")
-    row = prompt + response
-    turn = hier.rollout.max_tokens_per_turn
-    if turn > response:
+@rule
+def check_device(recipe: ComposedRecipe) -> None:
+    """Refuse a rollout server that does not run on the recipe's device."""
+    device, name = value(recipe.config, "trainer.device"), value(recipe.config, ROLLOUT + "name")
+    on_cpu = [server.name for server in SERVERS.values() if server.on_cpu]
+    if device == "cpu" and name not in (*on_cpu, *ALSO_ON_CPU):
         raise RecipeError(
-            f"hier.rollout.max_tokens_per_turn: a turn may take {turn} tokens, but data.max_response_length is "
-            f"{response}; "
-            "lower the first or raise the second."
+            f"{ROLLOUT}name: the rollout server {name!r} needs an accelerator, and trainer.device is cpu; use "
+            f"{' or '.join((*on_cpu, *ALSO_ON_CPU))}."
         )
-    context = hier.rollout.context_tokens
-    if context is not None and context > row:
+    if device != "cpu" and name in on_cpu:
         raise RecipeError(
-            f"hier.rollout.context_tokens: {context} tokens do not fit into data.max_prompt_length + "
-            f"data.max_response_length = {row}."
+            f"{ROLLOUT}name: the rollout server {name!r} runs on a CPU only, and trainer.device is {device}; use vllm "
+            "or sglang."
         )
-    limits = (("use_dynamic_bsz", ACTOR, "ppo_max_token_len_per_gpu"),)
-    for switch, block, line in limits:
-        limit = int(_get(config, block + line) or 0) * parallel
-        if _get(config, block + switch) and limit < row:
-            raise RecipeError(
-                f"{block}{line}: a micro-batch must hold the longest row, data.max_prompt_length + "
-                f"data.max_response_length = {row} tokens, and holds {limit}; raise it or shorten the rows."
-            )
-    return row
 
 
-def check_ray_slots(config: Mapping[str, Any], plan: Plan, devices: int) -> None:
-    """Refuse a local Ray with too few logical CPUs or slots: its placement groups would wait without a word."""
-    ray = _get(config, "ray_kwargs.ray_init") or {}
-    if ray.get("address"):
+@rule
+def check_parallel(recipe: ComposedRecipe) -> None:
+    """Refuse parallelism that does not divide the devices."""
+    whole = devices(recipe)
+    _divides(sequence_parallel(recipe), whole, ACTOR + "ulysses_sequence_parallel_size")
+    for size in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
+        _divides(int(value(recipe.config, ROLLOUT + size) or 1), whole, ROLLOUT + size)
+    _divides(_devices_of_a_server(recipe), whole, ROLLOUT + "tensor_model_parallel_size")
+    shard = int(value(recipe.config, ACTOR + "fsdp_config.fsdp_size") or -1)
+    if shard > 0:
+        _divides(shard, whole, ACTOR + "fsdp_config.fsdp_size")
+
+
+@rule
+def check_resume(recipe: ComposedRecipe) -> None:
+    """Refuse to resume from a path that is not named or not there."""
+    if value(recipe.config, "trainer.resume_mode") != "resume_path":
         return
-    needed = 3 * devices + plan.services
+    line = "trainer.resume_from_path"
+    path = value(recipe.config, line)
+    if not path:
+        raise RecipeError(f"{line}: trainer.resume_mode is resume_path; name the folder of a checkpoint.")
+    if not Path(str(path)).expanduser().is_dir():
+        raise RecipeError(f"{line}: there is no checkpoint at {str(path)!r}.")
+
+
+@rule
+def check_ray_slots(recipe: ComposedRecipe) -> None:
+    """Refuse a local Ray with too few logical CPUs or slots: its placement groups would wait for ever."""
+    ray = value(recipe.config, "ray_kwargs.ray_init") or {}
+    if ray.get("address") or value(recipe.config, "trainer.device") != "cpu":
+        return
+    needed = 3 * devices(recipe) + plan_of(recipe).services
     cpus = ray.get("num_cpus")
     given = int(cpus) if cpus is not None else os.cpu_count() or 1
     if given < needed:
@@ -185,12 +184,51 @@ def check_ray_slots(config: Mapping[str, Any], plan: Plan, devices: int) -> None
             f"{given} are offered, so it would wait for ever; set it to {max(32, needed)} (they need not exist)."
         )
     slots = ray.get("num_gpus")
-    if slots is not None and int(slots) < devices:
+    if slots is not None and int(slots) < devices(recipe):
         raise RecipeError(
-            f"ray_kwargs.ray_init.num_gpus: trainer.nnodes x trainer.n_gpus_per_node asks for {devices} slots and "
-            f"{slots} "
-            "are offered; set it to that product."
+            f"ray_kwargs.ray_init.num_gpus: trainer.nnodes x trainer.n_gpus_per_node asks for {devices(recipe)} slots "
+            f"and {slots} are offered; set it to that product."
         )
+
+
+def sizes_of(recipe: ComposedRecipe) -> Sizes:
+    """What the numbers of a sound recipe amount to."""
+    tasks, mini = (int(value(recipe.config, line)) for line in ("data.train_batch_size", ACTOR + "ppo_mini_batch_size"))
+    return Sizes(
+        devices=devices(recipe),
+        data_parallel=devices(recipe) // sequence_parallel(recipe),
+        tasks=tasks,
+        episodes=episodes(recipe),
+        optimiser_steps=optimiser_steps(recipe, tasks, mini),
+        longest_row=longest_row(recipe),
+        plan=plan_of(recipe),
+    )
+
+
+def devices(recipe: ComposedRecipe) -> int:
+    """GPUs, or slots that stand for them on a CPU."""
+    return int(value(recipe.config, "trainer.nnodes")) * int(value(recipe.config, "trainer.n_gpus_per_node"))
+
+
+def optimiser_steps(recipe: ComposedRecipe, tasks: int, mini: int) -> int:
+    """Updates a step, as the hier trainers count them: whole mini-batches of tasks, whatever the number of rows."""
+    if value(recipe.config, "trainer.v1.trainer_mode") == "hier_separate_async":
+        tasks //= int(value(recipe.config, "trainer.v1.separate_async.parameter_sync_step"))
+    return max(1, tasks // mini) * int(value(recipe.config, ACTOR + "ppo_epochs") or 1)
+
+
+def plan_of(recipe: ComposedRecipe) -> Plan:
+    """The processes of a sound recipe."""
+    workers = int(value(recipe.config, ROLLOUT + "agent.num_workers"))
+    units = value(recipe.config, "transfer_queue.backend.SimpleStorage.num_data_storage_units")
+    return Plan(
+        ranks=devices(recipe),
+        replicas=devices(recipe) // _devices_of_a_server(recipe),
+        agent_workers=workers,
+        reward_workers=int(value(recipe.config, "reward.num_workers") or 0),
+        storage_units=int(units or 0),
+        environment_processes=workers * recipe.hier.rollout.environment_processes,
+    )
 
 
 def lower_bound(plan: Plan, parameters: int, copies: int, critic: int) -> int:
@@ -209,18 +247,6 @@ def lower_bound(plan: Plan, parameters: int, copies: int, critic: int) -> int:
         + plan.environment_processes * ENVIRONMENT_BYTES
         + parameters * (TRAINED_BYTES_PER_PARAMETER + copies * COPY_BYTES_PER_PARAMETER)
         + critic * TRAINED_BYTES_PER_PARAMETER
-    )
-
-
-def check_memory(needed: int, config: Mapping[str, Any]) -> None:
-    """Refuse a plan that needs more than the machine has free."""
-    free = available_bytes()
-    if needed <= free:
-        return
-    raise RecipeError(
-        f"actor_rollout_ref.model.path: this plan needs at least {_gib(needed)} of memory and {_gib(free)} are free; "
-        f"use a smaller model than {config['actor_rollout_ref']['model']['path']!r}, or fewer processes in "
-        "trainer.n_gpus_per_node, actor_rollout_ref.rollout.agent.num_workers and hier.rollout.environment_processes."
     )
 
 
@@ -244,52 +270,14 @@ def _cgroup() -> int | None:
     return max(0, int(limit) - used + int(cached.get("inactive_file", 0)))
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
-
-
-def _plan(config: Mapping[str, Any], hier: HierConfig, devices: int) -> Plan:
-    tensor = _positive(config, ROLLOUT + "tensor_model_parallel_size")
-    server = tensor * int(_get(config, ROLLOUT + "data_parallel_size") or 1)
-    server *= int(_get(config, ROLLOUT + "pipeline_model_parallel_size") or 1)
-    _divides(server, devices, ROLLOUT + "tensor_model_parallel_size")
-    workers = _positive(config, ROLLOUT + "agent.num_workers")
-    return Plan(
-        ranks=devices,
-        replicas=devices // server,
-        agent_workers=workers,
-        reward_workers=int(_get(config, "reward.num_workers") or 0),
-        storage_units=int(_get(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") or 0),
-        environment_processes=workers * hier.rollout.environment_processes,
-    )
-
-
-def _sequence_parallel(config: Mapping[str, Any]) -> int:
-    places = (ACTOR + "ulysses_sequence_parallel_size", ACTOR + "fsdp_config.ulysses_sequence_parallel_size")
-    return max(int(_get(config, place) or 1) for place in places)
+def _devices_of_a_server(recipe: ComposedRecipe) -> int:
+    lines = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    return math.prod(int(value(recipe.config, ROLLOUT + line) or 1) for line in lines)
 
 
 def _divides(part: int, whole: int, line: str) -> None:
     if whole % part:
         raise RecipeError(
             f"{line}: {part} processes share one copy, which does not divide trainer.nnodes x "
-            f"trainer.n_gpus_per_node = "
-            f"{whole}."
+            f"trainer.n_gpus_per_node = {whole}."
         )
-
-
-def _positive(config: Mapping[str, Any], line: str) -> int:
-    value = _get(config, line)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RecipeError(f"{line}: expected a whole number of at least 1, got {value!r}.")
-    return value
-
-
-def _get(config: Mapping[str, Any], line: str) -> Any:
-    """The value at a dotted recipe line, None when a part of it is missing."""
-    place: Any = config
-    for key in line.split("."):
-        if not isinstance(place, Mapping) or key not in place:
-            return None
-        place = place[key]
-    return place

@@ -1,24 +1,34 @@
-"""Do the roles of the worker fit the estimator and the schedule, so that every step has something to train?"""
+"""Roles and levels that the worker does not have, so that some step would train nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from verl_hier.errors import PluginError, RecipeError, did_you_mean
+from verl_hier.recipe.checks.rule import rule, value
+from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Part, Parts
+from verl_hier.recipe.rewards import check_rewards
 from verl_hier.training.schedule import Phase
 
 MOST_STEPS = 1000
 """Steps of a long run whose phases are looked at; schedules repeat themselves long before."""
 
 
-def check_roles(config: Mapping[str, Any], parts: Parts) -> None:
+@rule
+def check_roles(recipe: ComposedRecipe) -> None:
     """Refuse a recipe in which some step would train nothing: levels and roles that no agent of the worker has."""
+    parts = recipe.parts
     levels = worker_levels(parts.worker)
     check_named(parts, levels)
-    steps = config["trainer"].get("total_training_steps")
+    steps = value(recipe.config, "trainer.total_training_steps")
     check_phases(parts, levels, min(int(steps or MOST_STEPS), MOST_STEPS))
+
+
+@rule
+def check_rewarded_roles(recipe: ComposedRecipe) -> None:
+    """Refuse rewards for roles that no agent of the worker has."""
+    check_rewards(recipe.rewards, recipe.parts.worker)
 
 
 def worker_levels(worker: Part) -> dict[str, int]:

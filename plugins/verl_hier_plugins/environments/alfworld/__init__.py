@@ -3,9 +3,10 @@
 Paper: https://arxiv.org/abs/2010.03768. Doc page: docs/environments/alfworld.md.
 """
 
+from verl_hier.environments.splits import pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, lazy
-from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
+from verl_hier_plugins.environments.alfworld.options import SPLITS, AlfworldOptions
 
 SPEC = EnvironmentSpec(
     "alfworld",
@@ -13,6 +14,10 @@ SPEC = EnvironmentSpec(
     AlfworldOptions,
     tasks=lazy("verl_hier_plugins.environments.alfworld.tasks:tasks"),
     can_fork=True,
+    names_states=True,
+    info=("won", "score", "goals_done", "goals", "places"),
+    splits=tuple(SPLITS),
+    pool=pool,
     summary="ALFWorld's household tasks: generated worlds without a download, or the data set",
     source="arXiv 2010.03768; engine of alfworld 0.4.2 and textworld 1.7",
     extra="alfworld",

@@ -3,6 +3,7 @@
 A harmless form of what CVE2PoC's dual loop works on: a plan, an attempt, and checks that say which of the two failed.
 """
 
+from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, lazy
 from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
@@ -13,6 +14,10 @@ SPEC = EnvironmentSpec(
     BugReproductionOptions,
     tasks=lazy("verl_hier_plugins.environments.bug_reproduction.tasks:tasks"),
     can_fork=True,
+    names_states=True,
+    info=("won", "score", "tests"),
+    splits=SPLITS,
+    pool=pool,
     summary="write a test that shows a described bug of a small generated function, verified in stages",
     source="functions and bugs are generated here; staged checks after CVE2PoC's loop",
 )

@@ -4,6 +4,7 @@ The tool's papers: ToRA, https://arxiv.org/abs/2309.17452, and ToRL, https://arx
 reasoning-gym, https://arxiv.org/abs/2505.24760, generated arithmetic, or a GSM8K-style file.
 """
 
+from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, lazy
 from verl_hier_plugins.environments.python_tool.options import PythonToolOptions
@@ -14,6 +15,10 @@ SPEC = EnvironmentSpec(
     PythonToolOptions,
     tasks=lazy("verl_hier_plugins.environments.python_tool.tasks:tasks"),
     can_fork=True,
+    names_states=True,
+    info=("won", "score", "calls"),
+    splits=SPLITS,
+    pool=pool,
     summary="arithmetic and logic questions with a sandboxed Python tool: generated, reasoning-gym's, or from a file",
     source="reasoning-gym 0.1.25 (arXiv 2505.24760) and its scorers; generated arithmetic",
     extra="reasoning",

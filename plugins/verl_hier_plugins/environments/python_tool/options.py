@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_hier.host.constraints import Count
+
 ARITHMETIC = "arithmetic"
 REASONING_GYM = {
     "arithmetic": (
@@ -52,7 +54,7 @@ class PythonToolOptions:
     """Characters of a call's output that the agent sees; the middle of a longer one is left out."""
     time_limit_s: int = 2
     """Processor seconds of one call; the limit on wall time is three times as long."""
-    memory_mb: int = 256
+    memory_mb: Count = 256
     """Address space of one call."""
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 BM25 by bm25s, https://arxiv.org/abs/2407.03618. Doc page: docs/environments/search.md.
 """
 
+from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, lazy
 from verl_hier_plugins.environments.search.options import SearchOptions
@@ -13,6 +14,10 @@ SPEC = EnvironmentSpec(
     SearchOptions,
     tasks=lazy("verl_hier_plugins.environments.search.tasks:tasks"),
     can_fork=True,
+    names_states=True,
+    info=("won", "score", "f1", "documents", "recall", "commands"),
+    splits=SPLITS,
+    pool=pool,
     summary="multi-hop questions answered by searching a local corpus; generated worlds or HotpotQA-style files",
     source="action tags as Search-R1 (arXiv 2503.09516) and HierSearch (arXiv 2508.08088); BM25 by bm25s",
     extra="search",

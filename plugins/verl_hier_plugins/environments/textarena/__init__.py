@@ -3,6 +3,7 @@
 Paper: https://arxiv.org/abs/2504.11442. Doc page: docs/environments/textarena.md.
 """
 
+from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, lazy
 from verl_hier_plugins.environments.textarena.options import TextarenaOptions
@@ -13,6 +14,10 @@ SPEC = EnvironmentSpec(
     TextarenaOptions,
     tasks=lazy("verl_hier_plugins.environments.textarena.tasks:tasks"),
     can_fork=True,
+    names_states=True,
+    info=("player", "players", "won", "score", "rules", "seat"),
+    splits=SPLITS,
+    pool=pool,
     summary="TextArena's puzzles and games: alone, against a random opponent, or every seat a policy",
     source="arXiv 2504.11442; games of textarena 0.7.4",
     extra="textarena",

@@ -3,6 +3,7 @@
 Paper: https://arxiv.org/abs/1806.11532. Doc page: docs/environments/textworld.md.
 """
 
+from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, lazy
 from verl_hier_plugins.environments.textworld.options import TextworldOptions
@@ -13,6 +14,10 @@ SPEC = EnvironmentSpec(
     TextworldOptions,
     tasks=lazy("verl_hier_plugins.environments.textworld.tasks:tasks"),
     can_fork=True,
+    names_states=True,
+    info=("won", "score", "points"),
+    splits=SPLITS,
+    pool=pool,
     summary="TextWorld's adventures: generated from a seed, or game files of your own",
     source="arXiv 1806.11532; generator, logic and Inform 7 games of textworld 1.7",
     extra="textworld",

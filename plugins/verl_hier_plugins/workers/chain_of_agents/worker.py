@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from verl_hier.environments.base import StepResult
+from verl_hier.host.constraints import NonNegative, Prompt
 from verl_hier.rollout import Context, EpisodeOver, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import check_action_template, fields, fill, observe
 from verl_hier_plugins.workers.chain_of_agents.grammar import (
@@ -33,11 +34,11 @@ class ChainOptions:
     its reset; templates of actions only {content}, the text between an agent's tags.
     """
 
-    prompt: str = "task: {instruction} | {observation}"
+    prompt: Prompt = "task: {instruction} | {observation}"
     """First message of the context."""
     system: str | None = None
     """System message for chat models; it should explain the tags."""
-    observation_prompt: str = "<observation>{observation}</observation>"
+    observation_prompt: Prompt = "<observation>{observation}</observation>"
     """Text that is inserted into the sequence after a tool agent."""
     tools: Mapping[str, str] = field(default_factory=lambda: {"action": "{content}"})
     """Tags of the tool agents, and the action of the environment that each makes."""
@@ -55,7 +56,7 @@ class ChainOptions:
     """What one turn is: one agent's part, or everything up to a tool agent or the answer."""
     on_violation: Literal["end", "penalise"] = "end"
     """Whether a violation of the grammar ends the episode, or only costs the penalty where the text can go on."""
-    violation_penalty: float = 0.0
+    violation_penalty: NonNegative = 0.0
     """Subtracted from the reward of a turn that violates the grammar."""
     longest_content: int = 20_000
     """Characters of one agent's part; a longer one is a violation and never reaches the environment."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from verl_hier.host.constraints import NonNegative, Template
 from verl_hier_plugins.workers.designer_executor.design import ACT, Role
 from verl_hier_plugins.workers.designer_executor.script import RESERVED, ROLE_NAME, Limits
 
@@ -34,17 +35,19 @@ class DesignerExecutorOptions:
     {order}, {tools} and {design}.
     """
 
-    designer_prompt: str = "design: {instruction}"
+    designer_prompt: Annotated[str, Template("roles", "catalogue", "tools", "grammar")] = "design: {instruction}"
     """What the designer sees."""
     designer_system: str | None = None
     """System message of the designer, for chat models."""
-    executor_prompt: str = "{role}: {order} | {observation}"
+    executor_prompt: Annotated[str, Template("role", "brief", "order", "tools", "design")] = (
+        "{role}: {order} | {observation}"
+    )
     """What an executor sees when it is called."""
     executor_system: str | None = None
     """First system message of an executor's context, for chat models."""
-    observation_prompt: str = "{observation}"
+    observation_prompt: Annotated[str, Template("role", "brief", "order", "tools", "design")] = "{observation}"
     """What an executor sees after each action."""
-    refusal_prompt: str = "{refusal}"
+    refusal_prompt: Annotated[str, Template("role", "brief", "order", "tools", "design", "refusal")] = "{refusal}"
     """What an executor sees when its action was refused before it reached the environment."""
     roles: Mapping[str, RoleOptions] = field(default_factory=lambda: {"solver": RoleOptions()})
     """Roles that every design may call."""
@@ -71,17 +74,17 @@ class DesignerExecutorOptions:
     environment ends the task."""
     delivery_acts: bool = True
     """Whether the work is also the last action in the environment, like an answer."""
-    delivery_reward: float = 0.4
+    delivery_reward: NonNegative = 0.4
     """Reward of a turn that hands the work in."""
     final_pattern: str | None = None
     """Regular expression that the final text has to match; null: the environment has to accept the last action."""
-    final_reward: float = 0.4
+    final_reward: NonNegative = 0.4
     """Reward of a valid final text, on the last turn of the execution."""
-    design_reward: float = 0.0
+    design_reward: NonNegative = 0.0
     """Reward of the designer's turn when its script is valid."""
-    design_penalty: float = 0.0
+    design_penalty: NonNegative = 0.0
     """Subtracted from the reward of the designer's turn when its script is refused."""
-    tool_penalty: float = 0.0
+    tool_penalty: NonNegative = 0.0
     """Subtracted from the reward of an executor's turn whose action is refused."""
 
     def __post_init__(self) -> None:

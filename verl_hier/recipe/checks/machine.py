@@ -1,0 +1,152 @@
+"""What has to be made or installed on this machine before a sound recipe can run here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from verl_hier.compat.servers.table import rollout_server
+from verl_hier.errors import HierError, RecipeError
+from verl_hier.recipe.checks.model import ModelFacts, model_facts
+from verl_hier.recipe.checks.prompts import require_fields
+from verl_hier.recipe.checks.resources import available_bytes, lower_bound, plan_of
+from verl_hier.recipe.checks.rule import needs_critic, value
+from verl_hier.recipe.checks.tasks import require_tasks
+from verl_hier.recipe.checks.world import first_answer, missing_module
+from verl_hier.recipe.composed import ComposedRecipe
+
+
+@dataclass(frozen=True)
+class Missing:
+    """One thing that this machine lacks."""
+
+    why: str
+    """A sentence that names the recipe line."""
+    commands: tuple[str, ...] = ()
+    """Commands that bring it, in order; empty where none does."""
+
+
+def missing_here(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]) -> Iterator[Missing]:
+    """What this machine lacks, the cheapest to find out first.
+
+    Args:
+        recipe: a sound recipe.
+        model: its model.
+        first: commands that make the model, where it does not exist yet.
+    """
+    packages = [*_environment(recipe), *_server(recipe)]
+    yield from packages
+    yield from _gpus(recipe)
+    yield from _memory(recipe, model)
+    yield from _model(recipe, model, first)
+    if not packages:
+        yield from _data(recipe)
+
+
+def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> int | None:
+    """Bytes that a run on a CPU takes at least; None for GPU recipes."""
+    config = recipe.config
+    if config["trainer"]["device"] != "cpu":
+        return None
+    actor, algorithm = config["actor_rollout_ref"]["actor"], config["algorithm"]
+    reference = bool(actor.get("use_kl_loss") or algorithm.get("use_kl_in_reward"))
+    critic = 0
+    if needs_critic(config):
+        critic = model_facts(config["critic"]["model"], "critic.model").parameters or 0
+    plan = plan_of(recipe)
+    return lower_bound(plan, model.parameters or 0, plan.replicas + reference, critic)
+
+
+def _environment(recipe: ComposedRecipe) -> Iterator[Missing]:
+    spec = recipe.parts.environment.spec
+    module = missing_module(spec)
+    if module:
+        command = f"pip install 'verl-hier[{spec.extra}]'" if spec.extra else ""
+        cure = f"`{command}` brings it" if command else "install it"
+        why = (
+            f"hier.environment.name: {spec.name!r} needs the Python package {module!r}, which is not installed; {cure}."
+        )
+        yield Missing(why, (command,) if command else ())
+
+
+def _server(recipe: ComposedRecipe) -> Iterator[Missing]:
+    module = rollout_server(str(value(recipe.config, "actor_rollout_ref.rollout.name"))).module
+    if module and importlib.util.find_spec(module) is None:
+        command = f"pip install 'verl-hier[{module}]'"
+        yield Missing(
+            f"actor_rollout_ref.rollout.name: {module} is not installed here; `{command}`, or run the recipe with "
+            "size=cpu.",
+            (command,),
+        )
+
+
+def _gpus(recipe: ComposedRecipe) -> Iterator[Missing]:
+    trainer = recipe.config["trainer"]
+    if trainer["device"] != "cuda" or _remote(recipe):
+        return
+    if trainer["nnodes"] > 1:
+        yield Missing(
+            f"trainer.nnodes: {trainer['nnodes']} nodes need a Ray cluster; start Ray on each and set "
+            "ray_kwargs.ray_init.address: auto.",
+            ("ray start --head", "ray start --address=HEAD:6379"),
+        )
+        return
+    import torch
+
+    there = torch.cuda.device_count()
+    if there < trainer["n_gpus_per_node"]:
+        yield Missing(
+            f"trainer.n_gpus_per_node: the recipe asks for {trainer['n_gpus_per_node']} GPUs and this machine has "
+            f"{there}; lower it, or run the recipe with size=cpu."
+        )
+
+
+def _memory(recipe: ComposedRecipe, model: ModelFacts) -> Iterator[Missing]:
+    needed, free = memory_of(recipe, model), available_bytes()
+    if needed is not None and needed > free:
+        yield Missing(
+            f"actor_rollout_ref.model.path: this plan needs at least {_gib(needed)} of memory and {_gib(free)} are "
+            f"free; use a smaller model than {model.path!r}, or fewer processes in trainer.n_gpus_per_node, "
+            "actor_rollout_ref.rollout.agent.num_workers and hier.rollout.environment_processes."
+        )
+
+
+def _model(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]) -> Iterator[Missing]:
+    if model.missing:
+        commands = ", ".join(f"`{command}`" for command in first)
+        yield Missing(
+            f"actor_rollout_ref.model.path: there is no model at {model.path!r} yet; make it with {commands}, or name "
+            "another one.",
+            tuple(first),
+        )
+    elif model.local is None and not _remote(recipe):
+        from verl_hier.compat.hub import require_on_hub
+
+        try:
+            require_on_hub(model.path, "actor_rollout_ref.model.path")
+        except HierError as error:
+            yield Missing(str(error))
+
+
+def _data(recipe: ComposedRecipe) -> Iterator[Missing]:
+    """Make the tasks and reset the environment once, which is the first to need its data."""
+    try:
+        require_tasks(recipe)
+        answer = first_answer(recipe)
+        if answer is not None:
+            require_fields(recipe, set(answer.info))
+    except RecipeError as error:
+        yield Missing(str(error))
+    except HierError as error:
+        yield Missing(f"hier.environment.name: {error}")
+
+
+def _remote(recipe: ComposedRecipe) -> bool:
+    """Whether the run is on another machine, which may have what this one has not."""
+    return bool(value(recipe.config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS"))
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,109 @@
+"""What an environment says of its tasks and answers: in its spec, or else by one reset."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from verl_hier.environments.base import StepResult
+from verl_hier.errors import HierError, RecipeError
+from verl_hier.host.specs import EnvironmentSpec
+from verl_hier.recipe.checks.rule import value
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.parts import Part
+
+DATASET = "TaskDataset"
+
+
+def makes_tasks(config: Mapping[str, Any]) -> bool:
+    """Whether the tasks come from the environment, not from a data set of verl."""
+    return value(config, "data.custom_cls.name") == DATASET
+
+
+def splits(config: Mapping[str, Any], line: str) -> list[str]:
+    """The splits or files of `data.train_files` or `data.val_files`."""
+    given = config["data"][line]
+    return [given] if isinstance(given, str) else list(given or ())
+
+
+def names_states(recipe: ComposedRecipe) -> bool:
+    """Whether the environment's answers have an `anchor`; True where that cannot be found out before a run."""
+    declared = recipe.parts.environment.spec.names_states
+    if declared is not None:
+        return bool(declared)
+    answer = first_answer(recipe)
+    return answer is None or answer.anchor is not None
+
+
+def info_names(recipe: ComposedRecipe) -> set[str] | None:
+    """Names in the `info` of a reset; None where they cannot be found out before a run."""
+    declared = recipe.parts.environment.spec.info
+    if declared is not None:
+        return set(declared)
+    answer = first_answer(recipe)
+    return None if answer is None else set(answer.info)
+
+
+def missing_module(spec: EnvironmentSpec) -> str:
+    """A Python package that the environment needs and that is not installed, or empty; only looks, imports nothing."""
+    for name in spec.modules:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            return name
+    return ""
+
+
+def first_answer(recipe: ComposedRecipe) -> StepResult | None:
+    """The answer to one reset with the first task.
+
+    None where the tasks come from a data set, or the environment's packages are not installed.
+
+    Raises:
+        RecipeError: when the environment makes no tasks or cannot be reset.
+    """
+    environment = recipe.parts.environment
+    if not makes_tasks(recipe.config) or environment.spec.tasks is None or missing_module(environment.spec):
+        return None
+    split = splits(recipe.config, "train_files")[0]
+    tasks = tasks_of(environment, split, "train_files")
+    if not tasks:
+        return None
+    try:
+        world = environment.spec.factory(environment.options)
+        try:
+            answer = world.reset(tasks[0], recipe.hier.seed or 0)
+        finally:
+            world.close()
+    except HierError:
+        raise
+    except Exception as error:
+        raise RecipeError(
+            f"hier.environment.name: environment {environment.spec.name!r} cannot be reset: {_first_line(error)}"
+        ) from error
+    if not isinstance(answer, StepResult):
+        raise RecipeError(
+            f"hier.environment.name: environment {environment.spec.name!r} answers a reset with "
+            f"{type(answer).__name__}, not with a StepResult."
+        )
+    return answer
+
+
+def tasks_of(environment: Part, split: str, line: str) -> list[dict[str, Any]]:
+    """The tasks of a split.
+
+    Raises:
+        RecipeError: naming `data.<line>`, when the environment raises while it makes them.
+    """
+    try:
+        return list(environment.spec.tasks(environment.options, split))
+    except HierError:
+        raise
+    except Exception as error:
+        raise RecipeError(
+            f"data.{line}: environment {environment.spec.name!r} makes no tasks for the split {split!r}: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
