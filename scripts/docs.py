@@ -17,8 +17,9 @@ import json
 import pkgutil
 import re
 import sys
+import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -96,6 +97,56 @@ def options(cls: type) -> Iterator[str]:
             if dataclasses.is_dataclass(inner) and isinstance(inner, type):
                 yield from ("", f"Each entry of `{field}`:", "")
                 yield from options(inner)
+
+
+def fields(path: str, cls: type) -> Iterator[str]:
+    """Every line that a recipe may have below `path`: a table for a dataclass, and one for each that it holds."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    values = {field.name: field for field in dataclasses.fields(cls)}
+    rows = []
+    for option in options_of(cls):
+        hint = hints[option.name]
+        if not dataclasses.is_dataclass(hint):
+            text = cell(option.text)
+            rows.append((f"`{path}.{option.name}`", kind_of(hint), default_of(values[option.name]), text))
+    yield from table(("line", "type", "default", "what it does"), *rows)
+    for name, hint in hints.items():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from ("", f"### `{path}.{name}`", "", " ".join((hint.__doc__ or "").split()), "")
+            yield from fields(f"{path}.{name}", hint)
+
+
+def kind_of(hint: typing.Any) -> str:
+    """An annotation in the words of a recipe's author, with what it allows."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return " ".join((kind_of(arguments[0]), *(cell(str(constraint)) for constraint in hint.__metadata__)))
+    if origin is typing.Literal:
+        return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(kind_of, arguments))
+    if origin is tuple:
+        return f"list of {kind_of(arguments[0])}"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"mapping of {kind_of(arguments[0])} to {kind_of(arguments[1])}"
+    words = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", type(None): "`null`"}
+    return words.get(hint, "anything")
+
+
+def default_of(field: dataclasses.Field[typing.Any]) -> str:
+    """A default as YAML writes it; a field without one has to be given."""
+    if field.default is not dataclasses.MISSING:
+        return f"`{json.dumps(field.default)}`"
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{json.dumps(field.default_factory())}`"
+    return "required"
+
+
+def part_pages() -> Iterator[str]:
+    """For each kind the pages on which the options of its parts are; relative to docs/."""
+    for kind in KINDS:
+        found = sorted(host().specs(kind).items())
+        yield f"- `hier.{kind}`: {', '.join(f'[`{name}`]({spec.doc})' for name, spec in found)}"
 
 
 def method(*groups: str) -> Iterator[str]:
@@ -266,6 +317,8 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "picture": picture,
     "commands": commands,
     "options": lambda reference: options(pkgutil.resolve_name(reference)),
+    "fields": lambda path, reference: fields(path, pkgutil.resolve_name(reference)),
+    "part_pages": part_pages,
 }
 
 

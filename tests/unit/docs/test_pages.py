@@ -51,7 +51,8 @@ def test_every_plugin_folder_is_among_the_specs():
 def test_the_page_of_a_part_exists(spec):
     assert spec.doc, f"{spec.kind} {spec.name} names no page"
     assert (DOCS / spec.doc).is_file(), f"{spec.doc} does not exist"
-    assert spec.name in (DOCS / spec.doc).read_text(encoding="utf-8")
+    page = (DOCS / spec.doc).read_text(encoding="utf-8")
+    assert f"<!-- generated: {spec.kind} {spec.name} -->" in page, f"{spec.doc} does not show its options"
 
 
 def test_the_docstring_of_every_part_begins_with_its_page():
