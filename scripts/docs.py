@@ -65,7 +65,7 @@ def facts_of(spec: Spec) -> Iterator[tuple[str, str]]:
     if isinstance(spec, WorkerSpec):
         yield "roles", ", ".join(f"`{role}` (level {level})" for role, level in spec.roles.items())
         if spec.transcribe is not None:
-            yield "cold start", "`verl-hier distill` can rewrite episodes of other workers for it"
+            yield "cold start", "episodes of other workers can be distilled for it (`transcribe`)"
     needs = [text for field, text in NEEDS.items() if getattr(spec, field, False)]
     if isinstance(spec, SamplerSpec) or needs:
         yield "needs", "; ".join(needs) or "nothing beyond `reset` and `step` of the environment"
@@ -291,6 +291,33 @@ def commands() -> Iterator[str]:
             yield from (*table(("option", "what it does", "default"), *rows), "")
 
 
+def cold_starts() -> Iterator[str]:
+    """What `scripts/bench/cold_starts.py` has measured, and the recipes that it has not."""
+    file = DOCS / "cold_starts.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    rows = [
+        (
+            f"`{name}`",
+            f"{100 * one['success']:.0f} %",
+            str(one["tasks"]),
+            str(one["contexts"]),
+            str(one["steps"]),
+            f"{one['cold_start_s']:.0f} s",
+        )
+        for name, one in found.items()
+    ]
+    yield from table(("recipe", "success", "held-out tasks", "contexts shown", "SFT steps", "cold start"), *rows)
+    shipped = [recipe.name for recipe in catalogue.recipes() if "cpu" in recipe.sizes]
+    missing = [name for name in shipped if name not in found]
+    if missing:
+        yield from ("", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.")
+    if not found:
+        return
+    conditions = dict.fromkeys(f"{one['machine']}, verl {one['verl']}, torch {one['torch']}" for one in found.values())
+    dates = sorted(one["date"] for one in found.values())
+    yield from ("", f"Measured on {'; '.join(conditions)}, between {dates[0]} and {dates[-1]}.")
+
+
 def cell(text: str) -> str:
     """Text for a table cell."""
     return " ".join(text.split()).replace("|", "\\|")
@@ -316,6 +343,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "example_graph": example_graph,
     "picture": picture,
     "commands": commands,
+    "cold_starts": cold_starts,
     "options": lambda reference: options(pkgutil.resolve_name(reference)),
     "fields": lambda path, reference: fields(path, pkgutil.resolve_name(reference)),
     "part_pages": part_pages,

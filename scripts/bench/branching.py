@@ -26,7 +26,7 @@ os.environ.setdefault("VERL_PLATFORM", "cpu")
 
 import verl  # noqa: F401 - settles the platform
 
-from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.coldstart.build import build
 from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.graph import RolloutGraph
@@ -157,16 +157,13 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a model that speaks the flat ALFWorld format; made when omitted")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = options.model or cold_start(
-            ColdStart(
-                ("grpo_alfworld",),
-                (("hier.environment.goals=1",),),
-                demonstrations=96 if options.quick else 480,
-                steps=200 if options.quick else 1300,
-            ),
-            Path(folder),
-            lambda text: print(text, flush=True),
-        )
+        start = [
+            f"actor_rollout_ref.model.path={folder}/model",
+            f"hier.coldstart.episodes={96 if options.quick else 480}",
+            f"hier.coldstart.batch_size=24",
+            f"hier.coldstart.steps={200 if options.quick else 1300}",
+        ]
+        model = options.model or build(compose("grpo_alfworld", start), report=lambda text: print(text, flush=True))
         tasks = 8 if options.quick else 32
         found = {name: asyncio.run(measure(model, SAMPLERS[name], tasks)) for name in options.samplers}
     return report(found, tasks)

@@ -21,27 +21,37 @@ import platform
 import statistics
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.coldstart.build import build
 from verl_hier.compat.launch import CpuRun
 from verl_hier.ops.quickstart import success_of
-from verl_hier.recipe.compose import command
+from verl_hier.recipe.compose import command, compose
 
 VALIDATION = 128
 COLD_STARTS = {
-    "households": ColdStart(
+    "households": (
         ("himac_alfworld", "grpo_alfworld"),
-        tuple((f"hier.environment.goals={goals}",) for goals in (1, 2)),
-        steps=2000,
+        (
+            "hier.coldstart.variants=[{goals: 1}, {goals: 2}]",
+            "hier.coldstart.batch_size=24",
+            "hier.coldstart.steps=2000",
+        ),
     ),
-    "systems": ColdStart(("metaagentx_alfworld", "chain_of_agents_alfworld", "grpo_alfworld")),
-    "bugs": ColdStart(("dual_loop_bug_reproduction", "grpo_bug_reproduction"), steps=800),
+    "systems": (
+        ("metaagentx_alfworld", "chain_of_agents_alfworld", "grpo_alfworld"),
+        ("hier.coldstart.batch_size=24", "hier.coldstart.steps=1300"),
+    ),
+    "bugs": (
+        ("dual_loop_bug_reproduction", "grpo_bug_reproduction"),
+        ("hier.coldstart.batch_size=24", "hier.coldstart.steps=800"),
+    ),
 }
+"""Recipes whose formats one model learns, and the options of its cold start."""
 
 
 @dataclass(frozen=True)
@@ -272,9 +282,12 @@ def measure(options: argparse.Namespace) -> None:
 
 def start(name: str, seed: int, work: Path) -> Path:
     """The model of one cold start."""
-    plan = replace(COLD_STARTS[name], seed=seed)
-    folder = work / "cold_starts" / f"{name}_{seed}"
-    return cold_start(plan, folder, lambda text: print(f"{name}, seed {seed}: {text}", flush=True))
+    recipes, options = COLD_STARTS[name]
+    path = work / "cold_starts" / f"{name}_{seed}" / "model"
+    configs = [
+        compose(recipe, [*options, f"actor_rollout_ref.model.path={path}", f"hier.seed={seed}"]) for recipe in recipes
+    ]
+    return build(*configs, report=lambda text: print(f"{name}, seed {seed}: {text}", flush=True))
 
 
 def record(options: argparse.Namespace, runs: list[Run], work: Path) -> None:

@@ -16,9 +16,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.coldstart.build import build
 from verl_hier.compat.launch import CpuRun
-from verl_hier.recipe.compose import command
+from verl_hier.recipe.compose import command, compose
 
 RECIPE = "himac_alfworld"
 ARMS = {
@@ -57,11 +57,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/phases"), help="folder of the model and the runs")
     options = parser.parse_args()
     found: dict[str, list[list[dict[str, float]]]] = {arm: [] for arm in ARMS}
-    model = options.model or cold_start(
-        ColdStart((RECIPE,), demonstrations=96 if options.quick else 480, steps=300 if options.quick else 1300),
-        options.out / "coldstart",
-        lambda text: print(text, flush=True),
-    )
+    start = [
+        f"actor_rollout_ref.model.path={options.out.resolve()}/coldstart/model",
+        f"hier.coldstart.episodes={96 if options.quick else 480}",
+        f"hier.coldstart.batch_size=24",
+        f"hier.coldstart.steps={300 if options.quick else 1300}",
+    ]
+    model = options.model or build(compose(RECIPE, start), report=lambda text: print(text, flush=True))
     for round_ in range(1 if options.quick else 4):
         for arm in list(ARMS)[:: 1 if round_ % 2 == 0 else -1]:
             found[arm].append(run(arm, model, options.steps, options.out))

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from verl_hier.cli.distill import distill
 from verl_hier.coldstart import build_tiny, run_sft
-from verl_hier.coldstart.recipe import texts_of
+from verl_hier.coldstart.build import texts_of
 from verl_hier.graph import graph_rows, read_graphs
 from verl_hier.recipe.compose import overridden
 from verl_hier.recipe.composed import ComposedRecipe

@@ -1,28 +1,85 @@
-"""Every recipe that starts from a small model on a CPU: its cold start, and a step of the trainer from there."""
+"""Every recipe of the size `cpu` from nothing, by the documented commands: cold start, then steps of the trainer."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.fixtures.trainer import only_trainer
-from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.ops.quickstart import success_of
 from verl_hier.recipe.catalogue import recipes
-from verl_hier.recipe.compose import overridden
 
-pytestmark = pytest.mark.long
+STEPS = 2
 
 
-@pytest.mark.parametrize("name", [recipe.name for recipe in recipes() if recipe.shipped and "cpu" in recipe.sizes])
-def test_a_recipe_trains_from_its_cold_start(train, tmp_path, name):
+def verl_hier(folder: Path, *arguments: str) -> str:
+    """Run a command in a folder, and return what it prints.
+
+    Raises:
+        AssertionError: when it fails.
+    """
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")}
     with only_trainer():
-        model = cold_start(ColdStart((name,)), tmp_path / "coldstart")
-    overrides = [
-        f"actor_rollout_ref.model.path={model}",
-        *("trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.save_freq=-1"),
-        "trainer.logger=[console,file]",
-    ]
-    run = train(name, overridden(overrides))
-    assert run.code == 0, run.log[-3000:]
-    (step,) = (step for step in run.steps if "actor/grad_norm" in step)
-    assert step["hier/rows/trained"] > 0 and step["hier/episodes/count"] > 0
-    assert step["hier/episodes/failed"] == 0
+        ended = subprocess.run(
+            [sys.executable, "-m", "verl_hier.cli.main", *arguments],
+            cwd=folder,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    return ended.stdout
+
+
+def steps_of(folder: Path) -> list[dict[str, float]]:
+    """The metrics of a run in a folder; its file is removed."""
+    file = folder / "metrics.jsonl"
+    steps = [json.loads(line)["data"] for line in file.read_text().splitlines()]
+    file.unlink()
+    return steps
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all runs, so that recipes with the same small model share it."""
+    return tmp_path_factory.mktemp("from_nothing")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [recipe.name for recipe in recipes() if recipe.shipped and "cpu" in recipe.sizes])
+def test_a_recipe_trains_from_nothing(home: Path, name: str) -> None:
+    said = verl_hier(home, "coldstart", name)
+    assert said.splitlines()[-1] == f"next: verl-hier train {name}"
+    verl_hier(
+        home,
+        *("train", name, "trainer.val_before_train=true", f"trainer.total_training_steps={STEPS}"),
+        *("trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.logger=[console,file]"),
+    )
+    steps = steps_of(home)
+    before = next(value for value in map(success_of, steps) if value is not None)
+    assert before > 0, "the policy of the cold start solves nothing, so nothing can be learnt from it"
+    trained = [step for step in steps if "actor/grad_norm" in step]
+    assert len(trained) == STEPS
+    for step in trained:
+        assert step["hier/rows/trained"] > 0 and step["hier/episodes/failed"] == 0
+
+
+@pytest.mark.slow
+def test_train_makes_the_model_first_where_it_is_asked_to(tmp_path: Path) -> None:
+    """With the worker whose four modules no expert plays."""
+    small = ["hier.environment.pool=8", "hier.environment.validation=2"]
+    cold = ["hier.coldstart.episodes=8", "hier.coldstart.steps=4", "hier.coldstart.batch_size=4"]
+    run = ["trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.save_freq=-1", "data.train_batch_size=2"]
+    run += ["actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
+    said = verl_hier(
+        tmp_path, "train", "agentflow_alfworld", "--from-scratch", *small, *cold, *run, "trainer.logger=[console,file]"
+    )
+    assert "3/3 4 steps of supervised training" in said
+    assert (tmp_path / "runs/coldstart/alfworld_agent_flow/model/config.json").is_file()
+    assert sum("actor/grad_norm" in step for step in steps_of(tmp_path)) == 1

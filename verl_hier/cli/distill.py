@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from verl_hier.cli.check import Overrides, Reference
-from verl_hier.cli.data import TINY
 from verl_hier.cli.options import Seed, new_folder, share, weight, whole
 from verl_hier.cli.output import line, table
 from verl_hier.recipe.paths import DISTILLED
@@ -37,7 +37,8 @@ def distill(
     ] = EXPERT,
     teacher_model: Annotated[str, typer.Option(help="The model's name at the endpoint.")] = "",
     model: Annotated[
-        str | None, typer.Option(help="Folder or name of the tokenizer; omitted: the recipe's model, or `tiny`'s.")
+        str | None,
+        typer.Option(help="Folder or name of the tokenizer; omitted: the model of the recipe or of its cold start."),
     ] = None,
     n: Annotated[int, whole("Episodes to play.", "-n")] = 480,
     activations: Annotated[int, whole("Keep episodes with at least this many turns of agents.", least=0)] = 3,
@@ -61,13 +62,15 @@ def distill(
 
     served = teacher != EXPERT
     composed = ComposedRecipe.named(recipe, overrides or ())
+    remember = composed.hier.coldstart.remember
+    path = model or _tokenizer_of(composed)
     worker, limits = _system(system, composed)
     report = run(
         Distillation(
             environment=composed.parts.environment,
             system=worker,
-            student=_student(composed, model),
-            teacher=lambda messages: _teacher(teacher, teacher_model, messages, random_action),
+            student=_student(composed, path),
+            teacher=lambda messages: _teacher(teacher, teacher_model, messages, random_action, remember),
             n=n,
             filters=Filters(activations, calls, upsample),
             weights=Weights(invalid_action=mistake_weight, observation=observation_weight),
@@ -79,11 +82,13 @@ def distill(
         out,
     )
     table(report.lines())
-    line(f"data: {out / DATA}   next: verl-hier sft {out / DATA}")
+    line(f"data: {out / DATA}")
+    line(f"next: {shlex.join(['verl-hier', 'sft', str(out / DATA), '--model', path])}")
 
 
 def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
     """The worker that the teacher plays, and the limits of its episodes; another recipe has the student's size."""
+    from verl_hier.coldstart.distill import for_system
     from verl_hier.host.specs import build_options
     from verl_hier.recipe.catalogue import SIZES
     from verl_hier.recipe.composed import ComposedRecipe
@@ -93,19 +98,19 @@ def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
         return student.parts.worker, student.limits
     if name in student.host.specs("worker"):
         spec = student.host.spec("worker", name)
-        return Part(spec, build_options(spec, {})), student.limits
+        return Part(spec, build_options(spec, {})), for_system(student.limits)
     size = student.hier.recipe.size
     system = ComposedRecipe.named(name, [f"size={size}"] if size in SIZES else ())
     return system.parts.worker, system.limits
 
 
-def _teacher(name: str, model: str, messages: Messages, random_action: float) -> Teacher:
+def _teacher(name: str, model: str, messages: Messages, random_action: float, remember: bool) -> Teacher:
     from verl_hier.coldstart.distill import ExpertTeacher, ServedTeacher
     from verl_hier.coldstart.expert_policy import Noise
     from verl_hier.errors import HierError
 
     if name == EXPERT:
-        return ExpertTeacher(Noise(random_action=random_action, skip_stage=0.0))
+        return ExpertTeacher(Noise(random_action=random_action, skip_stage=0.0), remember)
     if not name.startswith(("http://", "https://")):
         raise HierError(f"--teacher {name}: give `{EXPERT}` or the URL of an endpoint, such as http://host:8000/v1.")
     if not model:
@@ -113,15 +118,21 @@ def _teacher(name: str, model: str, messages: Messages, random_action: float) ->
     return ServedTeacher(name, model, messages)
 
 
-def _student(recipe: ComposedRecipe, model: str | None) -> Student:
+def _tokenizer_of(recipe: ComposedRecipe) -> str:
+    """The recipe's model, or the random one of its cold start as long as there is no other."""
+    from verl_hier.coldstart.build import TINY, work_folder
+
+    path = str(recipe.config.actor_rollout_ref.model.path)
+    plain = recipe.hier.rollout.template == "plain"
+    return str(work_folder(recipe) / TINY) if plain and not Path(path).is_dir() else path
+
+
+def _student(recipe: ComposedRecipe, path: str) -> Student:
     """The recipe's worker with the renderer, tokenizer and limits of its rollout."""
     from verl_hier.coldstart.distill import Student
     from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
 
     template = recipe.hier.rollout.template
-    path = model or str(recipe.config.actor_rollout_ref.model.path)
-    if model is None and template == "plain" and not Path(path).is_dir():
-        path = str(TINY)
     tokenizer = load_tokenizer(path)
     renderer = load_renderer(path, tokenizer, template, recipe.config.data.get("apply_chat_template_kwargs"))
     return Student(recipe.parts.worker, renderer, tokenizer, recipe.limits)

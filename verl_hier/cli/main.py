@@ -11,8 +11,8 @@ import typer
 from verl_hier import __version__
 from verl_hier.cli import (
     check,
+    coldstart,
     create,
-    data,
     distill,
     evaluate,
     exchange,
@@ -56,7 +56,8 @@ RUNNING, LOOKING, MAKING = "Running", "Looking", "Making"
 COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (RUNNING, {"quickstart": quickstart.quickstart}),
     (RUNNING, {"check": check.check, "train": train.train, "eval": evaluate.evaluate, "recipes": recipes.recipes}),
-    (RUNNING, {"tiny": data.tiny, "demos": data.demos, "distill": distill.distill, "sft": data.sft}),
+    (RUNNING, {"coldstart": coldstart.coldstart, "tiny": coldstart.tiny, "demos": coldstart.demos}),
+    (RUNNING, {"distill": distill.distill, "sft": coldstart.sft}),
     (
         LOOKING,
         {

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 WIDE = 400
 
@@ -41,3 +45,37 @@ def _plain(cell: str) -> str:
     from rich.markup import escape
 
     return escape(cell)
+
+
+class StepBar:
+    """Shows how far a training has come: a bar on a terminal, a line for each tenth of the steps elsewhere.
+
+    A context manager that is called with the number of the step, of all steps, and the loss.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._progress: Progress | None = None
+        self._tenths = 0
+
+    def __enter__(self) -> StepBar:
+        return self
+
+    def __call__(self, step: int, steps: int, loss: float) -> None:
+        """Show a step."""
+        if not sys.stdout.isatty():
+            if 10 * step // steps > self._tenths:
+                self._tenths = 10 * step // steps
+                line(f"    step {step} of {steps}, loss {loss:.3f}")
+            return
+        if self._progress is None:
+            from rich.progress import Progress
+
+            self._progress = Progress(*Progress.get_default_columns(), "{task.fields[loss]}")
+            self._progress.start()
+            self._progress.add_task(self._title, total=steps, loss="")
+        self._progress.update(self._progress.task_ids[0], completed=step, loss=f"loss {loss:.3f}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()

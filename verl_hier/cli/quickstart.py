@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from verl_hier.cli.options import new_folder, whole
-from verl_hier.cli.output import line, table
+from verl_hier.cli.output import StepBar, line, table
 
 
 def quickstart(
@@ -19,7 +19,8 @@ def quickstart(
     """Train HiMAC from nothing, on this machine's CPU."""
     from verl_hier.ops.quickstart import Quickstart, run
 
-    summary = run(Quickstart(out, seed, steps, sft_steps, demonstrations), line)
+    with StepBar("supervised training") as bar:
+        summary = run(Quickstart(out, seed, steps, sft_steps, demonstrations), line, bar)
     guards = summary.pop("guards")
     rows = [(name.replace("_", " "), _shown(value)) for name, value in (summary | guards).items()]
     table(rows, head=("what", "value"))

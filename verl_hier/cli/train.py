@@ -9,22 +9,32 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from verl_hier.cli.check import Overrides, Reference, show, spelled
+from verl_hier.cli.coldstart import make
 from verl_hier.cli.output import line
 
 _OUR_ERROR = re.compile(rb"verl_hier\.errors\.\w+: (.+)")
 
 
-def train(recipe: Reference, overrides: Overrides = None) -> None:
+def train(
+    recipe: Reference,
+    overrides: Overrides = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="First make the small model, as `verl-hier coldstart` does.")
+    ] = False,
+) -> None:
     """Check a recipe, then run it with verl's own main."""
     from verl_hier.recipe.check import check_recipe
     from verl_hier.recipe.compose import command, compose
 
     config = compose(recipe, overrides or ())
+    if from_scratch:
+        check_recipe(config)
+        make(config)
     show(recipe, check_recipe(config, offline=False, command=spelled(recipe, overrides)))
     arguments = [sys.executable, "-m", *command(recipe, overrides or ())]
     code, reason = run(arguments, environment(config))

@@ -12,7 +12,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,14 +50,21 @@ class Teacher(Protocol):
 class ExpertTeacher:
     """The environment's expert, with the mistakes of `noise`; see `Teacher`."""
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, noise: Noise, remember: bool = True) -> None:
+        """
+        Args:
+            noise: how far the teacher is from the expert.
+            remember: whether the expert may use what it saw under earlier subgoals; a student whose contexts start anew
+                could not know it.
+        """
         self.noise = noise
+        self.remember = remember
         self.refused = 0
 
     def policy(self, environment: LocalEnvironment, messages: Messages, system: Part, rng: random.Random) -> Policy:
-        """See `Teacher.policy`. The student sees the whole episode, so the expert may remember all of it."""
+        """See `Teacher.policy`."""
         hierarchical = is_hierarchical(system)
-        return ExpertPolicy(environment, messages.turn, self.noise, rng, hierarchical, system.options, remember=True)
+        return ExpertPolicy(environment, messages.turn, self.noise, rng, hierarchical, system.options, self.remember)
 
     async def close(self) -> None:
         """See `Teacher.close`."""
@@ -94,8 +101,17 @@ class Student:
         if self.worker.spec.transcribe is None:
             raise RecipeError(
                 f"hier.worker.name: {self.worker.spec.name!r} cannot transcribe episodes of other workers, so "
-                "nothing can be distilled for it; `chain_of_agents` can."
+                "nothing can be distilled for it; give its spec a function `transcribe`."
             )
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text that the policy generates."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    @property
+    def end(self) -> list[int]:
+        """The token that ends a turn, if the model has one."""
+        return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
 
 
 @dataclass(frozen=True)
@@ -143,6 +159,11 @@ class Distillation:
     limits: Limits = field(default_factory=Limits)
     sampling: Sampling = field(default_factory=Sampling)
     concurrency: int = 1
+
+
+def for_system(limits: Limits) -> Limits:
+    """Limits for the system that is distilled: its episodes may have more turns than the student's."""
+    return replace(limits, max_turns=4 * limits.max_turns)
 
 
 def distill(plan: Distillation, out: Path) -> Report:
@@ -233,7 +254,7 @@ class _Distiller:
             parts = student.worker.spec.transcribe(student.worker.options, transcript)
         except ValueError as error:
             return _Result(number, transcript, record, ("format", str(error)))
-        prepared = _PreparedTurns(parts, student.tokenizer)
+        prepared = PreparedTurns(parts, student.encode, student.end)
         replayed, _ = await play(
             environment,
             self._tasks[number],
@@ -288,20 +309,33 @@ class _Distiller:
         return report
 
 
-class _PreparedTurns:
-    """A policy that returns prepared texts: for each turn those up to the first one that ends with a stop string."""
+class PreparedTurns:
+    """A policy that returns prepared texts, one for each turn.
 
-    def __init__(self, parts: Sequence[str], tokenizer: Any) -> None:
+    Where turns end at stop strings, a turn has all texts up to the first one that ends with such a string. Its message
+    goes on, so no end token follows; any other turn ends with the model's end token.
+    """
+
+    def __init__(self, parts: Sequence[str], encode: Callable[[str], list[int]], end: Sequence[int] = ()) -> None:
+        """
+        Args:
+            parts: the texts, in the order of the turns.
+            encode: tokens of a text.
+            end: the model's end of a turn.
+        """
         self._parts = list(parts)
-        self._tokenizer = tokenizer
+        self._encode = encode
+        self._end = list(end)
         self.cut = False
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`. A turn that is longer than allowed is `cut`, as a server would do."""
         texts: list[str] = []
-        while self._parts and not (texts and texts[-1].endswith(sampling.stop)):
+        while self._parts and not (texts and (not sampling.stop or texts[-1].endswith(sampling.stop))):
             texts.append(self._parts.pop(0))
-        tokens = [token for part in texts for token in self._tokenizer.encode(part, add_special_tokens=False)]
+        tokens = [token for part in texts for token in self._encode(part)]
+        if texts and not texts[-1].endswith(sampling.stop):
+            tokens += self._end
         self.cut = self.cut or len(tokens) > sampling.max_tokens
         return Generation(tokens[: sampling.max_tokens], [])
 

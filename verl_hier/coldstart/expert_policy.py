@@ -50,22 +50,32 @@ def expert_of(environment: Environment, rng: random.Random, skip_stage: float = 
     return environment.expert(rng, skip_stage, remember)
 
 
+def can_play(worker: Part) -> bool:
+    """Whether the expert can play a worker: one with a single role, or with a planner above an executor."""
+    roles, levels = _roles(worker)
+    return levels in ([0], [0, 1]) and len(roles) == len(levels)
+
+
 def is_hierarchical(worker: Part) -> bool:
     """Whether the expert has to play a planner above an executor.
 
     Raises:
         RecipeError: for a worker whose roles the expert cannot play.
     """
-    spec = worker.spec
-    roles = spec.levels(worker.options)
-    levels = sorted(set(roles.values()))
-    if levels not in ([0], [0, 1]) or len(roles) != len(levels):
-        hint = f" `verl-hier distill` makes them for {spec.name!r} from the episodes of such a worker."
+    roles, levels = _roles(worker)
+    if not can_play(worker):
         raise RecipeError(
-            f"hier.worker.name: no demonstrations for {spec.name!r} with {', '.join(roles)}; they need a worker with "
-            f"one role, or with a planner (level 0) above an executor (level 1).{hint if spec.transcribe else ''}"
+            f"hier.worker.name: the environment's expert cannot play {worker.spec.name!r} with {', '.join(roles)}: it "
+            "plays one role, or a planner (level 0) above an executor (level 1). Workers with other roles learn from "
+            "distilled episodes; give the spec of this one a function `transcribe`."
         )
     return len(levels) > 1
+
+
+def _roles(worker: Part) -> tuple[dict[str, int], list[int]]:
+    """The roles that take turns with their levels, and the levels in order."""
+    roles: dict[str, int] = worker.spec.levels(worker.options)
+    return roles, sorted(set(roles.values()))
 
 
 class ExpertPolicy:

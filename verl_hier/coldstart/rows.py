@@ -33,6 +33,13 @@ def rows_of(
     return list(rows.values())
 
 
+def count_rows(files: Sequence[str | Path]) -> int:
+    """Rows of some files together."""
+    import pyarrow.parquet as parquet
+
+    return sum(parquet.read_metadata(file).num_rows for file in files)
+
+
 def key_of(file: Path) -> str | None:
     """The key with which a file of rows was saved; None where there is no file."""
     if not file.is_file():

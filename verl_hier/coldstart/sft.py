@@ -7,9 +7,10 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from verl_hier.coldstart.rows import count_rows
 from verl_hier.compat.launch import launch
 from verl_hier.errors import HierError
 
@@ -17,6 +18,15 @@ logger = logging.getLogger(__name__)
 
 LOG_NAME = "sft.log"
 MODEL_NAME = "model"
+
+
+Progress = Callable[[int, int, float], None]
+"""Called with the number of the optimiser step, of all steps, and the loss of the step."""
+_STEP = re.compile(r"step:(\d+) .*?train/loss:([0-9.eE+-]+)")
+
+
+def no_progress(step: int, steps: int, loss: float) -> None:
+    """A `Progress` that shows nothing."""
 
 
 class ColdStartError(HierError):
@@ -35,6 +45,7 @@ def run_sft(
     processes: int = 1,
     seed: int = 0,
     overrides: Sequence[str] = (),
+    progress: Progress = no_progress,
 ) -> Path:
     """Train a model on demonstrations.
 
@@ -50,6 +61,7 @@ def run_sft(
         processes: FSDP ranks.
         seed: seed of the order of the rows.
         overrides: further Hydra overrides for `verl.trainer.sft_trainer`.
+        progress: called about twice a second with the last step and its loss.
 
     Returns:
         `out/model`.
@@ -60,7 +72,7 @@ def run_sft(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     files = [data] if isinstance(data, str | Path) else list(data)
-    epochs = math.ceil(steps / max(1, _rows(files) // batch_size))
+    epochs = math.ceil(steps / max(1, count_rows(files) // batch_size))
     settings = [
         *sft_overrides(Path(model_dir), files, out, batch_size, device),
         f"trainer.total_training_steps={steps}",
@@ -79,11 +91,30 @@ def run_sft(
     if device == "cpu":
         variables["VERL_PLATFORM"] = "cpu"
     log = out / LOG_NAME
-    status = launch(arguments, log, variables)
+    status = launch(arguments, log, variables, _follower(log, steps, progress))
     if status:
         tail = "\n".join(log.read_text().splitlines()[-12:])
         raise ColdStartError(f"verl's SFT trainer ended with status {status}; see {log}. Its last output:\n{tail}")
     return _collect(out, steps)
+
+
+def _follower(log: Path, steps: int, progress: Progress) -> Callable[[], bool]:
+    """Reads what the log has gained, and tells `progress`; for `launch`, which asks it whether to stop."""
+    read = 0
+
+    def follow() -> bool:
+        nonlocal read
+        with log.open("rb") as stream:
+            stream.seek(read)
+            # What follows the last end of line is still being written.
+            whole, end, _ = stream.read().rpartition(b"\n")
+        read += len(whole) + len(end)
+        found = _STEP.findall(whole.decode(errors="replace"))
+        if found:
+            progress(int(found[-1][0]), steps, float(found[-1][1]))
+        return False
+
+    return follow
 
 
 def sft_overrides(model_dir: Path, files: Sequence[str | Path], out: Path, batch_size: int, device: str) -> list[str]:
@@ -121,12 +152,6 @@ def sft_overrides(model_dir: Path, files: Sequence[str | Path], out: Path, batch
     return settings
 
 
-def _rows(files: Sequence[str | Path]) -> int:
-    import pyarrow.parquet as parquet
-
-    return sum(parquet.read_metadata(file).num_rows for file in files)
-
-
 def _collect(out: Path, steps: int) -> Path:
     """Move the Hugging Face folder of the last checkpoint to `out/model`."""
     saved = out / "checkpoints" / f"global_step_{steps}" / "huggingface"
@@ -137,7 +162,7 @@ def _collect(out: Path, steps: int) -> Path:
         shutil.rmtree(target)
     shutil.move(saved, target)
     shutil.rmtree(out / "checkpoints")
-    losses = re.findall(r"train/loss:([0-9.]+)", (out / LOG_NAME).read_text())
+    losses = [loss for _, loss in _STEP.findall((out / LOG_NAME).read_text())]
     if losses:
         logger.info("loss %s -> %s", losses[0], losses[-1])
     return target

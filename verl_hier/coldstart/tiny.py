@@ -64,6 +64,7 @@ def build_tiny(
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,6 +89,8 @@ def build_tiny(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
+    # One file of less than a megabyte.
+    disable_progress_bar()
     model.save_pretrained(folder)
     return folder
 

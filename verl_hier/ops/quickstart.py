@@ -11,10 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from verl_hier.coldstart.recipe import ColdStart, cold_start
+from verl_hier.coldstart.build import build
+from verl_hier.coldstart.sft import Progress, no_progress
 from verl_hier.compat.launch import CpuRun
 from verl_hier.errors import RolloutError
-from verl_hier.recipe.compose import command
+from verl_hier.recipe.compose import command, compose
 from verl_hier.training.schedule import phase_of
 
 RECIPE = "quickstart"
@@ -40,7 +41,7 @@ class Quickstart:
     demonstrations: int = 480
 
 
-def run(plan: Quickstart, report: Report) -> dict[str, Any]:
+def run(plan: Quickstart, report: Report, progress: Progress = no_progress) -> dict[str, Any]:
     """Do it all and return the summary, which also lies in `plan.out / "summary.json"`.
 
     Raises:
@@ -49,14 +50,7 @@ def run(plan: Quickstart, report: Report) -> dict[str, Any]:
     started = time.time()
     plan.out.mkdir(parents=True, exist_ok=True)
     report("1/3 cold start")
-    start = ColdStart(
-        (RECIPE,),
-        (("hier.environment.goals=1",), ("hier.environment.goals=2",)),
-        plan.demonstrations,
-        plan.sft_steps,
-        plan.seed,
-    )
-    model = cold_start(start, plan.out / "coldstart", lambda text: report(f"    {text}"))
+    model = build(compose(RECIPE, start_overrides(plan)), report=lambda text: report(f"    {text}"), progress=progress)
     report(f"2/3 HiMAC, {plan.steps} steps of unmodified verl {version('verl')} (log: {plan.out / 'train.log'})")
     records = train(plan, model, report)
     report("3/3 summary")
@@ -64,6 +58,16 @@ def run(plan: Quickstart, report: Report) -> dict[str, Any]:
     (plan.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     plot(records, plan.out / "learning_curve.png")
     return summary
+
+
+def start_overrides(plan: Quickstart) -> list[str]:
+    """What the plan changes in the cold start of the recipe."""
+    return [
+        f"actor_rollout_ref.model.path={plan.out.resolve() / 'coldstart' / 'model'}",
+        f"hier.seed={plan.seed}",
+        f"hier.coldstart.episodes={plan.demonstrations}",
+        f"hier.coldstart.steps={plan.sft_steps}",
+    ]
 
 
 def train(plan: Quickstart, model: Path, report: Report) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from verl_hier.compat.servers.table import rollout_server
 from verl_hier.compat.versions import require_supported
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks.machine import Missing, memory_of, missing_here
-from verl_hier.recipe.checks.model import ModelFacts, cold_start, has_chat_template, model_facts
+from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.checks.resources import Sizes, sizes_of
 from verl_hier.recipe.checks.rule import needs_critic, rules
 from verl_hier.recipe.checks.world import missing_module
@@ -117,7 +117,7 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         rule.check(recipe)
     model = model_facts(plain["actor_rollout_ref"]["model"], "actor_rollout_ref.model")
     _check_template(recipe.hier, model)
-    first = cold_start(command or recipe.hier.recipe.name, recipe.hier, recipe.parts) if model.missing else ()
+    first = (f"verl-hier coldstart {command or recipe.hier.recipe.name}",) if model.missing else ()
     return recipe, Report(
         parts=recipe.parts,
         plugins=recipe.host.plugins,

@@ -3,6 +3,6 @@
 from pathlib import Path
 
 COLD_START = Path("runs/coldstart")
-"""Folder of `verl-hier tiny`, `demos` and `sft`; the trained model of `hier/model: tiny` is in `model` below it."""
+"""Folder of the models that `verl-hier coldstart` makes, one folder for each `hier.coldstart.name`."""
 DISTILLED = Path("runs/distill")
 """Folder of `verl-hier distill`."""

@@ -110,6 +110,55 @@ class StoreOptions:
 
 
 @dataclass(frozen=True)
+class ColdStartOptions:
+    """How `verl-hier coldstart` makes the small model of a recipe; see docs/cold_starts.md."""
+
+    name: str = "custom"
+    """Folder of the model below `runs/coldstart`; recipes with the same name share the model."""
+    episodes: int = 480
+    """Episodes of the environment's expert that are demonstrated."""
+    variants: tuple[Mapping[str, Any], ...] = ()
+    """Options of the environment for variants of its tasks, among which the episodes are divided, such as `[{goals: 1},
+    {goals: 2}]`; empty: the recipe's own tasks."""
+    random_action: float = 0.12
+    """Share of the expert's actions that are random. A random action is not trained where the expert plays the worker
+    itself; in a distilled episode it is trained unless the environment refused it."""
+    skip_stage: float = 0.35
+    """Share of goals that are shown without a stage that they need, so that reinforcement learning has something to
+    improve; distilled episodes leave none out."""
+    system: str = "planner_executor"
+    """Worker that the expert plays where the recipe's own worker has `transcribe`: its episodes are distilled."""
+    remember: bool = True
+    """Whether the expert may use in distilled episodes what it saw under earlier subgoals; false suits workers whose
+    contexts start anew."""
+    steps: int = 400
+    """Optimiser steps of the supervised training."""
+    batch_size: int = 16
+    """Demonstrated contexts in a step."""
+    learning_rate: float = 3e-3
+    """Highest learning rate, of a cosine with warm-up."""
+    hidden: int = 96
+    """Width of the model."""
+    layers: int = 2
+    """Layers of the model."""
+    head_dim: int | None = None
+    """Width of an attention head; null: a fourth of `hidden`. vLLM on a CPU needs 32, 64, …"""
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "steps", "batch_size", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.hidden < 8 or self.hidden % 8:
+            raise ValueError(f"hidden must be a multiple of 8, got {self.hidden}")
+        if self.head_dim is not None and (self.head_dim < 2 or self.head_dim % 2):
+            raise ValueError(f"head_dim must be even, got {self.head_dim}")
+        if not (0 <= self.random_action <= 1 and 0 <= self.skip_stage <= 1 and self.learning_rate > 0):
+            raise ValueError("random_action and skip_stage must be within [0, 1], learning_rate positive")
+        if not self.name or "/" in self.name:
+            raise ValueError(f"name must be the name of a folder, got {self.name!r}")
+
+
+@dataclass(frozen=True)
 class RecipeOptions:
     """What the recipe is called, what was chosen for it, and what it offers."""
 
@@ -151,6 +200,7 @@ class HierConfig:
     store: StoreOptions = field(default_factory=StoreOptions)
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
+    coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)
     seed: int | None = 0
     """Root of every named generator; null leaves request seeds to the rollout server."""
     poll_interval_s: Positive = 0.05

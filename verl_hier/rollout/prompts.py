@@ -94,6 +94,16 @@ def check_action_template(name: str, template: str | None) -> None:
         raise ValueError(f"{name} may use {{content}} only, got {template!r} ({error})") from error
 
 
+def content_of(template: str | None, action: str) -> str | None:
+    """The {content} with which the template of an action makes `action`; None when no content does, or no template."""
+    if template is None:
+        return None
+    before, _, after = template.partition("{content}")
+    start, end = before.format(), after.format(content="")
+    fits = action.startswith(start) and action.endswith(end) and len(action) >= len(start) + len(end)
+    return action[len(start) : len(action) - len(end)].strip() if fits else None
+
+
 @lru_cache(maxsize=1024)
 def _names(template: str) -> frozenset[str]:
     """Fields that a template uses."""

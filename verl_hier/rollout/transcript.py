@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from verl_hier.environments.base import StepResult
@@ -45,6 +46,14 @@ class Transcript:
     instruction: str
     opening: StepResult | None
     turns: tuple[TranscriptTurn, ...]
+
+    @property
+    def subgoals(self) -> list[str]:
+        """The subgoals of a planner's first turn, separated by `;` or line breaks; none where there is no planner."""
+        for turn in self.turns:
+            if turn.node.level == 0 and not turn.calls:
+                return [part.strip() for part in re.split(r"[;\n]", turn.text) if part.strip()]
+        return []
 
     @classmethod
     def of(cls, episode: EpisodeState) -> Transcript:

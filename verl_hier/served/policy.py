@@ -25,6 +25,11 @@ class Messages:
         self._messages: list[tuple[str, str]] = []
         self._numbers: dict[tuple[str, str], int] = {}
 
+    @property
+    def texts(self) -> list[str]:
+        """The contents of all messages so far."""
+        return [content for _, content in self._messages]
+
     def number(self, role: str, content: str) -> int:
         """The token of a message."""
         message = (role, content)

@@ -10,10 +10,11 @@ from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import check_action_template, fields, observe
+from verl_hier.rollout.prompts import check_action_template, content_of, fields, observe
+from verl_hier.rollout.transcript import Transcript
 from verl_hier_plugins.workers.react import parse_action
 
-STOP = "stop"
+STOP, GO_ON = "stop", "go on"
 _BETWEEN = " ; "
 
 
@@ -156,6 +157,33 @@ def _active_roles(options: AgentFlowOptions) -> tuple[str, ...]:
     return ("planner", "executor", *verifier, *generator)
 
 
+def transcribe(options: AgentFlowOptions, transcript: Transcript) -> list[str]:
+    """The turns of the modules with which they would do here what another worker's episode did.
+
+    The planner alone sees the memory, so its step is the action itself, which the executor repeats. The verifier says
+    `go on` until only the generator's answer is left.
+
+    Raises:
+        ValueError: `no_steps` for an episode that only answers, `too_many_steps` beyond the limit.
+    """
+    texts: list[str] = []
+    tag = options.action_tag
+    for number, action in enumerate(call.action for turn in transcript.turns for call in turn.calls):
+        answer = content_of(options.answer_action, action)
+        if answer is not None:
+            if number == 0:
+                raise ValueError("no_steps")
+            if options.verifier:
+                texts[-1] = STOP
+            return [*texts, answer]
+        if number == options.steps:
+            raise ValueError("too_many_steps")
+        texts += [action, f"<{tag}>{action}</{tag}>" if tag else action]
+        if options.verifier:
+            texts.append(GO_ON)
+    return texts
+
+
 @hookimpl
 def hier_workers() -> WorkerSpec:
     return WorkerSpec(
@@ -166,4 +194,5 @@ def hier_workers() -> WorkerSpec:
         source="AgentFlow, arXiv 2510.05592 (modules and memory: confidence A)",
         roles={"planner": 0, "executor": 1, "verifier": 1, "generator": 1},
         active_roles=_active_roles,
+        transcribe=transcribe,
     )

@@ -12,13 +12,17 @@ from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative, Prompt, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeOver, EpisodeView, Turn, Worker
-from verl_hier.rollout.prompts import check_action_template, fields, observe
-from verl_hier.rollout.transcript import Transcript, TranscriptTurn
+from verl_hier.rollout.prompts import check_action_template, content_of, fields, observe
+from verl_hier.rollout.transcript import EnvironmentCall, Transcript
 
 ANSWER = "answer"
 RESULT = "result"
+DONE, NOTHING = "done", "nothing"
+"""Reports of transcribed episodes where there is nothing else to say."""
 LONGEST_EVIDENCE = 8000
 """The refiner sees the last so many characters of an agent's observations."""
+_MARKER = re.compile(r"</?\w{1,64}>")
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -253,60 +257,60 @@ def may(agent: AgentOptions, action: str) -> bool:
 def transcribe(options: DelegationOptions, transcript: Transcript) -> list[str]:
     """The turns with which the policy would do here what another worker's episode did.
 
-    Each subgoal of a blueprint becomes a task of the first agent that may take its actions. The episode of a single
-    agent is cut into runs of actions that one agent may take; each run becomes a task, named by its first action. An
-    action that matches `answer_action` becomes the planner's answer.
+    Actions of one subgoal that one agent may take become a task of that agent, which the planner names by the subgoal.
+    Where the planner has to answer (`answer_action`), or where there are no subgoals, it names a task by its first
+    action. A report says `done`; where the planner has to answer, it says what the next step takes from the agent's
+    last observation.
 
     Raises:
-        ValueError: `too_many_tasks`, or `no_agent` when no agent may take an action.
+        ValueError: `no_agent` when no agent may take an action; `too_many_tasks` or `too_many_turns` beyond the limits.
     """
-    goals = _goals(transcript)
+    goals = transcript.subgoals if options.answer_action is None else []
     texts: list[str] = []
-    open_agent, open_segment, tasks = "", -1, 0
-    for turn in transcript.turns:
-        for call in turn.calls:
-            answer = _answer(options, call.action)
+    now, last, tasks, spent = ("", -1), None, 0, 0
+    for segment, call in [(turn.node.segment, call) for turn in transcript.turns for call in turn.calls]:
+        answer = content_of(options.answer_action, call.action)
+        agent = ANSWER if answer is not None else _agent_for(options, call.action)
+        if now != (agent, segment):
+            if last is not None:
+                found = DONE if options.answer_action is None else _found(transcript, last, call.action)
+                # An agent whose turns are used up is not asked for a report.
+                texts += [f"<{RESULT}>{found}</{RESULT}>"] if spent < options.agents[now[0]].turns else []
+                texts += [found] if options.refine else []
             if answer is not None:
-                texts += _close(open_agent)
                 return [*texts, f"<{ANSWER}>{answer}</{ANSWER}>"]
-            agent = next((name for name, one in options.agents.items() if may(one, call.action)), None)
-            if agent is None:
-                raise ValueError("no_agent")
-            if agent != open_agent or _segment(turn, goals) != open_segment:
-                texts += _close(open_agent)
-                tasks += 1
-                if tasks > options.max_tasks:
-                    raise ValueError("too_many_tasks")
-                open_agent, open_segment = agent, _segment(turn, goals)
-                texts.append(f"<{agent}>{goals[open_segment] if goals else call.action}</{agent}>")
-            texts.append(call.action)
+            now, tasks, spent = (agent, segment), tasks + 1, 0
+            if tasks > options.max_tasks:
+                raise ValueError("too_many_tasks")
+            task = goals[min(segment, len(goals) - 1)] if goals else _asked(options.agents[agent], call.action)
+            texts.append(f"<{agent}>{task}</{agent}>")
+        last, spent = call, spent + 1
+        if spent > options.agents[agent].turns:
+            raise ValueError("too_many_turns")
+        texts.append(call.action)
     return texts
 
 
-def _goals(transcript: Transcript) -> list[str]:
-    """Subgoals of a planner's first turn; none in the episode of a single agent."""
-    for turn in transcript.turns:
-        if turn.node.level == 0 and not turn.calls:
-            return [part.strip() for part in re.split(r"[;\n]", turn.text) if part.strip()]
-    return []
+def _agent_for(options: DelegationOptions, action: str) -> str:
+    """The first agent that may take an action."""
+    agent = next((name for name, one in options.agents.items() if may(one, action)), None)
+    if agent is None:
+        raise ValueError("no_agent")
+    return agent
 
 
-def _segment(turn: TranscriptTurn, goals: list[str]) -> int:
-    return min(turn.node.segment, len(goals) - 1) if goals else 0
+def _asked(agent: AgentOptions, action: str) -> str:
+    """What an action asks for: its text without the beginning that is this agent's, and without tags."""
+    start = max((start for start in agent.actions if action.startswith(start)), key=len, default="")
+    return _MARKER.sub("", action[len(start) :]).strip() or action
 
 
-def _close(agent: str) -> list[str]:
-    """An agent reports before the next task."""
-    return [f"<{RESULT}>done</{RESULT}>"] if agent else []
-
-
-def _answer(options: DelegationOptions, action: str) -> str | None:
-    if options.answer_action is None:
-        return None
-    start, _, end = options.answer_action.partition("{content}")
-    if action.startswith(start) and action.endswith(end) and len(action) >= len(start) + len(end):
-        return action[len(start) : len(action) - len(end)].strip()
-    return None
+def _found(transcript: Transcript, last: EnvironmentCall, following: str) -> str:
+    """What the step that follows takes from the last observation: its words there, new ones if there are any."""
+    seen, asked = _WORD.findall(last.step.text), _WORD.findall(last.action)
+    taken = [word for word in _WORD.findall(following) if word in seen and word not in asked]
+    known = _WORD.findall(transcript.instruction)
+    return " ".join([word for word in taken if word not in known] or taken) or NOTHING
 
 
 @hookimpl

@@ -138,13 +138,11 @@ def transcribe(options: SwitchKeepOptions, transcript: Transcript) -> list[str]:
     Raises:
         ValueError: `no_subgoals` for an episode without a plan above its actions.
     """
-    goals: list[str] = []
+    goals = transcript.subgoals
     texts: list[str] = []
     before = -1
     for turn in transcript.turns:
         if not turn.calls:
-            if turn.node.level == 0:
-                goals = [part.strip() for part in re.split(r"[;\n]", turn.text) if part.strip()]
             continue
         if turn.node.level == 0 or turn.node.segment >= len(goals):
             raise ValueError("no_subgoals")

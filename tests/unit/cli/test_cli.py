@@ -52,6 +52,7 @@ def test_every_command_has_a_help_line(verl_hier: Run) -> None:
         "check",
         "train",
         "recipes",
+        "coldstart",
         "tiny",
         "demos",
         "sft",
@@ -104,19 +105,15 @@ def test_a_recipe_is_sound_before_its_small_model_exists(
     monkeypatch.chdir(tmp_path)
     code, out, err = verl_hier("check", "himac_alfworld", "hier.environment.goals=2", "trainer.save_freq=5")
     assert code == 0, err
-    assert "runs/coldstart/model (to be made first)" in out
+    assert "runs/coldstart/alfworld_planner_executor/model (to be made first)" in out
     recipe = "himac_alfworld hier.environment.goals=2"
-    made = [f"verl-hier tiny {recipe}", f"verl-hier demos {recipe}", "verl-hier sft"]
-    assert [text.strip() for text in out.splitlines()[-3:]] == made
+    made = f"verl-hier coldstart {recipe}"
+    assert out.splitlines()[-1].strip() == made
     code, _, err = verl_hier("train", "himac_alfworld", "hier.environment.goals=2")
-    assert code == 2 and "there is no model at 'runs/coldstart/model' yet" in err
-    assert all(f"`{command}`" in err for command in made)
+    assert code == 2 and "there is no model at 'runs/coldstart/alfworld_planner_executor/model' yet" in err
+    assert f"`{made}`" in err
     _, out, _ = verl_hier("check", "chain_of_agents_alfworld", "server=vllm_cpu")
-    assert [text.strip() for text in out.splitlines()[-3:]] == [
-        "verl-hier tiny chain_of_agents_alfworld server=vllm_cpu --head-dim 32",
-        "verl-hier distill chain_of_agents_alfworld server=vllm_cpu",
-        "verl-hier sft runs/distill/data.parquet",
-    ]
+    assert out.splitlines()[-1].strip() == "verl-hier coldstart chain_of_agents_alfworld server=vllm_cpu"
     code, _, err = verl_hier("check", "himac_alfworld", f"actor_rollout_ref.model.path={tmp_path / 'mistyped'}")
     assert code == 2 and "there is no model at" in err
 
@@ -325,12 +322,14 @@ def test_cold_start_commands_say_what_comes_first(verl_hier: Run, tmp_path: Path
 def test_tiny_and_demos_make_what_the_recipe_needs(verl_hier: Run, tmp_path: Path) -> None:
     pytest.importorskip("alfworld")
     pool = ("hier.environment.pool=8", "hier.environment.validation=2")
-    assert verl_hier("tiny", "quickstart", *pool, "--out", tmp_path / "tiny", "--head-dim", 32)[0] == 0
+    code, out, _ = verl_hier("tiny", "quickstart", *pool, "hier.coldstart.head_dim=32", "--out", tmp_path / "tiny")
+    assert code == 0 and f"--model {tmp_path / 'tiny'}" in out.splitlines()[-1]
     assert json.loads((tmp_path / "tiny/config.json").read_text())["head_dim"] == 32
-    out = tmp_path / "demos.parquet"
-    code, _, err = verl_hier("demos", "quickstart", *pool, "--model", tmp_path / "tiny", "--out", out, "-n", "4")
+    few = (*pool, "hier.coldstart.episodes=4")
+    code, out, err = verl_hier("demos", "quickstart", *few, "--model", tmp_path / "tiny")
     assert code == 0, err
-    assert out.is_file()
+    file = tmp_path / "demonstrations.parquet"
+    assert out.splitlines()[-1] == f"next: verl-hier sft {file} --model {tmp_path / 'tiny'}" and file.is_file()
     code, _, err = verl_hier("check", "quickstart", f"actor_rollout_ref.model.path={tmp_path / 'tiny'}")
     assert code == 0, err
 

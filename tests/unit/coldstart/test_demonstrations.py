@@ -5,7 +5,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl_hier.coldstart import Noise, build_tiny, write_demonstrations
-from verl_hier.coldstart.recipe import texts_of
+from verl_hier.coldstart.build import texts_of
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.host.specs import EnvironmentSpec, WorkerSpec
@@ -103,7 +103,7 @@ def test_a_slip_is_repaired_under_the_same_plan(tmp_path):
 
 
 def test_roles_that_an_expert_cannot_play_are_refused(tmp_path):
-    with pytest.raises(RecipeError, match="no demonstrations for 'dual_loop' with planner, executor, refiner"):
+    with pytest.raises(RecipeError, match="cannot play 'dual_loop' with planner, executor, refiner"):
         bug_rows(tmp_path, CLEAN, "hier.worker.router=refiner")
 
 
@@ -161,7 +161,7 @@ def test_a_given_file_of_other_options_is_replaced(write, tmp_path):
 
 def test_what_cannot_be_demonstrated_is_said(options, workers, tokenizer, tmp_path):
     crowd = WorkerSpec(name="crowd", factory=lambda options: None, roles={"a": 0, "b": 0})
-    with pytest.raises(RecipeError, match="no demonstrations for 'crowd'"):
+    with pytest.raises(RecipeError, match="cannot play 'crowd'"):
         write_demonstrations(Part(SPEC, options), Part(crowd, None), tokenizer, tmp_path / "d.parquet")
 
     class Mute(Environment):

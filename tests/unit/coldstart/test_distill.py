@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow.parquet as parquet
@@ -15,18 +15,15 @@ from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.corridor import Corridor
 from verl_hier.cli.distill import distill as command
-from verl_hier.coldstart import build_tiny
 from verl_hier.coldstart.distill import Distillation, ExpertTeacher, ServedTeacher, Student, Weights, distill
 from verl_hier.coldstart.expert_policy import Noise
 from verl_hier.coldstart.filters import Filters
-from verl_hier.coldstart.recipe import ColdStart, demonstrate, texts_of
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.graph.nodes import Node
-from verl_hier.host.specs import EnvironmentSpec, NoOptions
-from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.host.specs import EnvironmentSpec, NoOptions, WorkerSpec
 from verl_hier.recipe.parts import Part
-from verl_hier.rollout import Limits
+from verl_hier.rollout import Limits, Worker
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
 from verl_hier.served.policy import with_stop
@@ -284,6 +281,42 @@ def test_rows_of_a_chat_model_are_one_assistant_message(tmp_path):
     assert row["text"] == head + step + seen.format(1) + step + seen.format(2) + step
 
 
+class Crew(Worker):
+    """A worker of somebody's own: a scout, a runner and a judge take turns, each in a context of its own."""
+
+    async def run(self, episode):
+        step = await episode.reset()
+        while not step.done:
+            for role in ("scout", "runner", "judge"):
+                turn = await episode.generate(episode.context(role, level=int(role != "scout")).observe(role))
+                if role == "runner":
+                    step = await episode.act(turn.text)
+                    if step.done:
+                        return
+
+
+def test_each_turn_of_a_worker_without_stop_strings_is_one_text_with_its_end(tmp_path):
+    """All texts went into the first turn, and no turn had an end that a policy could learn."""
+
+    def tell(options, transcript):
+        actions = [call.action for turn in transcript.turns for call in turn.calls]
+        return [text for action in actions for text in ("look", action, "go on")]
+
+    spec = WorkerSpec("crew", lambda options: Crew(), roles={"scout": 0, "runner": 1, "judge": 1}, transcribe=tell)
+    tokenizer = WordTokenizer()
+    with Endpoint(lambda request: "right") as served:
+        plan = corridor(lambda m: ServedTeacher(served.url, "big", m), tokenizer=tokenizer, n=1)
+        crew = Student(Part(spec, NoOptions()), PlainRenderer(tokenizer), tokenizer, Limits(20, 9, 99))
+        report = distill(replace(plan, student=crew), tmp_path)
+    assert report.kept == 1 and not report.dropped["format"]
+    rows = rows_in(tmp_path)
+    assert [row["role"] for row in rows] == ["scout", "runner", "judge"] * 2 + ["scout", "runner"]
+    for row in rows:
+        trained = [token for token, weight in zip(row["input_ids"], row["weights"], strict=True) if weight]
+        said = {"scout": "look", "runner": "right", "judge": "go on"}[row["role"]]
+        assert tokenizer.decode(trained[:-1]) == said and trained[-1] == tokenizer.eos_token_id
+
+
 @pytest.mark.parametrize(
     "given, words",
     [
@@ -318,7 +351,7 @@ def test_what_cannot_be_distilled_is_said(tmp_path, options):
         distill(Distillation(**{**vars(plan), "environment": Part(unscored, None)}), tmp_path)
     with pytest.raises(RecipeError, match="offers no expert"):
         distill(plan, tmp_path)
-    with pytest.raises(RecipeError, match=r"no demonstrations for 'chain_of_agents'.*verl-hier distill"):
+    with pytest.raises(RecipeError, match=r"cannot play 'chain_of_agents'.*distilled"):
         distill(Distillation(**{**vars(plan), "system": Part(WORKER, CHAIN)}), tmp_path)
 
 
@@ -419,20 +452,3 @@ def test_filters_are_asked_in_order():
     assert filters.format(told, cut=True) == "too_long"
     with pytest.raises(ValueError):
         Filters(upsample=0)
-
-
-@pytest.mark.slow
-def test_a_cold_start_distils_for_workers_that_tell(tmp_path):
-    """The expert cannot play a chain of agents, so it plays the system, and the chain tells what that did."""
-    plan = ColdStart(("chain_of_agents_alfworld", "grpo_alfworld"), demonstrations=4)
-    recipes = [ComposedRecipe.named(name) for name in plan.recipes]
-    words = itertools.chain.from_iterable(texts_of(recipe) for recipe in recipes)
-    tokenizer = AutoTokenizer.from_pretrained(build_tiny(tmp_path / "tiny", words))
-    files = [
-        demonstrate(plan, recipe, (), tokenizer, tmp_path / name)
-        for name, recipe in zip(plan.recipes, recipes, strict=True)
-    ]
-    told, flat = (parquet.read_table(file).to_pylist() for file in files)
-    assert told and all(row["text"].count("<plan>") == 1 for row in told)
-    assert len(flat) == 4 and {row["role"] for row in flat} == {"agent"}
-    assert {row["task"] for row in told} <= {row["task"] for row in flat} == set(range(4))

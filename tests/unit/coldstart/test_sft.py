@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_hier.coldstart import Noise, run_sft, write_demonstrations
 from verl_hier.coldstart.dataset import DemonstrationDataset
-from verl_hier.coldstart.sft import ColdStartError, sft_overrides
+from verl_hier.coldstart.sft import ColdStartError, _follower, sft_overrides
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.parts import Part
 from verl_hier_plugins.environments.alfworld import SPEC
@@ -78,6 +78,22 @@ def test_the_overrides_fit_verls_config(data, tmp_path):
         overrides = sft_overrides(tmp_path / "model", [data], tmp_path, 24, "cpu")
         config = compose("sft_trainer_engine", overrides)
     assert config.engine.strategy == "fsdp2" and config.data.train_files == [str(data)]
+
+
+def test_progress_is_read_from_whole_lines_of_the_log(tmp_path):
+    seen: list[tuple[int, int, float]] = []
+    log = tmp_path / "sft.log"
+    follow = _follower(log, 9, lambda *found: seen.append(found))
+    with log.open("w") as stream:
+        for text, known in (
+            ("starting\n", []),
+            ("step:1 - train/loss:5.25 - train/lr:0.1\nstep:2 - train/lo", [(1, 9, 5.25)]),
+            ("ss:4.5 - train/lr:0.1\n", [(1, 9, 5.25), (2, 9, 4.5)]),
+            ("step:3 - train/loss:4.0\nstep:4 - train/loss:2e-3 - x\n", [(1, 9, 5.25), (2, 9, 4.5), (4, 9, 0.002)]),
+        ):
+            stream.write(text)
+            stream.flush()
+            assert follow() is False and seen == known
 
 
 @pytest.mark.slow

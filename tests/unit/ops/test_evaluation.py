@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.fixtures.chat_endpoint import Endpoint
 from verl_hier.cli.main import app
 from verl_hier.coldstart import build_tiny
-from verl_hier.coldstart.recipe import texts_of
+from verl_hier.coldstart.build import texts_of
 from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.graph import EpisodeRecord, Node, RolloutGraph, read_graphs
 from verl_hier.ops.evaluation import average, evaluate, measure, model_tokens, share

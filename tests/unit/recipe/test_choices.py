@@ -30,7 +30,11 @@ def test_a_size_brings_its_tasks_prompts_model_and_server() -> None:
     assert (small.hier.environment.level, node.hier.environment.level) == ("tiny", "room")
     assert "action_tag" in node.hier.worker and "action_tag" not in small.hier.worker
     models = [config.actor_rollout_ref.model.path for config in (small, node, cluster)]
-    assert models == ["runs/coldstart/model", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"]
+    assert models == [
+        "runs/coldstart/alfworld_planner_executor/model",
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        "Qwen/Qwen2.5-7B-Instruct",
+    ]
     assert [config.actor_rollout_ref.rollout.name for config in (small, node)] == ["transformers", "vllm"]
     assert len({config.trainer.default_local_dir for config in (small, node, cluster)}) == 3
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
 from tests.fixtures.corridor import Corridor
+from tests.fixtures.planner_transcript import planner_transcript
 from verl_hier.graph import graph_rows
 from verl_hier.host.specs import NoOptions
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
-from verl_hier_plugins.workers.agent_flow import AgentFlowOptions, hier_workers
+from verl_hier_plugins.workers.agent_flow import AgentFlowOptions, hier_workers, transcribe
 
 
 def roll(said, n=1, **options):
@@ -81,3 +83,28 @@ def test_hostile_text_is_counted_and_never_ends_a_run():
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ValueError):
         AgentFlowOptions(**options)
+
+
+def test_a_planners_episode_can_be_told_and_plays():
+    transcript = planner_transcript()
+    told = transcribe(AgentFlowOptions(verifier=False, action_tag="do"), transcript)
+    assert told == ["right", "<do>right</do>"] * 3
+    assert roll(told, verifier=False, action_tag="do")[0].episodes[0].success
+    told = transcribe(AgentFlowOptions(), transcript)
+    assert told == ["right", "right", "go on"] * 3
+    assert roll(told)[0].episodes[0].success
+    with pytest.raises(ValueError, match="too_many_steps"):
+        transcribe(AgentFlowOptions(steps=2), transcript)
+
+
+def test_the_last_action_can_be_the_generators_answer():
+    """Every action of the corridor is one; where all of them may be answers, the first would come before any step."""
+    with pytest.raises(ValueError, match="no_steps"):
+        transcribe(AgentFlowOptions(answer_action="{content}"), planner_transcript())
+    calls = planner_transcript()
+    last = calls.turns[-1]
+    answered = replace(last, calls=(replace(last.calls[0], action="answer gold"),))
+    told = transcribe(
+        AgentFlowOptions(answer_action="answer {content}"), replace(calls, turns=(*calls.turns[:-1], answered))
+    )
+    assert told == ["right", "right", "go on", "right", "right", "stop", "gold"]

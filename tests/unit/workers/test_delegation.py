@@ -15,8 +15,10 @@ from tests.fixtures.corridor import Corridor
 from tests.fixtures.planner_transcript import planner_transcript
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.graph import build_table, graph_rows
+from verl_hier.graph.nodes import Node
 from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Limits
+from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.estimators.coda_peco import CoDAOptions, advantage
 from verl_hier_plugins.samplers.independent import Independent
@@ -203,6 +205,50 @@ def test_a_planners_episode_can_be_told_and_plays():
     assert graph.episodes[0].success
     with pytest.raises(ValueError, match="no_agent"):
         transcribe(DelegationOptions(agents={"executor": AgentOptions(actions=("left",))}), transcript)
+    with pytest.raises(ValueError, match="too_many_turns"):
+        transcribe(DelegationOptions(agents={"executor": AgentOptions(turns=1)}), transcript)
+    with pytest.raises(ValueError, match="too_many_tasks"):
+        transcribe(DelegationOptions(max_tasks=1), transcript)
+
+
+def test_an_agent_whose_turns_are_used_up_writes_no_report():
+    options = DelegationOptions(agents={"executor": AgentOptions(turns=2)}, refine=True)
+    told = transcribe(options, planner_transcript())
+    assert told[1:4] == ["right", "<result>done</result>", "done"], "the refiner rewrites every report"
+    assert told[-2:] == ["right", "right"]
+    short = DelegationOptions(agents={"executor": AgentOptions(turns=1)}, max_tasks=3)
+    told = transcribe(short, asked("find ada", "find bob", segments=(0, 1)))
+    assert told == ["<executor>goal 0</executor>", "find ada", "<executor>goal 1</executor>", "find bob"]
+
+
+def asked(*actions, segments, instruction="who taught ada?"):
+    """A planner's episode whose actions have the given segments; each is answered with `ACTION is NAME`."""
+    goals = " ; ".join(f"goal {number}" for number in range(max(segments) + 1))
+    names = {"find ada": "bob", "find bob": "cid", "lookup bob": "dan"}
+
+    def turn(level, text, segment, calls=()):
+        return TranscriptTurn(Node(0, -1, -1, 0, "a", "a", level, 0, segment, -1, [], [], []), text, calls)
+
+    acts = [
+        turn(1, action, segment, (EnvironmentCall(action, StepResult(f"{action} is {names.get(action, '')}")),))
+        for action, segment in zip(actions, segments, strict=True)
+    ]
+    return Transcript(instruction, StepResult(""), (turn(0, goals, 0), *acts))
+
+
+def test_a_planner_that_has_to_answer_is_told_what_was_found():
+    """Its tasks name what is known by then, and each report has what the next step needs."""
+    options = DelegationOptions(
+        agents={"local": AgentOptions(actions=("find",)), "web": AgentOptions(actions=("lookup",))},
+        answer_action="answer {content}",
+    )
+    actions = ("find ada", "find bob", "lookup bob", "answer dan")
+    assert transcribe(options, asked(*actions, segments=(0, 1, 1, 2))) == [
+        "<local>ada</local>", "find ada", "<result>bob</result>",
+        "<local>bob</local>", "find bob", "<result>nothing</result>",
+        "<web>bob</web>", "lookup bob", "<result>dan</result>",
+        "<answer>dan</answer>",
+    ]  # fmt: skip
 
 
 PARTS = [

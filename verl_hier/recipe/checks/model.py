@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.parts import Parts
-from verl_hier.recipe.paths import COLD_START, DISTILLED
-from verl_hier.recipe.schema import HierConfig
+from verl_hier.recipe.paths import COLD_START
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE)
 
@@ -28,7 +26,7 @@ class ModelFacts:
         path: as the recipe says it.
         local: the folder, None for a model that comes from a hub.
         parameters: number of parameters, None when nothing tells.
-        missing: whether it is the model of the cold start, which has to be made first.
+        missing: whether it is the model of a cold start, which has to be made first.
     """
 
     path: str
@@ -60,13 +58,13 @@ def model_facts(block: Mapping[str, Any], line: str) -> ModelFacts:
     path = str(block.get("path") or "")
     folder = Path(path).expanduser()
     if not folder.exists():
-        if folder == COLD_START / "model":
+        if COLD_START in folder.parents:
             return ModelFacts(path, None, None, missing=True)
-        if path and _HUB_NAME.fullmatch(path) and not path.startswith("."):
+        if path and HUB_NAME.fullmatch(path) and not path.startswith("."):
             return ModelFacts(path, None, _size_in_name(path))
         raise RecipeError(
-            f"{line}.path: there is no model at {path!r}; name a folder or a hub model, or make a small one with "
-            "`verl-hier tiny` and `verl-hier sft`."
+            f"{line}.path: there is no model at {path!r}; name a folder or a hub model, or make a small one there with "
+            "`verl-hier coldstart RECIPE`."
         )
     if not (folder / "config.json").is_file():
         raise RecipeError(f"{line}.path: {path!r} has no config.json; it is not the folder of a Hugging Face model.")
@@ -76,22 +74,6 @@ def model_facts(block: Mapping[str, Any], line: str) -> ModelFacts:
             f"{line}.path: {str(tokenizer)!r} has no tokenizer files; put them there or set {line}.tokenizer_path."
         )
     return ModelFacts(path, folder, _parameters(folder))
-
-
-def cold_start(command: str, hier: HierConfig, parts: Parts) -> tuple[str, ...]:
-    """The commands that make the small model of a recipe.
-
-    Args:
-        command: the recipe and its overrides as on the command line.
-        hier: its block.
-        parts: its parts.
-    """
-    # vLLM's attention on a CPU needs heads of at least 32.
-    heads = " --head-dim 32" if hier.recipe.server == "vllm_cpu" else ""
-    tiny = f"verl-hier tiny {command}{heads}"
-    if parts.worker.spec.transcribe is None:
-        return tiny, f"verl-hier demos {command}", "verl-hier sft"
-    return tiny, f"verl-hier distill {command}", f"verl-hier sft {DISTILLED / 'data.parquet'}"
 
 
 def has_chat_template(facts: ModelFacts) -> bool:

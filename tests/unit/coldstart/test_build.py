@@ -1,0 +1,126 @@
+"""The cold start of a recipe: each worker gets what it needs, in words that its model knows, with ends of turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from verl_hier.coldstart.build import RECORD, build, demonstrate, model_folder, random_model, texts_of
+from verl_hier.coldstart.vocabulary import split_words
+from verl_hier.errors import RecipeError
+from verl_hier.recipe.compose import compose
+from verl_hier.recipe.composed import ComposedRecipe
+
+SMALL = ("hier.environment.pool=6", "hier.environment.validation=2", "hier.coldstart.episodes=8")
+ROLES = {
+    "agentflow_alfworld": {"planner", "executor"},
+    "chain_of_agents_alfworld": {"think"},
+    "coda_alfworld": {"planner", "executor"},
+    "dual_loop_bug_reproduction": {"planner", "executor"},
+    "hiersearch_search": {"planner", "executor"},
+    "hiper_alfworld": {"agent"},
+    "metaagentx_alfworld": {"designer", "executor"},
+    "quickstart": {"planner", "executor"},
+}
+"""One recipe for each worker whose demonstrations are more than an expert's actions, and the roles of its contexts."""
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_each_worker_is_shown_what_it_needs(name: str, tmp_path: Path) -> None:
+    recipe = ComposedRecipe.named(name, SMALL)
+    tokenizer = AutoTokenizer.from_pretrained(random_model([recipe], tmp_path / "tiny"))
+    rows = parquet.read_table(demonstrate(recipe, tokenizer, tmp_path / "d.parquet")).to_pylist()
+    assert {row["role"] for row in rows} == ROLES[name]
+    assert not any(tokenizer.unk_token_id in row["input_ids"] for row in rows), "every word has a token"
+    act = tokenizer.convert_tokens_to_ids("<act>")
+    stops = [tokenizer.convert_tokens_to_ids(f"</{tag}>") for tag in ("action", "think", "plan")]
+    for row in rows:
+        spoken = 0
+        for token, weight in zip(row["input_ids"], row["weights"], strict=True):
+            spoken += token == act
+            if token == tokenizer.eos_token_id:
+                assert weight in (0.0, 1.0), "the end of a turn is trained with the turn"
+                spoken -= 1
+        assert spoken == 0 or row["input_ids"][-1] in stops, "every turn has its end"
+
+
+def test_a_tokenizer_knows_what_its_worker_says() -> None:
+    """A report, a verdict and the names of agents stand in no template of the recipe."""
+
+    def words(name: str, *overrides: str) -> set[str]:
+        recipe = ComposedRecipe.named(name, [*SMALL, *overrides])
+        return {word for text in texts_of(recipe, walks=2) for word in split_words(text)}
+
+    assert {"<result>", "done", "executor", ":"} <= words("coda_alfworld")
+    assert {"nothing", "<local>", "local", "web"} <= words("hiersearch_search")
+    assert {"go", "on"} <= words("agentflow_alfworld", "hier.worker.verifier=true")
+
+
+def test_recipes_on_one_environment_with_one_worker_share_their_model() -> None:
+    folders: dict[Path, list[str]] = {}
+    for name in ("grpo_alfworld", "arpo_alfworld", "overprovision_alfworld", "at_grpo_alfworld", "himac_alfworld"):
+        folders.setdefault(model_folder(ComposedRecipe.named(name)), []).append(name)
+    assert [len(names) for names in folders.values()] == [3, 1, 1]
+    assert model_folder(ComposedRecipe.named("grpo_alfworld", ["server=vllm_cpu"])) not in folders
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        ("himac_alfworld", ["size=node"], "hier/model: himac_alfworld trains Qwen/Qwen2.5-1.5B-Instruct"),
+        ("himac_alfworld", ["hier.rollout.template=chat"], "hier.rollout.template: .*`plain`"),
+        ("himac_alfworld", ["actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"], "looks like the name of a hub model"),
+        ("himac_alfworld", ["hier.coldstart.steps=0"], "steps must be at least 1"),
+        ("himac_alfworld", ["hier.coldstart.hidden=97"], "hidden must be a multiple of 8"),
+        ("dual_loop_bug_reproduction", ["hier.worker.router=refiner"], "cannot play 'dual_loop'.*`transcribe`"),
+        ("himac_alfworld", ["hier.coldstart.variants=[{goal: 1}]"], "no option 'goal'.*did you mean"),
+        ("coda_alfworld", ["hier.coldstart.system=plan_executor"], "did you mean 'planner_executor'"),
+    ],
+)
+def test_what_cannot_be_made_is_one_sentence(name: str, overrides: list[str], words: str, tmp_path: Path) -> None:
+    place = f"actor_rollout_ref.model.path={tmp_path / 'model'}"
+    with pytest.raises(RecipeError, match=words):
+        build(compose(name, [*([] if "size=node" in overrides else [place]), *SMALL, *overrides]))
+
+
+def test_a_model_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RecipeError, match="no cold start has made what is in"):
+        build(compose("himac_alfworld", [f"actor_rollout_ref.model.path={tmp_path}"]))
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.slow
+def test_a_model_is_made_once_and_anew_for_other_options(tmp_path: Path) -> None:
+    def overrides(*more: str) -> list[str]:
+        return [f"actor_rollout_ref.model.path={tmp_path / 'model'}", *SMALL, "hier.coldstart.batch_size=4", *more]
+
+    said: list[str] = []
+    steps: list[tuple[int, int]] = []
+    first = compose("agentflow_alfworld", overrides("hier.coldstart.steps=4"))
+    model = build(first, report=said.append, progress=lambda step, of, loss: steps.append((step, of)))
+    assert model == tmp_path / "model" and [text[:3] for text in said] == ["1/3", "2/3", "3/3"]
+    assert steps[-1] == (4, 4) and steps == sorted(steps)
+    trained = AutoModelForCausalLM.from_pretrained(model).model.embed_tokens.weight
+    untrained = AutoModelForCausalLM.from_pretrained(tmp_path / "cold_start" / "tiny").model.embed_tokens.weight
+    assert trained.shape == untrained.shape and not (trained == untrained).all()
+    record = json.loads((model / RECORD).read_text())
+    assert record["recipes"] == ["agentflow_alfworld"] and record["settings"]["steps"] == 4
+    said.clear()
+    assert build(first, report=said.append) == model and said == [f"the model exists already: {model}"]
+    build(compose("agentflow_alfworld", overrides("hier.coldstart.steps=3")))
+    assert json.loads((model / RECORD).read_text())["settings"]["steps"] == 3
+
+
+def test_variants_of_the_tasks_are_shown_in_equal_parts(tmp_path: Path) -> None:
+    recipe = ComposedRecipe.named(
+        "at_grpo_alfworld", ["hier.environment.pool=4", "hier.environment.validation=2", "hier.coldstart.episodes=6"]
+    )
+    tokenizer = AutoTokenizer.from_pretrained(random_model([recipe], tmp_path / "tiny"))
+    rows = parquet.read_table(demonstrate(recipe, tokenizer, tmp_path / "d.parquet")).to_pylist()
+    both = [" then " in tokenizer.decode(row["input_ids"]).split("|")[0] for row in rows]
+    assert both == [False] * 3 + [True] * 3

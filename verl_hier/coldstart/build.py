@@ -1,0 +1,267 @@
+"""The cold start of a recipe: a small model and its tokenizer, demonstrations, supervised training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from verl_hier.coldstart.demonstrations import write_demonstrations
+from verl_hier.coldstart.distill import DATA, Distillation, ExpertTeacher, Student, Weights, distill, for_system
+from verl_hier.coldstart.expert_policy import Noise, can_play
+from verl_hier.coldstart.filters import Filters
+from verl_hier.coldstart.rows import count_rows
+from verl_hier.coldstart.sft import LOG_NAME, Progress, no_progress, run_sft
+from verl_hier.coldstart.spoken import spoken_texts
+from verl_hier.coldstart.tiny import TinyShape, build_tiny
+from verl_hier.coldstart.vocabulary import collect_texts
+from verl_hier.compat.tokenizer import load_tokenizer
+from verl_hier.errors import RecipeError
+from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.host.specs import build_options
+from verl_hier.recipe.checks.model import HUB_NAME
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.parts import Part
+from verl_hier.rollout.plain_renderer import PlainRenderer
+
+logger = logging.getLogger(__name__)
+
+RECORD = "cold_start.json"
+"""File in the folder of the model that says what it was made from."""
+WORK, TINY = "cold_start", "tiny"
+FORMAT = 1
+
+
+def build(*configs: Any, report: Callable[[str], None] = logger.info, progress: Progress = no_progress) -> Path:
+    """Make the small model of a recipe, or find the one that an equal call made before.
+
+    Args:
+        configs: composed recipes, such as `verl_hier.recipe.compose.compose` returns. One model learns the formats of
+            the workers of all of them; the first says where the model goes and how it is trained.
+        report: called with a sentence on each stage.
+        progress: called with the optimiser step and its loss during the supervised training.
+
+    Returns:
+        The folder of the trained model, `actor_rollout_ref.model.path` of the first recipe. What it was made from lies
+        in the folder `cold_start` beside it.
+
+    Raises:
+        RecipeError: when the recipe trains no small model, its environment has no expert or the expert cannot play its
+            worker, or when the folder holds a model that no cold start has made.
+        ColdStartError: when the supervised training fails.
+    """
+    started = time.monotonic()
+    recipes = [ComposedRecipe.of(config) for config in configs]
+    first = recipes[0]
+    settings, model, key = first.hier.coldstart, model_folder(first), _key(recipes)
+    known = read_record(model)
+    if known.get("key") == key:
+        report(f"the model exists already: {model}")
+        return model
+    if not known and model.exists():
+        raise RecipeError(
+            f"actor_rollout_ref.model.path: no cold start has made what is in {str(model)!r}; name another folder, or "
+            "remove this one."
+        )
+    work = model.parent / WORK
+    tiny = random_model(recipes, work / TINY)
+    tokenizer = load_tokenizer(tiny)
+    report(f"1/3 a random model and its vocabulary of {len(tokenizer)} words: {tiny}")
+    files = [
+        demonstrate(recipe, tokenizer, work / f"demonstrations_{number}.parquet")
+        for number, recipe in enumerate(recipes)
+    ]
+    rows = count_rows(files)
+    report(f"2/3 {rows} contexts of the environment's expert, as the worker has them: {work}")
+    report(f"3/3 {settings.steps} steps of supervised training by verl's own trainer (its messages: {work / LOG_NAME})")
+    trained = run_sft(
+        tiny,
+        [file.resolve() for file in files],
+        work,
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        seed=_seed(first),
+        overrides=[f"data.max_length={_shape(first).positions}"],
+        progress=progress,
+    )
+    if model.exists():
+        shutil.rmtree(model)
+    shutil.move(trained, model)
+    record = {
+        "key": key,
+        "recipes": [recipe.hier.recipe.name for recipe in recipes],
+        "settings": asdict(settings),
+        "seed": _seed(first),
+        "contexts": rows,
+        "vocabulary": len(tokenizer),
+        "seconds": round(time.monotonic() - started, 1),
+        "versions": {name: version(name) for name in ("verl", "torch", "transformers")},
+    }
+    (model / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    return model
+
+
+def read_record(model: Path) -> dict[str, Any]:
+    """What a cold start has written about its model; empty for any other folder."""
+    try:
+        found = json.loads((model / RECORD).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def model_folder(recipe: ComposedRecipe) -> Path:
+    """Where the model of a recipe goes.
+
+    Raises:
+        RecipeError: when the recipe trains another model than a small one.
+    """
+    path = str(recipe.config["actor_rollout_ref"]["model"]["path"])
+    if recipe.hier.recipe.model != "tiny":
+        raise RecipeError(
+            f"hier/model: {recipe.hier.recipe.name} trains {path}; a cold start makes the small model of "
+            "`size=cpu model=tiny`. For other models see `verl-hier distill`."
+        )
+    if recipe.hier.rollout.template != "plain":
+        raise RecipeError("hier.rollout.template: the small model of a cold start needs `plain`.")
+    folder = Path(path).expanduser()
+    if HUB_NAME.fullmatch(path) and not path.startswith(".") and not folder.exists():
+        raise RecipeError(
+            f"actor_rollout_ref.model.path: {path!r} looks like the name of a hub model; begin a folder with ./"
+        )
+    return folder
+
+
+def work_folder(recipe: ComposedRecipe) -> Path:
+    """Where the parts of the cold start of a recipe go, beside its model."""
+    return model_folder(recipe).parent / WORK
+
+
+def _seed(recipe: ComposedRecipe) -> int:
+    """The seed of weights, demonstrations and the order of contexts."""
+    return recipe.hier.seed or 0
+
+
+def _shape(recipe: ComposedRecipe) -> TinyShape:
+    """The shape of the model, long enough for the recipe's contexts."""
+    settings = recipe.hier.coldstart
+    return TinyShape(
+        hidden=settings.hidden,
+        layers=settings.layers,
+        intermediate=2 * settings.hidden,
+        head_dim=settings.head_dim,
+        positions=max(TinyShape.positions, recipe.limits.context_tokens),
+    )
+
+
+def _environments(recipe: ComposedRecipe) -> list[Part]:
+    """The environment with the options of each variant that is demonstrated."""
+    spec, block = recipe.parts.environment.spec, recipe.hier.environment
+    return [
+        Part(spec, build_options(spec, {**block, **variant})) for variant in recipe.hier.coldstart.variants or ({},)
+    ]
+
+
+def _system(recipe: ComposedRecipe) -> Part:
+    """The worker that the expert plays, with its defaults: the one whose episodes are distilled."""
+    spec = recipe.host.spec("worker", recipe.hier.coldstart.system)
+    return Part(spec, build_options(spec, {}))
+
+
+def texts_of(recipe: ComposedRecipe, seed: int = 0, walks: int = 96) -> Iterator[str]:
+    """What the tokenizer of a recipe's model has to know: the texts of its environment and of its worker."""
+    worker, settings = recipe.parts.worker, recipe.hier.coldstart
+    system = None if worker.spec.transcribe is None else _system(recipe)
+    for environment in _environments(recipe):
+        yield from collect_texts(environment, [worker], walks, seed)
+        if can_play(system or worker):
+            yield from spoken_texts(environment, worker, system, recipe.limits, seed, settings.remember)
+
+
+def random_model(recipes: Sequence[ComposedRecipe], folder: Path) -> Path:
+    """Write a random model and the tokenizer of some recipes to a folder."""
+    texts = (text for recipe in recipes for text in texts_of(recipe, _seed(recipe)))
+    return build_tiny(folder, texts, _seed(recipes[0]), _shape(recipes[0]))
+
+
+def demonstrate(recipe: ComposedRecipe, tokenizer: Any, file: Path) -> Path:
+    """Write the demonstrations of a recipe: contexts as its worker has them, token for token.
+
+    The expert plays the worker itself where it can. For a worker that has `transcribe` it plays
+    `hier.coldstart.system`, whose episodes are distilled; reports on them lie in a folder beside the file.
+
+    Args:
+        recipe: the recipe whose worker is to be trained.
+        tokenizer: the model's tokenizer.
+        file: the Parquet file to write.
+
+    Returns:
+        The file.
+
+    Raises:
+        RecipeError: see `build`.
+    """
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    environments = _environments(recipe)
+    n = max(1, recipe.hier.coldstart.episodes // len(environments))
+    show = _by_expert if recipe.parts.worker.spec.transcribe is None else _by_distillation
+    parts = [
+        show(recipe, environment, tokenizer, file.with_suffix("") / str(number), n)
+        for number, environment in enumerate(environments)
+    ]
+    with atomic_write(file) as beside:
+        parquet.write_table(pyarrow.concat_tables([parquet.read_table(part) for part in parts]), beside)
+    return file
+
+
+def _by_expert(recipe: ComposedRecipe, environment: Part, tokenizer: Any, path: Path, n: int) -> Path:
+    """Demonstrations by the expert, who plays the recipe's worker itself."""
+    settings, file = recipe.hier.coldstart, path.with_suffix(".parquet")
+    noise = Noise(random_action=settings.random_action, skip_stage=settings.skip_stage)
+    worker, limits = recipe.parts.worker, recipe.limits
+    return write_demonstrations(environment, worker, tokenizer, file, n, noise, _seed(recipe), limits)
+
+
+def _by_distillation(recipe: ComposedRecipe, environment: Part, tokenizer: Any, path: Path, n: int) -> Path:
+    """Demonstrations for a worker that has `transcribe`, from episodes of another one."""
+    settings, limits = recipe.hier.coldstart, recipe.limits
+    noise = Noise(random_action=settings.random_action, skip_stage=0.0)
+    distill(
+        Distillation(
+            environment=environment,
+            system=_system(recipe),
+            student=Student(recipe.parts.worker, PlainRenderer(tokenizer), tokenizer, limits),
+            teacher=lambda messages: ExpertTeacher(noise, settings.remember),
+            n=n,
+            filters=Filters(activations=1, calls=1),
+            weights=Weights(invalid_action=Noise.random_weight, observation=Noise.observation_weight),
+            seed=_seed(recipe),
+            limits=for_system(limits),
+        ),
+        path,
+    )
+    return path / DATA
+
+
+def _key(recipes: list[ComposedRecipe]) -> str:
+    """A hash of everything that the model depends on."""
+
+    def plain(part: Part) -> Any:
+        return [part.spec.name, asdict(part.options)]
+
+    parts = []
+    for recipe in recipes:
+        parts += [[plain(environment) for environment in _environments(recipe)], plain(recipe.parts.worker)]
+        parts += [asdict(recipe.limits), asdict(recipe.hier.coldstart) | {"name": "", "variants": ()}]
+    parts += [FORMAT, _seed(recipes[0])]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
