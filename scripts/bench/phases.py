@@ -60,7 +60,7 @@ def main() -> int:
     start = [
         f"actor_rollout_ref.model.path={options.out.resolve()}/coldstart/model",
         f"hier.coldstart.episodes={96 if options.quick else 480}",
-        f"hier.coldstart.batch_size=24",
+        "hier.coldstart.batch_size=24",
         f"hier.coldstart.steps={300 if options.quick else 1300}",
     ]
     model = options.model or build(compose(RECIPE, start), report=lambda text: print(text, flush=True))
