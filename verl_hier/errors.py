@@ -9,6 +9,9 @@ from collections.abc import Iterable
 class HierError(Exception):
     """Base of all errors that the command line prints as one sentence, without a traceback."""
 
+    exit_code = 2
+    """What the command line ends with."""
+
 
 class RecipeError(HierError):
     """A recipe asks for something that cannot be run; the message names the line to change."""
@@ -28,6 +31,19 @@ class CreditError(HierError):
 
 class RolloutError(HierError):
     """A rollout cannot go on: the server is gone, or no episode of the batch survived."""
+
+
+class RunEnded(HierError):
+    """A training run failed or was interrupted; the message says how to go on with it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        """
+        Args:
+            message: the sentence.
+            exit_code: that of verl's process, or 128 + n for a signal.
+        """
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def first_line(error: BaseException) -> str:

@@ -22,9 +22,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cpu_run import CpuRun
+
 from verl_hier.coldstart.build import model_folder, read_record
-from verl_hier.compat.launch import CpuRun
-from verl_hier.ops.quickstart import success_of
+from verl_hier.ops.progress import validation_of
 from verl_hier.recipe.catalogue import recipes
 from verl_hier.recipe.compose import command
 from verl_hier.recipe.composed import ComposedRecipe
@@ -63,7 +64,7 @@ def measure(name: str) -> dict[str, Any]:
     started = time.monotonic()
     path = f"actor_rollout_ref.model.path={model.resolve()}"
     steps = CpuRun(Path("train") / name, command(name, [*OVERRIDES, path])).finish()
-    successes = [value for value in map(success_of, steps) if value is not None]
+    successes = [value for value in map(validation_of, steps) if value is not None]
     trained = [step for step in steps if "actor/grad_norm" in step]
     if len(trained) != STEPS:
         raise SystemExit(f"{name}: {len(trained)} training steps instead of {STEPS}")

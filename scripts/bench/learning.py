@@ -27,9 +27,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from cpu_run import CpuRun
+
 from verl_hier.coldstart.build import build
-from verl_hier.compat.launch import CpuRun
-from verl_hier.ops.quickstart import success_of
+from verl_hier.ops.progress import validation_of
 from verl_hier.recipe.compose import command, compose
 
 VALIDATION = 128
@@ -162,7 +163,7 @@ def curve_of(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     tokens, curve = 0.0, []
     for record in records:
         tokens += record.get("hier/tokens/generated", 0.0)
-        held_out = success_of(record)
+        held_out = validation_of(record)
         if held_out is not None:
             curve.append({"step": record["step"], "tokens": tokens, "success": held_out})
     return curve

@@ -16,8 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for the fixtures of the tests
 
+from cpu_run import CpuRun
+
 from tests.fixtures.byte_model import write_byte_model, write_toy_task
-from verl_hier.compat.launch import CpuRun
 from verl_hier.recipe.compose import MAIN
 
 PARTS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "step")

@@ -16,8 +16,9 @@ import statistics
 import sys
 from pathlib import Path
 
+from cpu_run import CpuRun
+
 from verl_hier.coldstart.build import build
-from verl_hier.compat.launch import CpuRun
 from verl_hier.recipe.compose import command, compose
 
 RECIPE = "himac_alfworld"

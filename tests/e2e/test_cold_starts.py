@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.trainer import only_trainer
-from verl_hier.ops.quickstart import success_of
+from verl_hier.ops.progress import validation_of
+from verl_hier.ops.runs import RUNS, Run
 from verl_hier.recipe.catalogue import recipes
 
 STEPS = 2
@@ -23,7 +23,7 @@ def verl_hier(folder: Path, *arguments: str) -> str:
     Raises:
         AssertionError: when it fails.
     """
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     with only_trainer():
         ended = subprocess.run(
             [sys.executable, "-m", "verl_hier.cli.main", *arguments],
@@ -35,14 +35,6 @@ def verl_hier(folder: Path, *arguments: str) -> str:
         )
     assert ended.returncode == 0, ended.stdout[-4000:]
     return ended.stdout
-
-
-def steps_of(folder: Path) -> list[dict[str, float]]:
-    """The metrics of a run in a folder; its file is removed."""
-    file = folder / "metrics.jsonl"
-    steps = [json.loads(line)["data"] for line in file.read_text().splitlines()]
-    file.unlink()
-    return steps
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +51,10 @@ def test_a_recipe_trains_from_nothing(home: Path, name: str) -> None:
     verl_hier(
         home,
         *("train", name, "trainer.val_before_train=true", f"trainer.total_training_steps={STEPS}"),
-        *("trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.logger=[console,file]"),
+        *("trainer.test_freq=-1", "trainer.save_freq=-1"),
     )
-    steps = steps_of(home)
-    before = next(value for value in map(success_of, steps) if value is not None)
+    steps = Run.all_in(home / RUNS / name)[-1].metrics()
+    before = next(value for value in map(validation_of, steps) if value is not None)
     assert before > 0, "the policy of the cold start solves nothing, so nothing can be learnt from it"
     trained = [step for step in steps if "actor/grad_norm" in step]
     assert len(trained) == STEPS
@@ -77,9 +69,8 @@ def test_train_makes_the_model_first_where_it_is_asked_to(tmp_path: Path) -> Non
     cold = ["hier.coldstart.episodes=8", "hier.coldstart.steps=4", "hier.coldstart.batch_size=4"]
     run = ["trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.save_freq=-1", "data.train_batch_size=2"]
     run += ["actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
-    said = verl_hier(
-        tmp_path, "train", "agentflow_alfworld", "--from-scratch", *small, *cold, *run, "trainer.logger=[console,file]"
-    )
+    said = verl_hier(tmp_path, "train", "agentflow_alfworld", "--from-scratch", *small, *cold, *run)
     assert "3/3 4 steps of supervised training" in said
     assert (tmp_path / "runs/coldstart/alfworld_agent_flow/model/config.json").is_file()
-    assert sum("actor/grad_norm" in step for step in steps_of(tmp_path)) == 1
+    (trained,) = Run.all_in(tmp_path / RUNS / "agentflow_alfworld")
+    assert ["actor/grad_norm" in step for step in trained.metrics()] == [True]

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.fixtures.trainer import Run, Trainer
+from tests.fixtures.trainer import Run, Trainer, only_trainer
+from verl_hier.compat.launch import read_metrics
 from verl_hier.graph import graph_rows, read_graphs
+from verl_hier.ops import runs as ops
 from verl_hier.training.schedule import Phase, phase_of
 
 STEPS = 5
@@ -70,6 +80,10 @@ def test_both_phases_train_their_own_tokens(whole, tmp_path):
     assert run.metric("hier/server/generated_tokens") == run.metric("hier/tokens/generated")
     files = sorted((folder / "probe").glob("*.pt"))
     assert len(files) >= STEPS
+    first = list(read_graphs(folder / "graphs" / "step_000001.parquet"))
+    turns = [graph.turns(episode.id) for graph in first for episode in graph.complete()]
+    assert run.metric("num_turns/mean")[0] == pytest.approx(statistics.mean(turns)) and max(turns) > 1
+    assert run.metric("training/num_turns/max")[0] == max(turns)
     per_step = [[] for _ in range(STEPS)]
     steps = [list(read_graphs(folder / "graphs" / f"step_{step:06d}.parquet")) for step in range(1, STEPS + 1)]
     for file in files:
@@ -94,14 +108,57 @@ def test_both_phases_train_their_own_tokens(whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed_at", [2, *(pytest.param(step, marks=pytest.mark.long) for step in (1, 3, 4))])
+def test_interrupted_and_resumed_by_the_command_line(whole, byte_model, probes, tmp_path):
+    """A A B B A in one go, and with Ctrl-C in `verl-hier train`: the same run, no process left, a policy to load."""
+    folder = whole[1]
+    run = ops.Run(tmp_path / "runs" / "himac_bytes" / "parts")
+    recipe = [probes / "himac_bytes.yaml", f"actor_rollout_ref.model.path={byte_model}"]
+    variables = {"PYTHONPATH": str(probes), "PROBE_FOLDER": str(tmp_path / "probe"), "OMP_NUM_THREADS": "1"}
+    (tmp_path / "probe").mkdir()
+
+    def command_line(*arguments):
+        command = [sys.executable, "-m", "verl_hier.cli.main", "train", *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **variables}, text=True, **pipes)
+
+    with only_trainer():
+        started = command_line(*recipe, *WHOLE, stored_in(run.folder), "--name", "parts")
+        while started.poll() is None and len(read_metrics(run.metrics_file)) < 2:
+            time.sleep(0.1)
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate()
+        assert started.returncode == 130, out + err
+        assert not [
+            p for p in psutil.process_iter(["environ"]) if variables.items() <= (p.info["environ"] or {}).items()
+        ]
+        saved = run.step
+        assert 2 <= saved < STEPS and err.startswith("verl-hier: interrupted; ") and err.count("\n") == 1
+        assert (
+            f"--name parts --resume` goes on from step {saved}." in err and "a new run in runs/himac_bytes/parts" in out
+        )
+        resumed = command_line(*recipe, "--resume")
+        out, err = resumed.communicate()
+    assert resumed.returncode == 0, err + run.log.read_text()[-3000:]
+    assert f"goes on from step {saved}" in out and f"step {STEPS}/{STEPS}  A: planner" in out
+    assert out.splitlines()[-1] == "next: verl-hier eval runs/himac_bytes/parts"
+    assert [step["step"] for step in run.metrics()] == list(range(1, STEPS + 1))
+    check_the_same(whole, run.metrics()[saved:], run.folder, saved)
+    policy = AutoModelForCausalLM.from_pretrained(run.model)
+    assert AutoTokenizer.from_pretrained(run.model)("go")["input_ids"] and policy.dtype == torch.float32
+    trained = dict(weights((folder, run.folder), STEPS))
+    assert all(torch.equal(value, trained[name][0]) for name, value in policy.state_dict().items() if name in trained)
+    assert len(trained) >= len(dict(policy.named_parameters()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed_at", [1, 2, 3, 4])
 def test_killed_at_any_step_it_goes_on_as_an_uninterrupted_run(train, whole, tmp_path, killed_at):
     """A A B B A in one go, and killed somewhere: the same phases, rollouts, credit and weights."""
     one_go, folder = whole
     parts = tmp_path / "parts"
     overrides = [*WHOLE, stored_in(parts)]
     killed = train("himac_bytes", overrides, "parts", watch=train.kill_after(killed_at, "parts"))
-    assert one_go.code == 0 and killed.code < 0, (one_go.log + killed.log)[-3000:]
+    assert one_go.code == 0 and killed.code == 137, (one_go.log + killed.log)[-3000:]
     saved = int((parts / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     assert killed_at <= saved < STEPS
     states = [
@@ -112,9 +169,16 @@ def test_killed_at_any_step_it_goes_on_as_an_uninterrupted_run(train, whole, tmp
     resumed = train("himac_bytes", overrides, "parts")
     assert resumed.code == 0, resumed.log[-3000:]
     assert [step["step"] for step in resumed.steps] == list(range(saved + 1, STEPS + 1))
-    assert [phase_of(step) for step in one_go.steps[saved:]] == [phase_of(step) for step in resumed.steps]
+    check_the_same(whole, resumed.steps, parts, saved)
+
+
+def check_the_same(whole, resumed, parts, saved):
+    """Metrics, rollouts, credit and weights after the step `saved` are those of the run in one go."""
+    one_go, folder = whole
+    expected = one_go.steps[saved:]
+    assert [phase_of(step) for step in expected] == [phase_of(step) for step in resumed]
     for name in ("hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm"):
-        assert one_go.metric(name)[saved:] == resumed.metric(name), (saved, name)
+        assert [step[name] for step in expected] == [step[name] for step in resumed], (saved, name)
     for step in range(saved + 1, STEPS + 1):
         one, two = (credited(of / "graphs" / f"step_{step:06d}.parquet") for of in (folder, parts))
         assert one == two and any(any(credit) for _, credit in one.values()), (saved, step)

@@ -35,7 +35,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 DEBUG = "--debug"
-USAGE_ERROR = 2
 
 
 def _version(wanted: bool) -> None:
@@ -79,7 +78,7 @@ for panel, commands in COMMANDS:
 
 
 def main() -> None:
-    """Run the command line; a `HierError`, or a refusal of the disk, becomes one sentence and exit code 2."""
+    """Run the command line; a `HierError`, or a refusal of the disk, becomes one sentence and its exit code."""
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     try:
         app(args=arguments, prog_name="verl-hier")
@@ -87,7 +86,7 @@ def main() -> None:
         if DEBUG in sys.argv:
             raise
         typer.echo(f"verl-hier: {sentence_of(error)}", err=True)
-        sys.exit(USAGE_ERROR)
+        sys.exit(error.exit_code if isinstance(error, HierError) else HierError.exit_code)
 
 
 def sentence_of(error: HierError | OSError) -> str:

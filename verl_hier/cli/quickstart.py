@@ -25,7 +25,9 @@ def quickstart(
     rows = [(name.replace("_", " "), _shown(value)) for name, value in (summary | guards).items()]
     table(rows, head=("what", "value"))
     line(f"summary: {out / 'summary.json'}   learning curve: {out / 'learning_curve.png'}")
-    line(f"rollout graphs: {out / 'graphs'}   try: verl-hier credit --compare himac,grpo {out / 'graphs'}")
+    training = out / "training"
+    line(f"rollouts: {training / 'graphs'}   policy: {training / 'model'}")
+    line(f"next: verl-hier eval {training}   or: verl-hier credit --compare himac,grpo {training / 'graphs'}")
 
 
 def _shown(value: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from verl_hier.coldstart.rows import count_rows
-from verl_hier.compat.launch import launch
+from verl_hier.compat.launch import Tail, Watch, launch
 from verl_hier.errors import HierError
 
 logger = logging.getLogger(__name__)
@@ -98,18 +98,12 @@ def run_sft(
     return _collect(out, steps)
 
 
-def _follower(log: Path, steps: int, progress: Progress) -> Callable[[], bool]:
-    """Reads what the log has gained, and tells `progress`; for `launch`, which asks it whether to stop."""
-    read = 0
+def _follower(log: Path, steps: int, progress: Progress) -> Watch:
+    """Reads what the log gains, and tells `progress`; for `launch`, which asks it whether to stop."""
+    tail = Tail(log)
 
-    def follow() -> bool:
-        nonlocal read
-        with log.open("rb") as stream:
-            stream.seek(read)
-            # What follows the last end of line is still being written.
-            whole, end, _ = stream.read().rpartition(b"\n")
-        read += len(whole) + len(end)
-        found = _STEP.findall(whole.decode(errors="replace"))
+    def follow(process: object) -> bool:
+        found = _STEP.findall(b"".join(tail.lines()).decode(errors="replace"))
         if found:
             progress(int(found[-1][0]), steps, float(found[-1][1]))
         return False

@@ -151,7 +151,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             response_mask=row.mask,
             response_logprobs=row.logprobs,
             reward_score=record.ret,
-            num_turns=len(row.nodes),
+            num_turns=graph.turns(row.episode),
             metrics=AgentLoopMetrics(),
             extra_fields={
                 "reward_extra_info": record.reward_info if by_verl else {"acc": accuracy, **record.reward_info},

@@ -1,115 +1,190 @@
-"""Trainers in processes of their own: the launcher with its log file, and CPU runs of verl with their metrics."""
+"""Processes of verl: one at a time for each log file, watched while they run, and none of them left at the end."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import IO, Any
 
 from verl_hier.errors import RolloutError
 
 Records = list[dict[str, Any]]
+Watch = Callable[["subprocess.Popen[bytes]"], bool]
+POLL_S = 0.2
+GRACE_S = 30.0
+"""Ray needs a few seconds to end its processes."""
 
 
 def launch(
     arguments: Sequence[str],
     log: Path,
     variables: Mapping[str, str],
-    stop: Callable[[], bool] = lambda: False,
+    watch: Watch = lambda process: False,
+    *,
+    append: bool = False,
+    folder: Path | None = None,
     limit_s: float = float("inf"),
 ) -> int | None:
-    """Run `python -m …` to its end; no process is left when this function returns or raises.
+    """Run `python -m …` to its end, in a session of its own; no process of it is left when this returns or raises.
+
+    Ctrl-C reaches this process alone, which then ends the other one. SIGTERM and SIGHUP do the same.
 
     Args:
         arguments: what follows `python -m`.
         log: file for everything that the process prints.
         variables: environment variables besides those of this process.
-        stop: asked about twice a second; True ends the process.
-        limit_s: seconds after which the process is killed.
+        watch: called with the process several times a second while it runs, and once after its end; True ends it.
+        append: write after what is in `log` already.
+        folder: working directory of the process; None for that of this one.
+        limit_s: seconds after which the process is ended.
 
     Returns:
-        The exit code, or None when `stop` ended the process.
+        The exit code, 128 + n for a process that signal n has ended, or None when `watch` ended it.
 
     Raises:
-        RolloutError: naming the log, when the limit is reached.
+        RolloutError: naming the log, when another process writes to it, or when the limit is reached.
+        KeyboardInterrupt: on Ctrl-C.
+        SystemExit: with 128 + n as its code, on SIGTERM and SIGHUP.
     """
     deadline = time.monotonic() + limit_s
-    with log.open("w") as output:
+    stopped = False
+    with _signals_raise(), log.open("a") as output:
+        _lock(output)
+        if not append:
+            output.truncate(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], env={**os.environ, **variables}, stdout=output, stderr=subprocess.STDOUT
+            [sys.executable, "-m", *arguments],
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+        try:
+            while process.poll() is None and not (stopped := watch(process)):
+                if time.monotonic() > deadline:
+                    raise RolloutError(f"the run took longer than {limit_s:.0f} s; its messages are in {log}.")
+                time.sleep(POLL_S)
+            if not stopped:
+                watch(process)
+        finally:
+            _end(process)
+    if stopped:
+        return None
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def in_use(log: Path) -> bool:
+    """Whether a process that `launch` has started, or one of its children, still writes to this file."""
+    if not log.exists():
+        return False
+    with log.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _lock(output: IO[str]) -> None:
+    """The processes inherit the open file, and with it the lock, which ends with the last of them."""
     try:
-        while not (stopped := stop()) and process.poll() is None:
-            if time.monotonic() > deadline:
-                process.kill()
-                raise RolloutError(f"the run took longer than {limit_s:.0f} s; its messages are in {log}.")
-            time.sleep(0.5)
+        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RolloutError(f"another run is under way in this folder: it writes to {output.name}.") from None
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Within it, SIGTERM and SIGHUP raise `SystemExit`, unless they are ignored (`nohup`)."""
+    if threading.current_thread() is not threading.main_thread():
+        # Python sets handlers in its main thread alone.
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    known = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in known.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, leave)
+    try:
+        yield
     finally:
+        for number, handler in known.items():
+            signal.signal(number, handler)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all others of its session; a second Ctrl-C does it at once."""
+    with suppress(subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
         process.terminate()
-        process.wait()
-    return None if stopped else process.returncode
+        process.wait(GRACE_S)
+        _wait_for_session(process.pid)
+    for pid in _session(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    _wait_for_session(process.pid)
 
 
-def read_metrics(file: Path) -> Records:
-    """Metrics of the steps that verl's file logger has written by now, with the number of the step as `step`."""
-    # What follows the last end of line is still being written.
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+def _wait_for_session(leader: int) -> None:
+    deadline = time.monotonic() + GRACE_S
+    while _session(leader) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    import psutil
+
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+class Tail:
+    """Reads a file of lines as it grows."""
+
+    def __init__(self, file: Path, start: int = 0) -> None:
+        """
+        Args:
+            file: it need not exist yet.
+            start: bytes that are left out.
+        """
+        self._file = file
+        self._read = start
+
+    def lines(self) -> list[bytes]:
+        """The lines that were finished since the last call, each with its end of line."""
+        if not self._file.exists():
+            return []
+        with self._file.open("rb") as file:
+            file.seek(self._read)
+            lines = [line for line in file if line.endswith(b"\n")]
+        self._read += sum(map(len, lines))
+        return lines
+
+
+def parse_metrics(lines: Iterable[bytes]) -> Records:
+    """Lines of verl's file logger as the metrics of steps, with the number of the step as `step`."""
     return [{"step": record["step"], **record["data"]} for record in map(json.loads, lines)]
 
 
-@dataclass(frozen=True)
-class CpuRun:
-    """One run of verl's entry point.
-
-    Attributes:
-        folder: gets `train.log`, `metrics.jsonl` and Hydra's files.
-        arguments: for `python -m`; `verl_hier.recipe.compose.command` makes those of a recipe.
-    """
-
-    folder: Path
-    arguments: Sequence[str] = ()
-
-    @property
-    def log(self) -> Path:
-        """What the run prints."""
-        return self.folder / "train.log"
-
-    @property
-    def metrics(self) -> Path:
-        """What verl's file logger writes."""
-        return self.folder / "metrics.jsonl"
-
-    def finish(self, enough: Callable[[Records], bool] = lambda records: False) -> Records:
-        """Start the process and return the metrics of every step when it ends; those of an earlier run are removed.
-
-        Args:
-            enough: shown the metrics so far, about twice a second and at the end; True ends the run.
-
-        Raises:
-            RolloutError: when the run fails; the sentence names its log.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.metrics.unlink(missing_ok=True)
-        folder = self.folder.resolve()
-        variables = {
-            "VERL_PLATFORM": "cpu",
-            "VERL_FILE_LOGGER_PATH": str(folder / self.metrics.name),
-            "OMP_NUM_THREADS": "1",
-        }
-        arguments = [*self.arguments, "trainer.logger=[console,file]", f"hydra.run.dir={folder / 'hydra'}"]
-        code = launch(arguments, self.log, variables, lambda: enough(self.records()))
-        records = self.records()
-        enough(records)
-        if code:
-            raise RolloutError(f"the training run ended with exit code {code}; its messages are in {self.log}.")
-        return records
-
-    def records(self) -> Records:
-        """See `read_metrics`."""
-        return read_metrics(self.metrics)
+def read_metrics(file: Path) -> Records:
+    """Metrics of the steps that verl's file logger has written by now; see `parse_metrics`."""
+    return parse_metrics(Tail(file).lines())

@@ -35,6 +35,7 @@ from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.curriculum import Curriculum
 from verl_hier.training.ledger import RowIdentity
+from verl_hier.training.metrics import turn_metrics
 from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.step import TrainingStep, store_graphs, train_step
 
@@ -83,7 +84,7 @@ class HierTrainerMixin(_Base):
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
     `_next_train_batch`, `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`,
     `_update_critic`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
-    `on_validate_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
+    `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     """
 
     base_mode: str
@@ -102,6 +103,7 @@ class HierTrainerMixin(_Base):
         self._step: TrainingStep | None = None
         self._without_rows: list[RolloutGraph] = []
         self._phases: set[str] = set()
+        self._saved = 0
         check_kl(recipe)
         super().__init__(config)
 
@@ -331,6 +333,9 @@ class HierTrainerMixin(_Base):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics.update(self._counters.metrics())
+        if self._step is not None:
+            # verl counts the turns of rows, and a row of ours may be one turn of a longer episode.
+            metrics.update(turn_metrics(self._step.ledger.graphs.values()))
         step = self.global_steps
         phase = self.schedule.phase(step).name
         self._phases.add(phase)
@@ -351,11 +356,20 @@ class HierTrainerMixin(_Base):
         with open(os.path.join(folder, STATE_FILE), "w", encoding="utf-8") as file:
             json.dump(state, file)
         super()._save_checkpoint()
+        self._saved = self.global_steps
+
+    def on_train_end(self) -> None:
+        """Save after the last step, where the epochs end before `total_training_steps`; verl only does it there."""
+        super().on_train_end()
+        # verl has counted on to the step that follows.
+        self.global_steps -= 1
+        if self.config.trainer.save_freq > 0 and self._saved != self.global_steps:
+            self._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         config = self.config.trainer
-        step = self.global_steps
+        step = self._saved = self.global_steps
         if not step:
             return
         folder = config.resume_from_path if config.resume_mode == "resume_path" else None

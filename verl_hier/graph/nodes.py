@@ -187,6 +187,10 @@ class RolloutGraph:
             node = self.nodes[node].parent
         return ids[::-1]
 
+    def turns(self, episode: int) -> int:
+        """How many turns an episode has; one that was sampled in pieces counts once."""
+        return sum(not self.nodes[i].partial for i in self.path(episode))
+
     def chain(self, node: int) -> list[int]:
         """Node ids along `context` up to and including `node`, first one first."""
         ids: list[int] = []

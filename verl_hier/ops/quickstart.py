@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from typing import Any
 
 from verl_hier.coldstart.build import build
 from verl_hier.coldstart.sft import Progress, no_progress
-from verl_hier.compat.launch import CpuRun
 from verl_hier.errors import RolloutError
-from verl_hier.recipe.compose import command, compose
-from verl_hier.training.schedule import phase_of
+from verl_hier.ops.progress import validation_of
+from verl_hier.ops.runs import Run
+from verl_hier.ops.training import plan_run, quoted, start
+from verl_hier.recipe.compose import compose
 
 RECIPE = "quickstart"
 Report = Callable[[str], None]
@@ -45,14 +45,14 @@ def run(plan: Quickstart, report: Report, progress: Progress = no_progress) -> d
     """Do it all and return the summary, which also lies in `plan.out / "summary.json"`.
 
     Raises:
-        RolloutError: when the training run fails; the sentence names its log.
+        RunEnded: when the training run fails.
     """
     started = time.time()
     plan.out.mkdir(parents=True, exist_ok=True)
     report("1/3 cold start")
     model = build(compose(RECIPE, start_overrides(plan)), report=lambda text: report(f"    {text}"), progress=progress)
-    report(f"2/3 HiMAC, {plan.steps} steps of unmodified verl {version('verl')} (log: {plan.out / 'train.log'})")
-    records = train(plan, model, report)
+    report(f"2/3 HiMAC, {plan.steps} steps of unmodified verl {version('verl')}")
+    records = train(plan, model, lambda text: report(f"    {text}")).metrics()
     report("3/3 summary")
     summary = summarise(records, plan, time.time() - started)
     (plan.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -63,57 +63,25 @@ def run(plan: Quickstart, report: Report, progress: Progress = no_progress) -> d
 def start_overrides(plan: Quickstart) -> list[str]:
     """What the plan changes in the cold start of the recipe."""
     return [
-        f"actor_rollout_ref.model.path={plan.out.resolve() / 'coldstart' / 'model'}",
+        f"actor_rollout_ref.model.path={quoted(plan.out.resolve() / 'coldstart' / 'model')}",
         f"hier.seed={plan.seed}",
         f"hier.coldstart.episodes={plan.demonstrations}",
         f"hier.coldstart.steps={plan.sft_steps}",
     ]
 
 
-def train(plan: Quickstart, model: Path, report: Report) -> list[dict[str, Any]]:
-    """Run the recipe from the model, with a line a step; returns verl's metrics of every step."""
-    out = plan.out.resolve()
-    for stale in ("checkpoints", "graphs"):
-        shutil.rmtree(out / stale, ignore_errors=True)
+def train(plan: Quickstart, model: Path, report: Report) -> Run:
+    """Run the recipe from the model, with a line a step."""
     overrides = [
-        f"actor_rollout_ref.model.path={model.resolve()}",
-        f"trainer.default_local_dir={out / 'checkpoints'}",
-        f"hier.store.path={out / 'graphs'}",
+        f"actor_rollout_ref.model.path={quoted(model.resolve())}",
         f"hier.seed={plan.seed}",
         f"data.seed={plan.seed}",
         f"trainer.total_training_steps={plan.steps}",
-        f"trainer.save_freq={plan.steps}",
         f"trainer.test_freq={plan.steps}",
+        # An earlier run in the folder may have had other options.
+        "trainer.resume_mode=disable",
     ]
-    shown = 0
-
-    def follow(records: list[dict[str, Any]]) -> bool:
-        nonlocal shown
-        for record in records[shown:]:
-            report(f"    {describe(record)}")
-        shown = len(records)
-        return False
-
-    return CpuRun(plan.out, command(RECIPE, overrides)).finish(follow)
-
-
-def describe(record: dict[str, Any]) -> str:
-    """One line on a step."""
-    held_out = success_of(record)
-    parts = [f"step {record['step']:>3}"]
-    if "hier/episodes/success" in record:
-        learner = {"A": "planner", "B": "executor"}.get(phase_of(record), "all")
-        parts.append(f"{learner:<8} learns  success {record['hier/episodes/success']:.2f}")
-        parts.append(f"{record['hier/tokens/generated']:.0f} tokens  {record['timing_s/step']:.1f} s")
-    if held_out is not None:
-        parts.append(f"held-out success {held_out:.2f}")
-    return "  ".join(parts)
-
-
-def success_of(record: dict[str, Any]) -> float | None:
-    """Success on held-out tasks, when the step measured it."""
-    found = [value for name, value in record.items() if name.startswith("val-core/") and "/acc/mean@" in name]
-    return float(found[0]) if found else None
+    return start(plan_run(RECIPE, overrides, folder=plan.out / "training"), report)
 
 
 def summarise(records: list[dict[str, Any]], plan: Quickstart, wall_s: float) -> dict[str, Any]:
@@ -122,9 +90,11 @@ def summarise(records: list[dict[str, Any]], plan: Quickstart, wall_s: float) ->
     Raises:
         RolloutError: when held-out success was not measured before and after.
     """
-    held_out = [value for value in map(success_of, records) if value is not None]
+    held_out = [value for value in map(validation_of, records) if value is not None]
     if len(held_out) < 2:
-        raise RolloutError(f"held-out success was measured {len(held_out)} times, not before and after; see train.log.")
+        raise RolloutError(
+            f"held-out success was measured {len(held_out)} times, not before and after; see training/train.log."
+        )
 
     def total(name: str) -> int:
         return int(sum(record.get(name, 0) for record in records))
@@ -159,7 +129,7 @@ def plot(records: list[dict[str, Any]], path: Path) -> None:
         tokens += record.get("hier/tokens/generated", 0.0)
         if "hier/episodes/success" in record:
             trained.append((tokens / 1000, record["hier/episodes/success"]))
-        value = success_of(record)
+        value = validation_of(record)
         if value is not None:
             held_out.append((tokens / 1000, value))
     figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +20,9 @@ RUNS = Path("runs")
 """Where `verl-hier train` makes its folders: `runs/<recipe>/<time or name>`."""
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl writes it after everything else of a checkpoint; it names the step of the newest complete one."""
+
+POLICY = Path("actor/huggingface")
+"""Where verl puts the policy in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,12 @@ class Run:
             raise HierError(f"{path} is not the folder of a run: it has no {run.recipe_file.name}.")
         return run
 
+    @classmethod
+    def all_in(cls, folder: Path) -> list[Run]:
+        """The runs in the folder of a recipe, the one that was started or resumed last at the end."""
+        files = folder.glob("*/recipe.yaml")
+        return [cls(file.parent) for file in sorted(files, key=lambda file: file.stat().st_mtime)]
+
     @property
     def recipe_file(self) -> Path:
         """The composed config."""
@@ -69,9 +82,19 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     @property
+    def metrics_before_file(self) -> Path:
+        """The metrics of the steps before the checkpoint from which the run was resumed last."""
+        return self.folder / "metrics_before.jsonl"
+
+    @property
     def graphs(self) -> Path:
         """Stored rollouts."""
         return self.folder / "graphs"
+
+    @property
+    def command(self) -> list[str]:
+        """The recipe and the overrides of the last command that started or resumed the run."""
+        return shlex.split(self.command_file.read_text().splitlines()[-1])[2:]
 
     def recipe(self) -> DictConfig:
         """The composed config of verl, with the `hier` block."""
@@ -102,26 +125,83 @@ class Run:
         return int(checkpoint.name.rpartition("_")[2]) if checkpoint else 0
 
     @property
+    def saved_policy(self) -> Path | None:
+        """Folder of the policy after the last step; None when it was not saved."""
+        folder = self.folder / "model"
+        return folder if folder.is_dir() else None
+
+    def contents(self) -> list[tuple[str, str]]:
+        """(what, where) of what the run has left."""
+        places = {
+            "policy": self.saved_policy,
+            "checkpoints": self.checkpoints,
+            "metrics": self.metrics_file,
+            "rollouts": self.graphs,
+            "verl's output": self.log,
+        }
+        return [(what, str(place)) for what, place in places.items() if place and place.exists()]
+
+    @property
     def model(self) -> Path:
         """Folder of the policy: that after the last step, or else that of the newest checkpoint.
 
         Raises:
             HierError: when the run has saved no policy.
         """
-        saved, checkpoint = self.folder / "model", self.checkpoint()
-        if not saved.is_dir() and checkpoint:
-            saved = checkpoint / "actor" / "huggingface"
-        if not any(saved.glob("*.safetensors")):
+        saved = self.saved_policy or self._policy_of_checkpoint()
+        if saved is None:
             raise HierError(
                 f"{self.folder} holds no policy that transformers can load. A run saves one with each checkpoint, "
                 "when trainer.save_freq is above 0 and actor_rollout_ref.actor.checkpoint.save_contents has `hf_model`."
             )
         return saved
 
+    def save_policy(self) -> Path | None:
+        """Copy the policy of the newest checkpoint to `model/`; None when verl did not save it for transformers.
+
+        The files of the weights are hard links where the file system has them, so that they take no further space and
+        outlive the checkpoint.
+        """
+        source, target = self._policy_of_checkpoint(), self.folder / "model"
+        if source is None:
+            return None
+        shutil.copytree(source, target, copy_function=_link)
+        # verl writes bfloat16, whatever the weights are; transformers would load them so.
+        config, file = self.recipe(), target / "config.json"
+        text = json.dumps(
+            {**json.loads(file.read_text()), "dtype": str(config.actor_rollout_ref.rollout.dtype)}, indent=2
+        )
+        file.unlink()
+        file.write_text(f"{text}\n")
+        return target
+
+    def _policy_of_checkpoint(self) -> Path | None:
+        checkpoint = self.checkpoint()
+        # verl writes the weights of adapters under names that transformers does not know.
+        if checkpoint is None or self.recipe().actor_rollout_ref.model.get("lora_rank"):
+            return None
+        return checkpoint / POLICY if any((checkpoint / POLICY).glob("*.safetensors")) else None
+
+    def rewind(self, step: int) -> None:
+        """Go back to the checkpoint of a step: keep the metrics up to it, and not the policy of a later end."""
+        shutil.rmtree(self.folder / "model", ignore_errors=True)
+        kept = [record for record in self.metrics() if record["step"] <= step]
+        rows = ({"step": record.pop("step"), "data": record} for record in kept)
+        self.metrics_before_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        self.metrics_file.unlink(missing_ok=True)
+
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of each step that has ended, in order, with the number of the step as `step`; step 0 is the
         validation before training. Steps that were made again after resuming are there once."""
         records: dict[int, dict[str, Any]] = {}
-        for record in (*read_metrics(self.folder / "metrics_before.jsonl"), *read_metrics(self.metrics_file)):
+        for record in (*read_metrics(self.metrics_before_file), *read_metrics(self.metrics_file)):
             records.setdefault(int(record["step"]), {}).update(record)
         return [records[step] for step in sorted(records)]
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target

@@ -51,6 +51,15 @@ def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
     return metrics | {f"hier/counts/{name}": float(value) for name, value in sorted(counts.items())}
 
 
+def turn_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
+    """verl's names for the number of turns, over the complete episodes instead of over verl's rows."""
+    turns = [graph.turns(episode.id) for graph in graphs for episode in graph.complete()]
+    if not turns:
+        return {}
+    values = {"mean": float(np.mean(turns)), "min": float(min(turns)), "max": float(max(turns))}
+    return {f"{prefix}num_turns/{name}": value for prefix in ("", "training/") for name, value in values.items()}
+
+
 def tree_metrics(graphs: Sequence[RolloutGraph]) -> dict[str, float]:
     """Where the trees of a step branch, how much their leaves share, and the share of the budgets that they used."""
     leaves = [(graph, graph.path(e.id)) for graph in graphs for e in graph.complete() if e.trained]

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.fixtures.distributions import Install, estimator_source, model_folder, write_distribution
-from verl_hier.cli import train
 from verl_hier.cli.main import main
+from verl_hier.ops import training
 
 Refused = Callable[..., str]
 
@@ -31,7 +31,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
     def started(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(train, "run", started)
+    monkeypatch.setattr(training, "launch", started)
 
     def run(*overrides: str, recipe: str = "himac_alfworld", path: Path | None = None) -> str:
         place = f"actor_rollout_ref.model.path={path or model}"

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
-from omegaconf import OmegaConf
 
 from tests.fixtures.distributions import Install, estimator_source, model_folder
-from verl_hier.cli import train
+from tests.fixtures.played_trainer import SOURCE
 from verl_hier.cli.main import main
+from verl_hier.ops import training
 from verl_hier.ops.new import EXAMPLES
 
 Run = Callable[..., tuple[int, str, str]]
@@ -255,57 +254,58 @@ async def store_graphs(path: Path) -> None:
     write_graphs(path, [graph])
 
 
-# ---- how a run ends ----------------------------------------------------------------------------------------------
+# ---- train -------------------------------------------------------------------------------------------------------
 
 
-def test_the_exit_code_and_our_error_come_back(capfd: pytest.CaptureFixture[str]) -> None:
-    code = (
-        "import sys; sys.stderr.write('(TaskRunner pid=1) verl_hier.errors.RolloutError: the server is gone\\n'); "
-        "sys.exit(7)"
-    )
-    assert train.run([sys.executable, "-c", code], dict(os.environ)) == (7, "the server is gone")
-    assert "the server is gone" in capfd.readouterr().err
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A script plays the process of verl's trainer, in an empty folder; returns the overrides of the model."""
+    (tmp_path / "played.py").write_text(SOURCE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "command", lambda recipe, overrides: ["played", *overrides])
+    return [f"actor_rollout_ref.model.path={model_folder(tmp_path / 'model')}", "trainer.total_training_steps=2"]
 
 
-def test_a_killed_run_has_the_shells_code() -> None:
-    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert train.run([sys.executable, "-c", code], dict(os.environ))[0] == 137
+def test_train_tells_the_steps_and_what_comes_next(verl_hier: Run, played: list[object]) -> None:
+    code, out, err = verl_hier("train", "quickstart", *played, "hier.sampler.plans=2", "--name", "one")
+    assert code == 0, err
+    assert "nested  plans=2" in out and "a new run in runs/quickstart/one" in out and "train.log" in out
+    assert "step 1/2  A: planner    success 0.10  return 0.05   8.1k tokens    2.0 s  2 s left" in out
+    lines = [" ".join(text.split()) for text in out.splitlines()]
+    assert "2 steps in 4 s; the last one: success 0.20, return 0.10" in lines
+    assert "policy runs/quickstart/one/model" in lines
+    assert lines[-1] == "next: verl-hier eval runs/quickstart/one"
 
 
-@pytest.mark.parametrize(
-    ("saved", "resume", "every", "words"),
-    [
-        (True, "auto", 5, "the same command goes on from step 12"),
-        (True, "disable", 5, "add trainer.resume_mode=auto to go on from step 12"),
-        (False, "auto", 5, "no checkpoint was written yet"),
-        (False, "auto", -1, "add trainer.save_freq=5"),
-    ],
-)
-def test_a_crash_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool, resume: str, every: int, words: str
+def test_train_ends_with_the_exit_code_of_the_run(
+    verl_hier: Run, played: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if saved:
-        (tmp_path / "latest_checkpointed_iteration.txt").write_text("12")
-    trainer = {"default_local_dir": str(tmp_path), "resume_mode": resume, "save_freq": every}
-    with pytest.raises(typer.Exit) as end:
-        train.raise_for(3, "the server is gone", OmegaConf.create({"trainer": trainer}))
-    assert end.value.exit_code == 3
-    sentence = capsys.readouterr().err.strip()
-    assert words in sentence and "exit code 3: the server is gone" in sentence and "\n" not in sentence
+    monkeypatch.setenv("FAIL_AT", "2")
+    code, _, err = verl_hier("train", "quickstart", *played, "--name", "one", "trainer.save_freq=1")
+    assert code == 7 and err.count("\n") == 1
+    assert err.startswith("verl-hier: the run ended with exit code 7: the server is gone - `verl-hier train quickstart")
+    monkeypatch.delenv("FAIL_AT")
+    code, out, err = verl_hier("train", "quickstart", "--resume")
+    assert code == 0 and "runs/quickstart/one goes on from step 1" in out, err
 
 
-def test_train_runs_verls_main_with_the_platform_of_the_recipe(
+def test_train_starts_verls_main_with_the_platform_of_the_recipe(
     verl_hier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(train, "run", lambda *call: seen.append(call) or (0, ""))
+
+    def launched(arguments: list[str], log: Path, variables: dict[str, str], *_: object, **__: object) -> int:
+        seen.append((arguments, variables))
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "launch", launched)
     place = f"actor_rollout_ref.model.path={model_folder(tmp_path / 'model')}"
     assert verl_hier("train", "quickstart", place, "hier.sampler.plans=2")[0] == 0
     ((arguments, variables),) = seen
-    assert arguments[1:] == [
-        *("-m", "verl.trainer.main_ppo", "--config-name", "quickstart"),
-        *(place, "++hier.sampler.plans=2"),
-    ]
+    main = ["verl.trainer.main_ppo", "--config-name", "quickstart", place, "++hier.sampler.plans=2"]
+    assert arguments[: len(main)] == main and "trainer.logger=[console,file]" in arguments
     assert variables["VERL_PLATFORM"] == "cpu"
 
 

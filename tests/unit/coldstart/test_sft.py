@@ -93,7 +93,7 @@ def test_progress_is_read_from_whole_lines_of_the_log(tmp_path):
         ):
             stream.write(text)
             stream.flush()
-            assert follow() is False and seen == known
+            assert follow(None) is False and seen == known
 
 
 @pytest.mark.slow

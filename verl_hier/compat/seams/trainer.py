@@ -59,6 +59,14 @@ TRAINERS = (
     override("_compute_metrics", "our metrics and the end-of-step hook", "batch", "metrics"),
     override("on_validate_begin", "what validation asks the servers is not counted as the step's"),
     override("on_validate_end", "as above"),
+    override("on_train_end", "a run whose epochs end before its total steps saves its last step too"),
+    seam(
+        "turns_of_rows",
+        f"{TRAINER}._compute_metrics",
+        "verl's metrics of turns are replaced, because they count those of rows",
+        reads(f"{TRAINER}._compute_metrics", '"training/num_turns/mean"'),
+        removal="when verl counts turns of sessions",
+    ),
     seam(
         "rollout_servers",
         f"{TRAINER}._rollout_server_managers",

@@ -1,0 +1,280 @@
+"""Training in a folder of its own: from which checkpoint a run goes on, how its steps are told, and what it leaves.
+
+`plan_run` decides and touches nothing; `start` trains, by verl's own entry point in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verl_hier.compat.launch import Tail, in_use, launch, parse_metrics
+from verl_hier.errors import HierError, RunEnded
+from verl_hier.ops.progress import Progress
+from verl_hier.ops.runs import RUNS, TRACKER, Run
+from verl_hier.recipe.catalogue import find
+from verl_hier.recipe.compose import command, compose
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Report = Callable[[str], None]
+_OUR_ERROR = re.compile(rb"verl_hier\.errors\.\w+: (.+)")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is about to start.
+
+    Attributes:
+        run: its folder.
+        recipe: a recipe's name, or the path of a YAML file.
+        overrides: Hydra overrides, as on the command line.
+        placed: further ones that put the run's files into its folder.
+        config: the composed config.
+        checkpoint: the one from which it goes on; None for a run that starts from the model.
+    """
+
+    run: Run
+    recipe: str
+    overrides: tuple[str, ...]
+    placed: tuple[str, ...]
+    config: DictConfig
+    checkpoint: Path | None
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint; 0 without one."""
+        return int(self.checkpoint.name.rpartition("_")[2]) if self.checkpoint else 0
+
+    @property
+    def total(self) -> int | None:
+        """The step after which the run ends; None when verl derives it from its epochs."""
+        steps = self.config.trainer.total_training_steps
+        return None if steps is None else int(steps)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the checkpoint is one of the run's own."""
+        if self.checkpoint is None or not self.run.recipe_file.is_file():
+            return False
+        return self.checkpoint.resolve().parent == self.run.checkpoints.resolve()
+
+
+def plan_run(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    resume: bool = False,
+    folder: Path | None = None,
+) -> Plan:
+    """Decide on the folder of a run, and from which checkpoint it goes on.
+
+    Args:
+        recipe: a recipe's name, or the path of a YAML file.
+        overrides: Hydra overrides. A run that is resumed keeps those of its last command, unless these replace them.
+        name: name of the run's folder; None for the present time, or with `resume` for the newest run.
+        resume: go on with a run; without a checkpoint of it this is an error. Where `name` is that of a run already,
+            verl's own rule decides (`trainer.resume_mode`).
+        folder: the run's folder, in place of `runs/<recipe>/<name>`.
+
+    Raises:
+        RecipeError: when the recipe does not compose.
+        HierError: when the run cannot be resumed, or another process is training in its folder.
+    """
+    runs = RUNS / find(recipe).name
+    if name is not None and (not name.strip(".") or Path(name).name != name):
+        raise HierError(f"--name: {name!r} cannot be the name of a folder.")
+    if resume:
+        run = _run_to_resume(runs, name)
+        given = {_key(text) for text in overrides} | {"trainer.resume_mode"}
+        overrides = [*(text for text in run.command[1:] if _key(text) not in given), *overrides]
+    else:
+        run = Run(folder or runs / (name or time.strftime("%Y-%m-%d_%H-%M-%S")))
+    if in_use(run.log):
+        raise HierError(f"another process is training in {run.folder}; choose another --name.")
+    config = compose(recipe, overrides)
+    placed = _place(run, config, {_key(text) for text in overrides}, resume)
+    plan = Plan(run, recipe, tuple(overrides), placed, config, _checkpoint_of(config))
+    if resume and not plan.step:
+        raise HierError(f"{run.folder} has no checkpoint to go on from; start it anew without --resume.")
+    if plan.total is not None and plan.step >= plan.total:
+        raise HierError(
+            f"{plan.checkpoint} is the end of a run of {plan.total} steps; to go on from there add for instance "
+            f"trainer.total_training_steps={2 * plan.total}."
+        )
+    return plan
+
+
+def _run_to_resume(runs: Path, name: str | None) -> Run:
+    known = Run.all_in(runs)
+    chosen = [run for run in known if name in (None, run.folder.name)]
+    if not chosen:
+        names = ", ".join(run.folder.name for run in known) or "no runs"
+        raise HierError(f"--resume: there is no run {name or ''} in {runs}, which holds {names}.".replace("  ", " "))
+    return chosen[-1]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _place(run: Run, config: DictConfig, given: set[str], resume: bool) -> tuple[str, ...]:
+    """Put the files of a run into its folder, except for those that the user has put elsewhere.
+
+    Args:
+        run: its folder.
+        config: the composed config; it is changed.
+        given: the keys that the user has set.
+        resume: whether a checkpoint has to be used.
+
+    Returns:
+        The changes as Hydra overrides.
+    """
+    from omegaconf import OmegaConf
+
+    folder, loggers = run.folder.resolve(), config.trainer.logger
+    loggers = [loggers] if isinstance(loggers, str) else list(loggers or ())
+    texts = {"trainer.default_local_dir": folder / "checkpoints", "hydra.run.dir": folder / "hydra"}
+    if config.hier.store.path is not None:
+        texts["hier.store.path"] = run.graphs.resolve()
+    if config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
+        # The processes of a cluster do not inherit the variables of this one.
+        texts |= {f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": Path(file) for name, file in _files(run).items()}
+    placed = {key: str(path) for key, path in texts.items() if key not in given}
+    overrides = [f"{'++' if key.startswith('ray') else ''}{key}={quoted(path)}" for key, path in placed.items()]
+    if resume and "trainer.resume_mode" not in given and config.trainer.resume_mode == "disable":
+        placed["trainer.resume_mode"] = "auto"
+        overrides.append("trainer.resume_mode=auto")
+    for key, text in placed.items():
+        if not key.startswith("hydra."):
+            OmegaConf.update(config, key, text, force_add=True)
+    if "file" not in loggers:
+        config.trainer.logger = [*loggers, "file"]
+        overrides.append(f"trainer.logger=[{','.join(config.trainer.logger)}]")
+    return tuple(overrides)
+
+
+def quoted(value: object) -> str:
+    """A value in Hydra's grammar, whatever its characters."""
+    escaped = str(value).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _files(run: Run) -> dict[str, str]:
+    """The variables that tell verl's loggers where to write."""
+    return {
+        "VERL_FILE_LOGGER_PATH": str(run.metrics_file.resolve()),
+        "TENSORBOARD_DIR": str(run.folder.resolve() / "tensorboard"),
+    }
+
+
+def _checkpoint_of(config: DictConfig) -> Path | None:
+    """The checkpoint from which verl would go on (`PPOTrainer._load_checkpoint`)."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path":
+        folder = Path(str(trainer.resume_from_path))
+        if not folder.is_dir() or not re.fullmatch(r"global_step_\d+", folder.name):
+            raise HierError(f"trainer.resume_from_path: {folder} is not the folder of a checkpoint, …/global_step_N.")
+        return folder
+    tracker = Path(trainer.default_local_dir) / TRACKER
+    if trainer.resume_mode == "disable" or not tracker.is_file():
+        return None
+    folder = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
+    return folder if folder.is_dir() else None
+
+
+def start(plan: Plan, report: Report, *, verbose: bool = False) -> Run:
+    """Train, and keep the policy of the last step.
+
+    Args:
+        plan: what `plan_run` has decided.
+        report: called with a line on what begins, and with a line for each step.
+        verbose: print all that verl prints, instead of a line for each step.
+
+    Raises:
+        RunEnded: when the run fails or is interrupted; the sentence says how to go on.
+        OSError: when the folder cannot be written to.
+    """
+    report(_prepare(plan))
+    run, progress = plan.run, Progress(plan.total)
+    steps = Tail(run.metrics_file)
+    output = Tail(run.log, run.log.stat().st_size if run.log.exists() else 0)
+    reason = b""
+
+    def watch(process: object) -> bool:
+        nonlocal reason
+        for line in output.lines():
+            found = _OUR_ERROR.search(line)
+            reason = found[1] if found else reason
+            if verbose:
+                sys.stdout.buffer.write(line)
+        for record in parse_metrics(steps.lines()):
+            if not verbose:
+                report(progress.line(record))
+        sys.stdout.flush()
+        return False
+
+    report(f"verl's output goes to {run.log}; its start takes a while")
+    try:
+        code = launch(
+            [*command(plan.recipe, plan.overrides), *plan.placed], run.log, _variables(plan), watch, append=True
+        )
+    except KeyboardInterrupt:
+        raise RunEnded(f"interrupted; {_cure(plan)}", 130) from None
+    except SystemExit as signal:
+        raise RunEnded(f"ended by a signal; {_cure(plan)}", int(signal.code or 1)) from None
+    if code:
+        why = f": {reason.decode(errors='replace').strip()}" if reason else f"; its messages are in {run.log}"
+        raise RunEnded(f"the run ended with exit code {code}{why} - {_cure(plan)}", code)
+    run.save_policy()
+    return run
+
+
+def _prepare(plan: Plan) -> str:
+    """Make the folder, and say in a sentence what happens to it."""
+    from omegaconf import OmegaConf
+
+    run, continues, aside = plan.run, plan.continues, None
+    if run.folder.exists() and not continues:
+        numbers = (run.folder.with_name(f"{run.folder.name}.{number}") for number in range(1, 10_000))
+        aside = run.folder.rename(next(path for path in numbers if not path.exists()))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.rewind(plan.step)
+    run.recipe_file.write_text(OmegaConf.to_yaml(plan.config, resolve=True))
+    with run.command_file.open("a") as file:
+        file.write(f"{shlex.join(['verl-hier', 'train', plan.recipe, *plan.overrides])}\n")
+    if continues:
+        return f"{run.folder} goes on from step {plan.step}"
+    moved = f"; the earlier one of this name, which is not resumed, is now {aside}" if aside else ""
+    return f"a new run in {run.folder}{f', from {plan.checkpoint}' if plan.checkpoint else ''}{moved}"
+
+
+def _variables(plan: Plan) -> dict[str, str]:
+    """Environment variables of the run: the driver must know the platform before it imports verl."""
+    variables = {"HYDRA_FULL_ERROR": "1", **_files(plan.run)}
+    if plan.config.trainer.device == "cpu":
+        # A thread for each process: rollout, training and environments share the cores.
+        variables |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return variables
+
+
+def _cure(plan: Plan) -> str:
+    """How to go on with a run that has ended early."""
+    run, save = plan.run, plan.config.trainer.save_freq
+    if run.step and run.folder.parent != RUNS / find(plan.recipe).name:
+        return f"its newest checkpoint is {run.checkpoint()}."
+    if run.step:
+        again = f"verl-hier train {shlex.quote(plan.recipe)} --name {shlex.quote(run.folder.name)} --resume"
+        return f"`{again}` goes on from step {run.step}."
+    if save > 0:
+        return f"no checkpoint was written yet (trainer.save_freq={save}), so it has to start anew."
+    return "it wrote no checkpoints; add trainer.save_freq=5 to be able to resume the next one."
