@@ -49,15 +49,13 @@ def evaluate(
     """Measure a policy on a split, without training."""
     from verl_hier.graph import write_graphs
     from verl_hier.ops.evaluation import evaluate as measure
-    from verl_hier.ops.players import run_of
     from verl_hier.ops.rollouts import Plan, finish, recipe_of
 
     given = list(overrides or ())
     if recipe is not None and "=" in recipe:  # without a recipe the first override takes its place
         given.insert(0, recipe)
         recipe = None
-    run = run_of(policy)
-    plan = Plan(split, tasks, n, temperature, seed, step=run.step if run else 0)
+    plan = Plan(split, tasks, n, temperature, seed)
     composed = recipe_of(policy, recipe, given)
     result, rollouts = finish(measure(policy, composed, plan, served_model, _progress))
     if graphs is not None:

@@ -14,6 +14,7 @@ from verl_hier.cli import (
     coldstart,
     create,
     distill,
+    env,
     evaluate,
     exchange,
     inspect,
@@ -60,6 +61,7 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (
         LOOKING,
         {
+            "env": env.env,
             "doctor": inspect.doctor,
             "plugins": inspect.plugins,
             "conformance": inspect.conformance,

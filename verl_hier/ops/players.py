@@ -18,7 +18,7 @@ from verl_hier.graph import RolloutGraph
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.runner import RolloutRunner
-from verl_hier.rollout import Policy, Request
+from verl_hier.rollout import Policy, Request, Sampler
 from verl_hier.rollout.task import Environments
 from verl_hier.served.client import ChatClient
 from verl_hier.served.policy import Messages, ServedPolicy, for_messages
@@ -43,8 +43,8 @@ class Player(Protocol):
     @property
     def refused(self) -> int: ...
 
-    async def play(self, request: Request) -> RolloutGraph:
-        """Roll out one task; any number of calls may run at once."""
+    async def play(self, request: Request, sampler: Sampler | None = None) -> RolloutGraph:
+        """Roll out one task; any number of calls may run at once. See `RolloutRunner.roll_out` for the sampler."""
 
     async def close(self) -> None:
         """Release processes and connections."""
@@ -65,9 +65,9 @@ class PolicyPlayer:
         """See `Player`."""
         return int(getattr(self._policy, "refused", 0))
 
-    async def play(self, request: Request) -> RolloutGraph:
+    async def play(self, request: Request, sampler: Sampler | None = None) -> RolloutGraph:
         """See `Player.play`."""
-        return await self._runner.roll_out(request, self._policy, self._pool)
+        return await self._runner.roll_out(request, self._policy, self._pool, sampler=sampler)
 
     async def close(self) -> None:
         """See `Player.close`."""
@@ -100,12 +100,12 @@ class LocalPlayer:
         self._make = make
         self._alone = asyncio.Lock()
 
-    async def play(self, request: Request) -> RolloutGraph:
+    async def play(self, request: Request, sampler: Sampler | None = None) -> RolloutGraph:
         """See `Player.play`."""
         environments: Environments = self._environment
         async with self._alone:
             policy = self._make(self._environment, self._messages)
-            return await self._runner.roll_out(replace(request, n=1), policy, environments)
+            return await self._runner.roll_out(replace(request, n=1), policy, environments, sampler=sampler)
 
     async def close(self) -> None:
         """See `Player.close`."""

@@ -13,7 +13,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.graph import RolloutGraph
 from verl_hier.ops.players import Player, Source, player_of, run_of
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.rollout import Request, Sampling
+from verl_hier.rollout import Request, Sampler, Sampling
 
 T = TypeVar("T")
 Progress = Callable[[RolloutGraph, int, int], None]
@@ -34,8 +34,9 @@ class Plan:
     """Sampling temperature, 0 for the likeliest token; None: that of `val_kwargs`, with `trees` that of training."""
     seed: int | None = None
     """Root of all random numbers; None: the recipe's `hier.seed`."""
-    step: int = 0
-    """Trainer step whose random numbers are drawn; those of a run's last validation have its last step."""
+    step: int | None = None
+    """Trainer step whose random numbers are drawn; None: the last one of the run whose policy plays, so that they are
+    those of its last validation, and 0 for other policies."""
     trees: bool = False
     """Roll out as in training, with the recipe's sampler and budget; otherwise episodes are independent of each other,
     as in validation."""
@@ -100,8 +101,16 @@ async def play(
     player: Player,
     plan: Plan,
     on_progress: Progress = lambda graph, done, tasks: None,
+    sampler: Sampler | None = None,
 ) -> list[RolloutGraph]:
     """Roll out the tasks of a plan, up to `hier.rollout.concurrent_tasks` of them at once; the player stays open.
+
+    Args:
+        recipe: the recipe.
+        player: plays it.
+        plan: what is played.
+        on_progress: see `Progress`.
+        sampler: decides which episodes exist in place of the recipe's sampler.
 
     Returns:
         One graph a task, in the order of the plan.
@@ -126,12 +135,12 @@ async def play(
                 "instruction": str(task.get("instruction", "")),
             },
             n=settled.n,
-            step=plan.step,
+            step=plan.step or 0,
             validate=not plan.trees,
             sampling=settled.sampling,
         )
         async with slots:
-            graph = await player.play(request)
+            graph = await player.play(request, sampler)
         done += 1
         on_progress(graph, done, len(settled.tasks))
         return graph
@@ -160,6 +169,9 @@ async def roll_out(
     plan = plan or Plan()
     if plan.seed is not None:
         recipe = replace(recipe, hier=replace(recipe.hier, seed=plan.seed))
+    if plan.step is None:
+        run = run_of(source)
+        plan = replace(plan, step=run.step if run else 0)
     settle(recipe, plan)  # before a model is loaded
     player = player_of(source, recipe, served_model)
     try:

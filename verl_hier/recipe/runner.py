@@ -9,7 +9,7 @@ from functools import partial
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout
+from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.rewards import rate
@@ -50,10 +50,18 @@ class RolloutRunner:
         policy: Policy,
         environments: Environments,
         on_lost: Callable[[EpisodeRecord], None] = lambda record: None,
+        sampler: Sampler | None = None,
     ) -> RolloutGraph:
         """The checked graph of one task, with the rewards of the recipe's reward functions.
 
         Validation plays independent episodes without a budget.
+
+        Args:
+            request: the task.
+            policy: generates the turns.
+            environments: opens environments.
+            on_lost: called with the record of each episode that is lost to its environment.
+            sampler: decides which episodes exist in place of the recipe's, or of independent episodes.
 
         Raises:
             RolloutError: when the policy server is gone, or a plugin or a reward function is broken.
@@ -73,10 +81,13 @@ class RolloutRunner:
         worker = parts.worker
         make_worker = partial(worker.spec.factory, worker.options)
         rollout = Rollout(request, setup, make_worker, Roles.of(worker.spec, worker.options))
-        sampler = parts.sampler.spec.factory(parts.sampler.options)
-        if request.validate:
-            independent = self.recipe.host.spec("sampler", "independent")
-            sampler = independent.factory(independent.options())
-        graph = await roll_out(rollout, sampler)
+        graph = await roll_out(rollout, sampler or self._sampler(request))
         await rate(graph, request.task, self.recipe.rewards)
         return graph
+
+    def _sampler(self, request: Request) -> Sampler:
+        if request.validate:
+            independent = self.recipe.host.spec("sampler", "independent")
+            return independent.factory(independent.options())
+        chosen = self.recipe.parts.sampler
+        return chosen.spec.factory(chosen.options)

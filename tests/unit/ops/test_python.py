@@ -1,0 +1,90 @@
+"""The functions of `import verl_hier`: light to import, typed, usable in a notebook, with callables as rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import verl_hier
+from verl_hier.errors import RecipeError
+from verl_hier.graph import read_graphs
+from verl_hier.rewards.formats import valid
+
+SMALL = {"hier.environment.validation": 3, "hier.environment.pool": 2}
+
+
+def test_the_package_stays_light_and_shows_what_it_has() -> None:
+    code = (
+        "import sys, verl_hier; assert 'evaluate' in dir(verl_hier); verl_hier.Reward\n"
+        "assert not {'torch', 'verl', 'ray', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert verl_hier.HierError.__name__ == "HierError"
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = verl_hier.trian
+    stub = Path(verl_hier.__file__).with_suffix(".pyi").read_text()
+    assert all(f" {name}" in stub for name in verl_hier.__all__ if name != "__version__"), "the stub names them all"
+
+
+def test_compose_takes_choices_words_and_mappings() -> None:
+    overrides = {"trainer.total_training_steps": 3, "hier.store.path": None, "hier.sampler": {"name": "independent"}}
+    config = verl_hier.compose("himac_alfworld", "hier.seed=5", size="cpu", overrides=overrides)
+    assert (config.hier.recipe.size, config.hier.seed, config.trainer.total_training_steps) == ("cpu", 5, 3)
+    assert config.hier.store.path is None and dict(config.hier.sampler) == {"name": "independent"}
+    assert verl_hier.compose("grpo_alfworld", size="node", server="sglang").hier.recipe.server == "sglang"
+    with pytest.raises(verl_hier.HierError, match="not offered for size=node"):
+        verl_hier.compose("quickstart", size="node")
+
+
+TEXTS = ["plain", "it's", r"a\d+\'b", "ends with \\", "\\\\", "a, b: {c}", "", "true", "Grüße\n12", '"quoted"', "a=b"]
+
+
+@pytest.mark.parametrize("value", [*TEXTS, 3, 1e-05, -2.5, True, None, [1, "it's"], {"a": {"b": ["x y", None]}}])
+def test_every_value_survives_as_an_override(value: object) -> None:
+    config = verl_hier.compose("himac_alfworld", overrides={"+extra": value})
+    found = config.extra
+    assert (found if not hasattr(found, "_content") else __import__("omegaconf").OmegaConf.to_container(found)) == value
+
+
+def test_a_policy_is_measured_in_a_running_loop_with_callables_as_rewards(tmp_path: Path) -> None:
+    def brief(episode: verl_hier.RatedEpisode) -> float:
+        return -float(len(episode.turns))
+
+    async def cell() -> verl_hier.Evaluation:
+        return verl_hier.evaluate(
+            "expert",
+            "himac_alfworld",
+            overrides=SMALL,
+            tasks=2,
+            reward_funcs=[brief, verl_hier.Reward(valid, 0.5, "turn", ("executor",))],
+            graphs=tmp_path / "graphs.jsonl",
+        )
+
+    result = asyncio.run(cell())
+    assert result.success is not None and result.success.mean == 1.0
+    assert result.rewards["brief"].mean == -result.turns
+    assert result.rewards["valid"].mean == 1.0
+    executor = next(role for role in result.roles if role.role == "executor")
+    assert result.ret.mean == pytest.approx(1.0 - result.turns + 0.5 * executor.turns)
+    for graph in read_graphs(tmp_path / "graphs.jsonl"):
+        assert graph.episodes[0].reward_info["brief"] == -len(graph.nodes)
+    assert len(verl_hier.roll_out("expert", "himac_alfworld", overrides=SMALL, tasks=[2])) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"tasks": 0}, "tasks must be at least 1, got 0"),
+        ({"reward_funcs": [valid, valid]}, "two functions have the same name"),
+        ({"reward_funcs": [valid], "reward_weights": [1, 2]}, "2 weights for 1 reward functions"),
+        ({"reward_funcs": [verl_hier.Reward(valid, roles=("boss",))]}, "has no role 'boss'"),
+        ({"overrides": {"a b": 1}}, "this is no key of a recipe"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(given: dict, sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        verl_hier.evaluate("expert", "himac_alfworld", **given)

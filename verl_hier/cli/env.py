@@ -1,0 +1,75 @@
+"""`env`: one task of an environment in the terminal, by hand, by the expert or by a model, through any worker."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from verl_hier.cli.check import Overrides
+from verl_hier.cli.evaluate import ServedModel
+from verl_hier.cli.inspect import Enable
+from verl_hier.cli.options import whole
+from verl_hier.cli.output import line
+
+
+def env(
+    environment: Annotated[
+        str | None, typer.Argument(metavar="[ENVIRONMENT]", help="Name of the environment; omitted: that of --recipe.")
+    ] = None,
+    overrides: Overrides = None,
+    worker: Annotated[
+        str | None, typer.Option(help="Who takes turns; omitted: the worker of a recipe of the environment.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Play what this recipe plays.")] = None,
+    expert: Annotated[bool, typer.Option("--expert", help="Let the environment's expert play.")] = False,
+    policy: Annotated[
+        str | None, typer.Option(help="Let a run, a model or an endpoint play, as in `verl-hier eval`.")
+    ] = None,
+    served_model: ServedModel = "",
+    task: Annotated[int, whole("Number of the task in its split.", least=0)] = 0,
+    split: Annotated[str | None, typer.Option(help="Split; omitted: the recipe's data.val_files.")] = None,
+    seed: Annotated[int | None, whole("Root of all random numbers; omitted: hier.seed.", least=0)] = None,
+    enable: Enable = None,
+) -> None:
+    """Play one task in the terminal, by hand unless a policy is named."""
+    from verl_hier.errors import HierError
+    from verl_hier.ops.players import EXPERT, player_of
+    from verl_hier.ops.rollouts import finish
+    from verl_hier.ops.telling import by_hand, recipe_for, tell
+    from verl_hier.recipe.composed import ComposedRecipe
+
+    given = list(overrides or ())
+    if environment is not None and "=" in environment:
+        given.insert(0, environment)
+        environment = None
+    if expert and policy:
+        raise HierError("choose one of --expert and --policy.")
+    if recipe is not None:
+        further = [f"hier.worker={{name: {worker}}}"] if worker else []
+        chosen = ComposedRecipe.named(recipe, [*further, *given])
+    elif environment is None:
+        raise HierError("name an environment (`verl-hier environments` lists them), or a recipe with --recipe.")
+    else:
+        chosen = recipe_for(environment, worker, given, enable or ())
+    source = EXPERT if expert else policy
+    if source:
+        player = player_of(source, chosen, served_model)
+    else:
+        player = by_hand(chosen, _ask, line)
+        line("Type what the agent says. `?` lists possible actions, a backslash at the end of a line goes on, and")
+        line("Ctrl-D ends the episode.")
+    parts = chosen.parts
+    line(f"{parts.environment.spec.name}, worker {parts.worker.spec.name}, played by {player.name}")
+    finish(tell(chosen, player, task, line, split, seed))
+
+
+def _ask(prompt: str) -> str | None:
+    sys.stdout.write(prompt)
+    sys.stdout.flush()
+    text = sys.stdin.readline()
+    if not text:
+        line()
+        return None
+    return text.rstrip("\n")
