@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compose": "verl_hier.ops.python",
+    "train": "verl_hier.ops.python",
     "roll_out": "verl_hier.ops.python",
     "evaluate": "verl_hier.ops.python",
     "Evaluation": "verl_hier.ops.evaluation",

@@ -1,9 +1,11 @@
-"""What notebooks and scripts call: `verl_hier.compose`, `roll_out` and `evaluate`."""
+"""What notebooks and scripts call: `verl_hier.compose`, `train`, `roll_out` and `evaluate`."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from verl_hier.ops.evaluation import evaluate as measure
 from verl_hier.ops.players import Source
 from verl_hier.ops.rollouts import Plan, finish, recipe_of
 from verl_hier.ops.rollouts import roll_out as play
+from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.rewards import check_rewards
 from verl_hier.rollout.rewards import Reward
@@ -51,6 +54,45 @@ def compose(
 
     config: DictConfig = composed(os.fspath(recipe), _words(words, size, model, server, overrides))
     return config
+
+
+def train(
+    recipe: Recipe,
+    *words: str,
+    size: str | None = None,
+    model: str | None = None,
+    server: str | None = None,
+    overrides: Overrides = (),
+    name: str | None = None,
+    resume: bool = False,
+    reward_funcs: RewardFunctions = (),
+    reward_weights: Sequence[float] | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Run:
+    """Check a recipe and train it with verl's own main in processes of their own, as `verl-hier train` does.
+
+    Args:
+        recipe, words, size, model, server, overrides: see `compose`.
+        name: name of the run's folder in `runs/<recipe>`; None for the present time.
+        resume: go on with the run of that name, or with the newest run of the recipe.
+        reward_funcs: reward functions besides those of the recipe, see `evaluate`; other processes have to import them.
+        reward_weights: see `evaluate`.
+        report: called with a line for each step; None prints it.
+
+    Returns:
+        The run; `run.model` is its policy.
+
+    Raises:
+        HierError: when the recipe cannot run, a reward function cannot be imported elsewhere, or the run fails.
+    """
+    from verl_hier.ops.training import plan_run, start
+    from verl_hier.recipe.check import check_recipe
+
+    rewards = _named(reward_funcs, reward_weights)
+    given = [*_words(words, size, model, server, overrides), *(_reward_word(*item) for item in rewards.items())]
+    plan = plan_run(os.fspath(recipe), given, name=name, resume=resume)
+    check_recipe(plan.config, offline=False, command=os.fspath(recipe))
+    return start(plan, report or _print)
 
 
 def roll_out(
@@ -224,3 +266,30 @@ def _name_of(function: Callable[..., Any] | Reward, number: int) -> str:
     named = function.function if isinstance(function, Reward) else function
     name = getattr(named, "__name__", "")
     return name if name.isidentifier() else f"reward_{number}"
+
+
+def _reward_word(name: str, reward: Reward) -> str:
+    """A reward as an override of `hier.rewards`, which names its function."""
+    function = reward.function
+    reference = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
+    if not _importable(reference):
+        raise RecipeError(
+            f"reward_funcs: {name!r} cannot be used in training, whose processes cannot import {reference}; put it "
+            "into a module of its own, in the working directory or in an installed package, and import it from there."
+        )
+    entry = {"function": reference, "weight": reward.weight, "per": reward.per}
+    entry |= {"roles": list(reward.roles), "agents": list(reward.agents), "options": dict(reward.options)}
+    return as_override(f"hier.rewards.{name}", entry)
+
+
+def _importable(reference: str) -> bool:
+    """Whether a new process in this directory can import a function."""
+    if reference.startswith(("__main__:", "None:")) or "<" in reference:
+        return False
+    code = f"from verl_hier.host.specs import named_function; named_function({reference!r}, '')"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

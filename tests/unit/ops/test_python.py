@@ -12,14 +12,16 @@ import pytest
 import verl_hier
 from verl_hier.errors import RecipeError
 from verl_hier.graph import read_graphs
-from verl_hier.rewards.formats import valid
+from verl_hier.ops.python import _named, _reward_word, as_override
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.rewards.formats import matches, short, valid
 
 SMALL = {"hier.environment.validation": 3, "hier.environment.pool": 2}
 
 
 def test_the_package_stays_light_and_shows_what_it_has() -> None:
     code = (
-        "import sys, verl_hier; assert 'evaluate' in dir(verl_hier); verl_hier.Reward\n"
+        "import sys, verl_hier; assert 'train' in dir(verl_hier); verl_hier.Reward\n"
         "assert not {'torch', 'verl', 'ray', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -88,3 +90,18 @@ def test_a_policy_is_measured_in_a_running_loop_with_callables_as_rewards(tmp_pa
 def test_a_wrong_call_is_one_sentence(given: dict, sentence: str) -> None:
     with pytest.raises(RecipeError, match=sentence):
         verl_hier.evaluate("expert", "himac_alfworld", **given)
+
+
+def test_rewards_for_training_are_named_in_the_recipe() -> None:
+    given = {"shape": verl_hier.Reward(matches, 0.3, "turn", ("planner",), options={"pattern": r"[a-z]\d+\'s (?=x)"})}
+    words = [_reward_word(name, reward) for name, reward in given.items()]
+    assert ComposedRecipe.named("himac_alfworld", words).rewards == given
+    weighted = _named([short, valid], [0.5, 2])
+    assert {name: reward.weight for name, reward in weighted.items()} == {"short": 0.5, "valid": 2.0}
+    assert list(_named([lambda episode: 0.0], None)) == ["reward_0"]
+
+
+def test_a_reward_that_training_cannot_import_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"'mine' cannot be used in training"):
+        _reward_word("mine", verl_hier.Reward(lambda episode: 0.0))
+    assert as_override("hier/size", "node") == "hier/size=node"
