@@ -13,6 +13,7 @@ import argparse
 import ast
 import asyncio
 import dataclasses
+import itertools
 import json
 import pkgutil
 import re
@@ -33,6 +34,9 @@ from verl_hier.host.describe import needs_of, options_of
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec, Kind, NoOptions, SamplerSpec, Spec, WorkerSpec
 from verl_hier.recipe import catalogue
+from verl_hier.recipe.checks.choices import CHOICES, SETS
+from verl_hier.recipe.checks.numbers import NUMBERS
+from verl_hier.recipe.checks.rule import rules
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.react import React, ReactOptions
@@ -323,6 +327,30 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def rules_of_the_check() -> Iterator[str]:
+    """What `verl-hier check` refuses, a table for each topic."""
+    for topic, found in itertools.groupby(rules(), key=lambda rule: rule.topic):
+        rows = [
+            (cell(rule.refuses.removeprefix("Refuse ")[:1].upper() + rule.refuses.removeprefix("Refuse ")[1:]),)
+            for rule in found
+        ]
+        yield from (f"### {topic}", "", *table(("refused",), *rows), "")
+
+
+def numbers() -> Iterator[str]:
+    """What the numbers of verl's own blocks may be."""
+    yield from table(("recipe line", "expected"), *((f"`{line}`", str(number)) for line, number in NUMBERS.items()))
+
+
+def words() -> Iterator[str]:
+    """Words that lines of verl's own blocks may hold."""
+    rows = [
+        (line, ", ".join("null" if word is None else f"`{word}`" for word in known)) for line, known in CHOICES.items()
+    ]
+    rows += [(line, "some of " + ", ".join(f"`{word}`" for word in known)) for line, known in SETS.items()]
+    yield from table(("recipe line", "expected"), *((f"`{line}`", text) for line, text in rows))
+
+
 def table(head: typing.Sequence[str], *rows: typing.Sequence[str]) -> Iterator[str]:
     """The lines of a Markdown table."""
     yield "| " + " | ".join(head) + " |"
@@ -344,6 +372,9 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "picture": picture,
     "commands": commands,
     "cold_starts": cold_starts,
+    "checks": rules_of_the_check,
+    "numbers": numbers,
+    "words": words,
     "options": lambda reference: options(pkgutil.resolve_name(reference)),
     "fields": lambda path, reference: fields(path, pkgutil.resolve_name(reference)),
     "part_pages": part_pages,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,18 +37,18 @@ _RULES: list[Rule] = []
 
 def rule(check: Check) -> Check:
     """Register a rule. Rules of a module look in the order in which they are written there."""
-    module = inspect.getdoc(inspect.getmodule(check)) or ""
+    module = inspect.cleandoc(getattr(sys.modules.get(check.__module__), "__doc__", None) or "")
     text = " ".join((inspect.getdoc(check) or "").partition("\n\n")[0].split())
     _RULES.append(Rule(module.partition("\n")[0].rstrip("."), text, check))
     return check
 
 
 def rules() -> Iterator[Rule]:
-    """All rules, in the order in which they look."""
+    """All rules, in the order in which they look; those of other modules come last."""
     for topic in TOPICS:
         importlib.import_module(f"{__package__}.{topic}")
     place = {f"{__package__}.{topic}": number for number, topic in enumerate(TOPICS)}
-    yield from sorted(_RULES, key=lambda known: place[known.check.__module__])
+    yield from sorted(_RULES, key=lambda known: place.get(known.check.__module__, len(place)))
 
 
 def value(config: Mapping[str, Any], line: str) -> Any:

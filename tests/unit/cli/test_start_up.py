@@ -1,0 +1,48 @@
+"""What commands import decides how long they take to start, whatever the machine is doing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "ray", "verl", "tensordict", "transformers", "pandas", "datasets")
+CONFIG = ("hydra", "omegaconf", "numpy", "pyarrow", "asyncio")
+RUN = """
+import sys
+from verl_hier.cli.main import app
+try:
+    app(args={arguments!r}, prog_name="verl-hier")
+except SystemExit as end:
+    assert not end.code, end.code
+loaded = set(sys.modules) & set({modules!r})
+assert not loaded, loaded
+assert len(sys.modules) < {most}, len(sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "modules", "most"),
+    [
+        # Under 0.3 s.
+        (["--help"], (*HEAVY, *CONFIG), 330),
+        (["train", "--help"], (*HEAVY, *CONFIG), 330),
+        # Under 1 s.
+        (["recipes"], HEAVY, 500),
+        (["recipes", "alfworld"], HEAVY, 500),
+        (["plugins"], HEAVY, 700),
+        (["estimators"], HEAVY, 700),
+        (["estimators", "gae"], HEAVY, 700),
+        (["workers"], HEAVY, 700),
+        (["environments", "search"], HEAVY, 700),
+        # Under 4 s.
+        (["check", "himac_alfworld"], HEAVY, 900),
+        (["check", "grpo_alfworld", "size=node"], HEAVY, 900),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_imports_no_more_than_it_needs(arguments: list[str], modules: tuple[str, ...], most: int) -> None:
+    code = RUN.format(arguments=arguments, modules=modules, most=most)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-500:]
