@@ -32,7 +32,7 @@ def new(
     into: Annotated[Path, typer.Option(help="Folder in which the package's folder or the recipe is made.")] = Path("."),
     like: Annotated[str, typer.Option(help="For a recipe: the one to copy.")] = "grpo_alfworld",
 ) -> None:
-    """Write a plugin package with a test, or a recipe, of your own."""
+    """Write a plugin package with a test, or a recipe."""
     from verl_hier.ops.new import create_package, create_recipe
 
     if kind is NewKind.recipe:

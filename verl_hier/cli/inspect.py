@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from verl_hier.cli.output import heading, line, table
+from verl_hier.cli.output import LIST, heading, line, table
 from verl_hier.errors import HierError
 
 if TYPE_CHECKING:
@@ -36,11 +36,21 @@ def enabled(recipe: str | None, more: list[str] | None) -> Mapping[str, bool]:
     return block | dict.fromkeys(more or (), True)
 
 
-def plugins(recipe: RecipeOption = None, enable: Enable = None) -> None:
+def plugins(
+    word: Annotated[
+        str | None, typer.Argument(metavar="[WORD]", help="List those with this in their name or in what they bring.")
+    ] = None,
+    recipe: RecipeOption = None,
+    enable: Enable = None,
+) -> None:
     """List installed plugins and what they bring."""
     from verl_hier.host.manager import discover
 
-    table(map(_row, discover(enabled(recipe, enable))), head=("plugin", "state", "distribution", "brings"))
+    rows = [_row(status) for status in discover(enabled(recipe, enable))]
+    found = [row for row in rows if (word or "").lower() in " ".join(row).lower()]
+    if not found:
+        raise HierError(f"no plugin has {word!r} in its name or in what it brings; `verl-hier plugins` lists them all.")
+    table(found, head=("plugin", "state", "distribution", "brings"), width=LIST)
 
 
 def _row(status: PluginStatus) -> tuple[str, str, str, str]:

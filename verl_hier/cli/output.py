@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 WIDE = 400
+LIST = 80
+"""Columns of a list in a pipe, and where the terminal does not say how wide it is."""
 
 
-def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """Aligned columns; the last one wraps on a terminal and is whole in a pipe."""
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), width: int = WIDE) -> None:
+    """Aligned columns; the last ones wrap on a terminal, and in a pipe where they are wider than `width` columns."""
     from rich.console import Console
     from rich.table import Table
 
@@ -25,7 +27,9 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
             for _ in row:
                 shown.add_column()
         shown.add_row(*(_plain(cell) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+    if shown.columns:
+        shown.columns[0].no_wrap = True
+    console = Console(width=None if sys.stdout.isatty() else width, highlight=False)
     with console.capture() as capture:
         console.print(shown)
     typer.echo("\n".join(text.rstrip() for text in capture.get().splitlines()))

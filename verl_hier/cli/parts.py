@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from verl_hier.cli.inspect import Enable, RecipeOption, enabled
-from verl_hier.cli.output import heading, line, table
+from verl_hier.cli.output import LIST, heading, line, table
 from verl_hier.host.describe import needs_of, options_of, page_of
 from verl_hier.host.specs import Kind
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from verl_hier.host.manager import PluginHost
     from verl_hier.host.specs import Spec
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Explain this one.")]
+Name = Annotated[
+    str | None, typer.Argument(metavar="[NAME|WORD]", help="Explain this one, or list those with this word.")
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Fields of the specs that are promises or needs, in the words of the recipe author.
 _FACTS = (
@@ -52,30 +54,35 @@ def command(kind: Kind) -> Callable[..., None]:
         from verl_hier.host.manager import PluginHost
 
         host = PluginHost.load(enabled(recipe, enable))
-        if name is None:
-            _list(host, kind)
-        else:
+        specs = _sorted(host, kind)
+        found = [spec for spec in specs if name is None or _speaks_of(spec, name)]
+        if name is not None and (name in host.specs(kind) or not found):
             explain(host, host.spec(kind, name))
+        else:
+            _list(host, kind, found)
 
     show.__doc__ = f"List the {kind}s, or explain one of them."
     return show
 
 
-def _list(host: PluginHost, kind: Kind) -> None:
-    """One line a part; estimators also say what they need and how sure they are."""
+def _list(host: PluginHost, kind: Kind, specs: list[Spec]) -> None:
+    """One entry a part; estimators also say what they need."""
     from verl_hier.host.specs import EstimatorSpec
 
-    specs = _sorted(host, kind)
     if kind == "estimator":
-        rows = [
-            (spec.name, needs_of(spec), spec.confidence, spec.source, f"docs/{spec.doc}", spec.summary)
-            for spec in specs
-            if isinstance(spec, EstimatorSpec)
-        ]
-        table(rows, head=(kind, "needs", "confidence", "source", "page", "in a line"))
-        return
-    plain = [(spec.name, spec.summary, host.provenance(kind, spec.name).plugin) for spec in specs]
-    table(plain, head=(kind, "in a line", "plugin"))
+        needs = [(spec.name, needs_of(spec), spec.summary) for spec in specs if isinstance(spec, EstimatorSpec)]
+        table(needs, head=(kind, "needs", "in a line"), width=LIST)
+    else:
+        plain = [(spec.name, spec.summary, host.provenance(kind, spec.name).plugin) for spec in specs]
+        table(plain, head=(kind, "in a line", "plugin"), width=LIST)
+
+
+def _speaks_of(spec: Spec, word: str) -> bool:
+    """Whether a word is in what the lists say of a part."""
+    from verl_hier.host.specs import EstimatorSpec
+
+    needs = needs_of(spec) if isinstance(spec, EstimatorSpec) else ""
+    return word.lower() in " ".join((spec.name, spec.summary, spec.source, needs)).lower()
 
 
 def explain(host: PluginHost, spec: Spec) -> None:

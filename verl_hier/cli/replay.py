@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from verl_hier.cli.check import Overrides, Reference
 from verl_hier.cli.options import Graphs
 from verl_hier.cli.output import line, table
@@ -18,6 +16,8 @@ def replay(
     overrides: Overrides = None,
 ) -> None:
     """Make stored rollouts again and say where they differ."""
+    import asyncio
+
     from verl_hier.compat.runner import runner_of
     from verl_hier.ops.replay import replay as replay_all
     from verl_hier.recipe.compose import compose

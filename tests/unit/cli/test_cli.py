@@ -131,17 +131,17 @@ def test_plugins_shows_state_origin_and_reason(verl_hier: Run, install: Install)
     rows = {line.split()[0]: line for line in verl_hier("plugins")[1].splitlines()}
     assert "enabled" in rows["himac"] and "estimator himac" in rows["himac"]
     assert "off" in rows["good"] and "good-dist 3.1" in rows["good"]
-    rows = {
-        line.split()[0]: line for line in verl_hier("plugins", "--enable", "good", "--enable", "boom")[1].splitlines()
-    }
-    assert "estimator good" in rows["good"] and "blocked" in rows["boom"] and "ZeroDivisionError" in rows["boom"]
+    out = verl_hier("plugins", "--enable", "good", "--enable", "boom")[1]
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert "estimator good" in rows["good"] and "blocked" in rows["boom"] and "ZeroDivisionError" in out
 
 
 @pytest.mark.parametrize("kind", ["environments", "workers", "samplers", "estimators", "schedules"])
 def test_parts_are_listed_and_explained(verl_hier: Run, kind: str) -> None:
     code, out, _ = verl_hier(kind)
     assert code == 0
-    names = [line.split()[0] for line in out.splitlines()[1:]]
+    names = [line.split()[0] for line in out.splitlines()[1:] if not line.startswith(" ")]
+    assert max(map(len, out.splitlines())) <= 80
     for name in names:
         code, out, _ = verl_hier(kind, name)
         assert code == 0 and f"options (hier.{kind[:-1]})" in out, name
@@ -445,3 +445,37 @@ def test_new_refuses_bad_names_and_existing_folders(verl_hier: Run, tmp_path: Pa
     assert "already is a built-in estimator" in verl_hier("new", "estimator", "grpo", "--into", tmp_path)[2]
     verl_hier("new", "worker", "twice", "--into", tmp_path)
     assert "exists" in verl_hier("new", "worker", "twice", "--into", tmp_path)[2]
+
+
+# ---- lists --------------------------------------------------------------------------------------------------------
+
+
+def test_lists_fit_a_terminal_and_take_a_word(verl_hier: Run) -> None:
+    for command in (("plugins",), ("plugins", "tree"), ("estimators", "gae"), ("recipes",), ("recipes", "alfworld")):
+        code, out, _ = verl_hier(*command)
+        assert code == 0 and max(map(len, out.splitlines())) <= 80, command
+    names = [row.split()[0] for row in verl_hier("estimators", "gae")[1].splitlines()[1:] if not row.startswith(" ")]
+    assert {"hiper", "marft"} <= set(names) and "grpo" not in names
+    assert "tree_grpo" in verl_hier("plugins", "TREE")[1] and "himac" not in verl_hier("plugins", "TREE")[1]
+    code, _, err = verl_hier("plugins", "nonsense")
+    assert code == 2 and "no plugin has 'nonsense'" in err
+
+
+# ---- what is missing here -----------------------------------------------------------------------------------------
+
+
+def test_check_lists_what_this_machine_lacks(verl_hier: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert verl_hier("check", "grpo_python_tool")[0] == 0
+    code, out, _ = verl_hier("check", "grpo_python_tool", "--ready")
+    assert code == 2 and "not ready on this machine:" in out
+    first = out.partition("first run:\n")[2].splitlines()
+    assert first[0].strip() == "verl-hier tiny grpo_python_tool" and first[-1].strip().startswith("verl-hier sft")
+    monkeypatch.setattr("verl_hier.recipe.checks.machine.available_bytes", lambda: 2**20)
+    assert "GiB are free" in verl_hier("check", "grpo_python_tool", "--ready")[1]
+
+
+def test_check_says_that_a_recipe_is_ready(verl_hier: Run, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    code, out, err = verl_hier("check", "grpo_python_tool", "--ready", f"actor_rollout_ref.model.path={model}")
+    assert code == 0 and "ready: this machine has everything that it needs" in out, err
