@@ -44,11 +44,10 @@ def rule(check: Check) -> Check:
 
 
 def rules() -> Iterator[Rule]:
-    """All rules, in the order in which they look; those of other modules come last."""
+    """All rules of the topics, in the order in which they look."""
     for topic in TOPICS:
-        importlib.import_module(f"{__package__}.{topic}")
-    place = {f"{__package__}.{topic}": number for number, topic in enumerate(TOPICS)}
-    yield from sorted(_RULES, key=lambda known: place.get(known.check.__module__, len(place)))
+        module = importlib.import_module(f"{__package__}.{topic}")
+        yield from (known for known in _RULES if known.check.__module__ == module.__name__)
 
 
 def value(config: Mapping[str, Any], line: str) -> Any:
