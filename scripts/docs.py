@@ -302,24 +302,24 @@ def cold_starts() -> Iterator[str]:
     rows = [
         (
             f"`{name}`",
-            f"{100 * one['success']:.0f} %",
-            str(one["tasks"]),
+            "{mean:.0%} ({low:.0%} to {high:.0%})".format(**one["success"]),
+            str(one["episodes"]),
             str(one["contexts"]),
             str(one["steps"]),
-            f"{one['cold_start_s']:.0f} s",
         )
         for name, one in found.items()
     ]
-    yield from table(("recipe", "success", "held-out tasks", "contexts shown", "SFT steps", "cold start"), *rows)
+    if rows:
+        yield from table(("recipe", "success", "held-out episodes", "contexts shown", "steps"), *rows)
+        conditions = dict.fromkeys(
+            f"{one['machine']}, verl {one['verl']}, torch {one['torch']}" for one in found.values()
+        )
+        dates = sorted(one["date"] for one in found.values())
+        yield from ("", f"Measured on {'; '.join(conditions)}, from {dates[0]} to {dates[-1]}.")
     shipped = [recipe.name for recipe in catalogue.recipes() if "cpu" in recipe.sizes]
     missing = [name for name in shipped if name not in found]
     if missing:
         yield from ("", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.")
-    if not found:
-        return
-    conditions = dict.fromkeys(f"{one['machine']}, verl {one['verl']}, torch {one['torch']}" for one in found.values())
-    dates = sorted(one["date"] for one in found.values())
-    yield from ("", f"Measured on {'; '.join(conditions)}, between {dates[0]} and {dates[-1]}.")
 
 
 def cell(text: str) -> str:

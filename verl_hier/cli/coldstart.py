@@ -24,6 +24,7 @@ def coldstart(recipe: Reference, overrides: Overrides = None) -> None:
 
     model = make(compose(recipe, overrides or ()))
     line(f"model: {model}")
+    line(f"how often it succeeds: {shlex.join(['verl-hier', 'eval', str(model), recipe, *(overrides or ())])}")
     line(f"next: {shlex.join(['verl-hier', 'train', recipe, *(overrides or ())])}")
 
 
