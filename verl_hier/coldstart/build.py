@@ -60,7 +60,7 @@ def build(*configs: Any, report: Callable[[str], None] = logger.info, progress: 
     started = time.monotonic()
     recipes = [ComposedRecipe.of(config) for config in configs]
     first = recipes[0]
-    settings, model, key = first.hier.coldstart, model_folder(first), _key(recipes)
+    settings, model, key = first.hier.coldstart, model_folder(first), key_of(recipes)
     known = read_record(model)
     if known.get("key") == key:
         report(f"the model exists already: {model}")
@@ -253,7 +253,7 @@ def _by_distillation(recipe: ComposedRecipe, environment: Part, tokenizer: Any, 
     return path / DATA
 
 
-def _key(recipes: list[ComposedRecipe]) -> str:
+def key_of(recipes: Sequence[ComposedRecipe]) -> str:
     """A hash of everything that the model depends on."""
 
     def plain(part: Part) -> Any:

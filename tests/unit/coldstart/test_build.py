@@ -9,10 +9,12 @@ import pyarrow.parquet as parquet
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_hier.coldstart.build import RECORD, build, demonstrate, model_folder, random_model, texts_of
+from verl_hier.coldstart.build import RECORD, build, demonstrate, key_of, model_folder, random_model, texts_of
+from verl_hier.coldstart.expert_policy import can_play
 from verl_hier.coldstart.vocabulary import split_words
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.compose import compose
+from verl_hier.recipe.catalogue import recipes
+from verl_hier.recipe.compose import compose, files_read_once
 from verl_hier.recipe.composed import ComposedRecipe
 
 SMALL = ("hier.environment.pool=6", "hier.environment.validation=2", "hier.coldstart.episodes=8")
@@ -60,12 +62,20 @@ def test_a_tokenizer_knows_what_its_worker_says() -> None:
     assert {"go", "on"} <= words("agentflow_alfworld", "hier.worker.verifier=true")
 
 
-def test_recipes_on_one_environment_with_one_worker_share_their_model() -> None:
-    folders: dict[Path, list[str]] = {}
-    for name in ("grpo_alfworld", "arpo_alfworld", "overprovision_alfworld", "at_grpo_alfworld", "himac_alfworld"):
-        folders.setdefault(model_folder(ComposedRecipe.named(name)), []).append(name)
-    assert [len(names) for names in folders.values()] == [3, 1, 1]
-    assert model_folder(ComposedRecipe.named("grpo_alfworld", ["server=vllm_cpu"])) not in folders
+def test_recipes_that_share_a_folder_share_the_model() -> None:
+    """A second recipe would otherwise make the model of the first one anew."""
+    keys: dict[Path, dict[str, list[str]]] = {}
+    with files_read_once():
+        for name in (shipped.name for shipped in recipes() if "cpu" in shipped.sizes):
+            recipe = ComposedRecipe.named(name)
+            keys.setdefault(model_folder(recipe), {}).setdefault(key_of([recipe]), []).append(name)
+            worker = recipe.parts.worker
+            assert can_play(worker) or worker.spec.transcribe, f"no expert can play {name}"
+    assert not {folder: found for folder, found in keys.items() if len(found) > 1}
+    shared = max((names for found in keys.values() for names in found.values()), key=len)
+    assert {"grpo_alfworld", "arpo_alfworld", "overprovision_alfworld"} <= set(shared)
+    assert not {"at_grpo_alfworld", "himac_alfworld"} & set(shared)
+    assert model_folder(ComposedRecipe.named("grpo_alfworld", ["server=vllm_cpu"])) not in keys
 
 
 @pytest.mark.parametrize(
