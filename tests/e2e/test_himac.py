@@ -29,6 +29,7 @@ WHOLE = [
     "trainer.save_freq=1",
     f"trainer.total_training_steps={STEPS}",
     "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
+    "hier.rewards.brief={function: 'verl_hier.rewards.formats:short', options: {characters: 8}, per: turn}",
     # One file a mini-batch, in the order of the steps.
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
 ]
@@ -78,6 +79,10 @@ def test_both_phases_train_their_own_tokens(whole, tmp_path):
     assert [phase_of(step) for step in run.steps] == ["A", "A", "B", "B", "A"]
     assert run.metric("hier/rows/trained")[0] == 2 * 4
     assert run.metric("hier/server/generated_tokens") == run.metric("hier/tokens/generated")
+    rated = [read_graphs(folder / "graphs" / f"step_{step:06d}.parquet") for step in range(1, STEPS + 1)]
+    notes = [[e.reward_info["brief"] for graph in graphs for e in graph.complete()] for graphs in rated]
+    assert run.metric("hier/reward/brief/mean") == pytest.approx([sum(note) / len(note) for note in notes])
+    assert 0 < sum(map(sum, notes)) < sum(map(len, notes)), "the reward function tells turns apart"
     files = sorted((folder / "probe").glob("*.pt"))
     assert len(files) >= STEPS
     first = list(read_graphs(folder / "graphs" / "step_000001.parquet"))

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from verl_hier.coldstart.episodes import LocalEnvironment
+from verl_hier.coldstart.distill import PreparedTurns, for_system
+from verl_hier.coldstart.episodes import LocalEnvironment, play
 from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
 from verl_hier.graph import RolloutGraph
+from verl_hier.host.specs import build_options
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.parts import Part
 from verl_hier.recipe.runner import RolloutRunner
 from verl_hier.rollout import Policy, Request, Sampler
 from verl_hier.rollout.task import Environments
@@ -26,6 +29,9 @@ from verl_hier.served.policy import Messages, ServedPolicy, for_messages
 EXPERT = "expert"
 """What the environment's own scripted expert is called where a model is asked for."""
 Source = str | os.PathLike[str] | Run
+
+
+MakePolicy = Callable[[LocalEnvironment, Messages, Request], Awaitable[Policy]]
 
 
 class Player(Protocol):
@@ -83,12 +89,13 @@ class LocalPlayer:
     See `Player`. All tasks are played with `n = 1`.
     """
 
-    def __init__(self, name: str, recipe: ComposedRecipe, make: Callable[[LocalEnvironment, Messages], Policy]) -> None:
+    def __init__(self, name: str, recipe: ComposedRecipe, make: MakePolicy) -> None:
         """
         Args:
             name: what results call it.
             recipe: the recipe.
-            make: makes the policy of one episode.
+            make: makes the policy of one episode from the environment, the renderer and the request; the environment
+                is reset afterwards.
         """
         self.name = name
         self.messages = True
@@ -104,7 +111,7 @@ class LocalPlayer:
         """See `Player.play`."""
         environments: Environments = self._environment
         async with self._alone:
-            policy = self._make(self._environment, self._messages)
+            policy = await self._make(self._environment, self._messages, request)
             return await self._runner.roll_out(replace(request, n=1), policy, environments, sampler=sampler)
 
     async def close(self) -> None:
@@ -115,18 +122,38 @@ class LocalPlayer:
 def expert(recipe: ComposedRecipe) -> LocalPlayer:
     """The environment's scripted expert, without mistakes.
 
+    For a worker that has `transcribe` it plays the system of `hier.coldstart` first, whose episode is then rewritten as
+    turns of the worker, as for distillation.
+
     Raises:
         RecipeError: when it cannot play the recipe's worker.
     """
-    worker = recipe.parts.worker
-    hierarchical = is_hierarchical(worker)
-    flawless = Noise(random_action=0.0, skip_stage=0.0)
+    worker, flawless = recipe.parts.worker, Noise(random_action=0.0, skip_stage=0.0)
+    played = worker if worker.spec.transcribe is None else _system(recipe)
+    hierarchical, limits = is_hierarchical(played), for_messages(recipe.limits)
 
-    def make(environment: LocalEnvironment, messages: Messages) -> Policy:
+    def play_as(environment: LocalEnvironment, messages: Messages) -> ExpertPolicy:
         rng = random.Random(0)
-        return ExpertPolicy(environment, messages.turn, flawless, rng, hierarchical, worker.options, remember=True)
+        return ExpertPolicy(environment, messages.turn, flawless, rng, hierarchical, played.options, remember=True)
+
+    async def make(environment: LocalEnvironment, messages: Messages, request: Request) -> Policy:
+        if played is worker:
+            return play_as(environment, messages)
+        theirs, index, seed = Messages(), int(request.identity["index"]), recipe.hier.seed or 0
+        policy, most = play_as(environment, theirs), for_system(limits)
+        _, transcript = await play(environment, request.task, played, policy, theirs, most, index, seed=seed)
+        try:
+            turns = worker.spec.transcribe(worker.options, transcript)
+        except ValueError:  # it cannot be told in this worker, so the expert says nothing
+            turns = []
+        return PreparedTurns(turns, messages.turn)
 
     return LocalPlayer(EXPERT, recipe, make)
+
+
+def _system(recipe: ComposedRecipe) -> Part:
+    spec = recipe.host.spec("worker", recipe.hier.coldstart.system)
+    return Part(spec, build_options(spec, {}))
 
 
 def served(recipe: ComposedRecipe, url: str, model: str = "") -> PolicyPlayer:

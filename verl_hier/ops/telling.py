@@ -13,7 +13,7 @@ from verl_hier.ops.players import LocalPlayer, Player
 from verl_hier.ops.rollouts import Plan, play
 from verl_hier.recipe.catalogue import Recipe, folder, recipes
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.rollout import Generation, Rollout, Sampler, Sampling, Scored
+from verl_hier.rollout import Generation, Request, Rollout, Sampler, Sampling, Scored
 from verl_hier.rollout.rollout import Episode
 from verl_hier.served.policy import Messages
 
@@ -106,7 +106,11 @@ class Person:
 
 def by_hand(recipe: ComposedRecipe, ask: Ask, report: Report) -> LocalPlayer:
     """A person as a player."""
-    return LocalPlayer(PERSON, recipe, lambda environment, messages: Person(ask, report, environment, messages))
+
+    async def make(environment: LocalEnvironment, messages: Messages, request: Request) -> Person:
+        return Person(ask, report, environment, messages)
+
+    return LocalPlayer(PERSON, recipe, make)
 
 
 async def tell(
