@@ -1,4 +1,4 @@
-"""Kits for authors of plugins: checks of estimators and environments, and scripted rollouts.
+"""Kits for authors of plugins: checks of all five kinds of parts, and scripted rollouts.
 
 Everything that an author needs is imported from here:
 
@@ -6,6 +6,8 @@ Everything that an author needs is imported from here:
 - `make_table`, `random_table`, `permuted`: turn tables from a few columns, at random, and in another order.
 - `credit_of`, `full_credit`, `builtin_estimators`: what built-in estimators give for a table.
 - `check_environment`: play an environment and hold it against everything that rollouts rely on.
+- `check_worker`, `check_sampler`: play a worker or a sampler without a model, and hold it against the same.
+- `check_schedule`: hold a schedule against everything that the trainer relies on.
 - `roll_out_scripted`, `replay_scripted`: a worker and a sampler with given answers instead of a model.
 - `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`: what scripted rollouts are made of.
 """
@@ -22,4 +24,7 @@ from verl_hier.testing.rollout import ScriptedPolicy as ScriptedPolicy
 from verl_hier.testing.rollout import WordTokenizer as WordTokenizer
 from verl_hier.testing.rollout import replay_scripted as replay_scripted
 from verl_hier.testing.rollout import roll_out_scripted as roll_out_scripted
+from verl_hier.testing.sampler import check_sampler as check_sampler
+from verl_hier.testing.schedule import check_schedule as check_schedule
 from verl_hier.testing.tables import make_table as make_table
+from verl_hier.testing.worker import check_worker as check_worker

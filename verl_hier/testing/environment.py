@@ -6,16 +6,14 @@ check_environment(SPEC, options)
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import pickle
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import psutil
 
 from verl_hier.environments.base import Environment, StepResult
@@ -24,6 +22,7 @@ from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import HierError
 from verl_hier.host.specs import EnvironmentSpec
+from verl_hier.testing.scene import changing_generators
 
 NONSENSE = "xyzzy no such action"
 Record = tuple[str, float, bool, bool, bool, tuple[str, ...], str | None]
@@ -161,7 +160,7 @@ class _Player:
     def check_neighbours(self, actions: list[str]) -> None:
         """Neither another instance in this process nor the global random generators change anything."""
         expected = self.history(actions)
-        with _changing_generators() as disturb:
+        with changing_generators() as disturb:
             (environment, step), (other, beside) = self._start(), self._start()
             got = [_record(step)]
             for action in actions:
@@ -308,23 +307,6 @@ class _Player:
 
     def _where(self) -> str:
         return f"{self._spec.name}, task {self._task.get('id', self._task['instruction'])!r}"
-
-
-@contextlib.contextmanager
-def _changing_generators() -> Iterator[Any]:
-    """Gives a function that changes the state of the global generators at every call; restores it at the end."""
-    draws = random.Random(0)
-    saved = random.getstate(), np.random.get_state()
-
-    def disturb() -> None:
-        random.seed(draws.random())
-        np.random.seed(draws.getrandbits(31))
-
-    try:
-        yield disturb
-    finally:
-        random.setstate(saved[0])
-        np.random.set_state(saved[1])
 
 
 def _resources() -> dict[str, int]:
