@@ -9,6 +9,7 @@ Everything that an author needs is imported from here:
 - `check_worker`, `check_sampler`: play a worker or a sampler without a model, and hold it against the same.
 - `check_schedule`: hold a schedule against everything that the trainer relies on.
 - `roll_out_scripted`, `replay_scripted`: a worker and a sampler with given answers instead of a model.
+- `Line`, `PLAN_AND_WALK`: a small world and a worker of two roles for them.
 - `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`: what scripted rollouts are made of.
 """
 
@@ -19,11 +20,13 @@ from verl_hier.testing.environment import check_environment as check_environment
 from verl_hier.testing.estimator import check_estimator as check_estimator
 from verl_hier.testing.estimator import permuted as permuted
 from verl_hier.testing.estimator import random_table as random_table
+from verl_hier.testing.line import Line as Line
 from verl_hier.testing.rollout import CharacterTokenizer as CharacterTokenizer
 from verl_hier.testing.rollout import ScriptedPolicy as ScriptedPolicy
 from verl_hier.testing.rollout import WordTokenizer as WordTokenizer
 from verl_hier.testing.rollout import replay_scripted as replay_scripted
 from verl_hier.testing.rollout import roll_out_scripted as roll_out_scripted
+from verl_hier.testing.sampler import PLAN_AND_WALK as PLAN_AND_WALK
 from verl_hier.testing.sampler import check_sampler as check_sampler
 from verl_hier.testing.schedule import check_schedule as check_schedule
 from verl_hier.testing.tables import make_table as make_table

@@ -24,6 +24,7 @@ from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import RolloutSetup
 from verl_hier.rollout.unfinished import UnfinishedEpisode
+from verl_hier.testing.line import Line
 
 _TASK = {"instruction": "do it"}
 _VOCABULARY = 1000
@@ -141,13 +142,21 @@ class InlinePool:
         return handle, await handle.open()
 
 
+class SideBySide(Sampler):
+    """`n` independent episodes."""
+
+    async def sample(self, rollout: Rollout) -> None:
+        """See `Sampler.sample`."""
+        await rollout.run([rollout.start() for _ in range(rollout.n)])
+
+
 async def roll_out_scripted(
     *,
-    environment: Callable[[], Environment],
     worker: WorkerSpec | Callable[[], Worker],
     options: Any = None,
-    sampler: Sampler,
     answer: Callable[[str, Sampling], str],
+    environment: Callable[[], Environment] = Line,
+    sampler: Sampler | None = None,
     task: Mapping[str, Any] | None = None,
     n: int = 4,
     seed: int = 0,
@@ -163,7 +172,8 @@ async def roll_out_scripted(
     """Roll out one task and return its checked graph and the policy, whose `prompts` are those it was given.
 
     A worker that is given as its spec is held to the roles that the spec declares and gets `options`, or its default
-    ones; a function that makes a worker says nothing about roles, so that every context is on level 0.
+    ones; a function that makes a worker says nothing about roles, so that every context is on level 0. Without a
+    sampler, `n` episodes are played side by side.
     """
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
     request = Request(
@@ -175,7 +185,7 @@ async def roll_out_scripted(
         unfinished=tuple(unfinished),
     )
     setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy)
-    return await roll_out(Rollout(request, setup, *_cast(worker, options)), sampler), scripted
+    return await roll_out(Rollout(request, setup, *_cast(worker, options)), sampler or SideBySide()), scripted
 
 
 async def replay_scripted(

@@ -22,8 +22,9 @@ from verl_hier.rollout import EndReason, EpisodeView, Limits, Rollout, Sampler, 
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences
 from verl_hier.rollout.unfinished import UnfinishedEpisode
+from verl_hier.testing.line import Line
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, replay_scripted, roll_out_scripted
-from verl_hier.testing.scene import Answer, Line, SlowSpeaker, Speaker, attempt, changing_generators
+from verl_hier.testing.scene import Answer, SlowSpeaker, Speaker, attempt, changing_generators
 
 LIMITS = Limits(max_turns=12, max_tokens_per_turn=64, context_tokens=4000)
 MOST_EPISODES = 64

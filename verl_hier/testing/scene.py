@@ -25,33 +25,6 @@ MOST_CALLS = 500
 """Actions of one episode of a kit; episodes that make progress need far fewer."""
 
 
-class Line(Environment):
-    """The kits' own world: positions on a line; `right` and `left` move, and the goal wins. Any action is answered."""
-
-    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        """See `Environment.reset`; the goal is 3 unless the task says another `goal`."""
-        self._goal, self._at = int(task.get("goal", 3)), 0
-        return self._answer(True)
-
-    def step(self, action: str) -> StepResult:
-        """See `Environment.step`."""
-        move = {"right": 1, "left": -1}.get(action.strip().lower(), 0)
-        self._at = max(0, self._at + move)
-        return self._answer(move != 0)
-
-    def _answer(self, valid: bool) -> StepResult:
-        won = self._at >= self._goal
-        return StepResult(
-            f"at {self._at}",
-            reward=float(won) - 0.1 * (not valid),
-            done=won,
-            valid=valid,
-            admissible=("right", "left"),
-            anchor=str(self._at),
-            info={"won": won},
-        )
-
-
 def wander(prompt: str, sampling: Sampling) -> str:
     """`right` or `left`, by the seed of the request."""
     return "right" if random.Random(sampling.seed).random() < 0.7 else "left"

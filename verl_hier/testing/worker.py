@@ -23,10 +23,10 @@ from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Limits, Rollout, Sampler, Sampling, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences
-from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, replay_scripted, roll_out_scripted
+from verl_hier.testing.line import Line
+from verl_hier.testing.rollout import CharacterTokenizer, SideBySide, WordTokenizer, replay_scripted, roll_out_scripted
 from verl_hier.testing.scene import (
     Answer,
-    Line,
     Speaker,
     Twist,
     Verbatim,
@@ -115,7 +115,7 @@ class _Subject:
         watch = Watch()
         rollout = roll_out_scripted(
             **self.cast(watch, twist),
-            sampler=sampler or _Side(),
+            sampler=sampler,
             answer=answer or self.answer,
             limits=limits,
             policy=Speaker,
@@ -128,13 +128,6 @@ class _Subject:
             self.spoken.add(node.role)
             self.columns |= {*node.extra, *(f"tokens.{mask}" for mask in node.masks)}
         return graph
-
-
-class _Side(Sampler):
-    """Episodes side by side."""
-
-    async def sample(self, rollout: Rollout) -> None:
-        await rollout.run([rollout.start() for _ in range(rollout.n)])
 
 
 def check_worker(
@@ -200,7 +193,7 @@ def check_replay(subject: _Subject) -> None:
                 stored,
                 subject.tokenizer,
                 **subject.cast(Watch()),
-                sampler=_Side(),
+                sampler=SideBySide(),
                 limits=ROOMY,
             )
             where = "played again on the recorded answers of an episode,"

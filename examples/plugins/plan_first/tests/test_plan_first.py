@@ -9,7 +9,7 @@ from verl_hier.credit.estimate import estimate
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
-from verl_hier.testing import check_estimator, make_table, roll_out_scripted
+from verl_hier.testing import check_estimator, check_sampler, check_worker, make_table, roll_out_scripted
 
 RECIPE = Path(__file__).parents[1] / "plan_first.yaml"
 
@@ -34,6 +34,14 @@ def test_the_estimator_passes_the_kit() -> None:
     check_estimator(estimator.ESTIMATOR)
 
 
+def test_the_worker_passes_the_kit() -> None:
+    check_worker(worker.WORKER, answer=answer)
+
+
+def test_the_sampler_passes_the_kit() -> None:
+    check_sampler(sampler.SAMPLER, worker=worker.WORKER, answer=answer, n=(3, 4))
+
+
 def test_a_plan_is_compared_with_plans_and_an_execution_with_executions() -> None:
     parents, levels = [-1, 0, 0, -1, 3, 3], [0, 1, 1, 0, 1, 1]
     table = make_table({"parent": parents, "plan": parents, "level": levels, "reward": [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]})
@@ -45,7 +53,7 @@ def test_executions_share_their_plan() -> None:
     graph, _ = asyncio.run(
         roll_out_scripted(
             environment=TwoSteps,
-            worker=lambda: worker.PlanFirst(worker.Options()),
+            worker=worker.WORKER,
             sampler=sampler.PlanFirst(sampler.Options(plans=2)),
             answer=answer,
             n=4,

@@ -1,4 +1,9 @@
 import warm_up as plugin
+from verl_hier.testing import check_schedule
+
+
+def test_kit() -> None:
+    check_schedule(plugin.SCHEDULE)
 
 
 def test_all_levels_learn_after_the_warm_up() -> None:
