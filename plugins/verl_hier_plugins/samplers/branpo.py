@@ -173,6 +173,7 @@ class BranPOSampler(Sampler):
         if trial.preference:
             trial.accepted = fork
             rollout.count("second_endings")
+            rollout.expected += 1
         else:
             fork.discard(EndReason.NOT_CHOSEN)
 

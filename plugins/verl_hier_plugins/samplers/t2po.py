@@ -63,9 +63,10 @@ class T2PO(Sampler):
         rollout.top_logprobs = self._options.top
         lines = [_Line(episode) for episode in start_episodes(rollout, rollout.n)]
         while running := [line for line in lines if not line.episode.over]:
-            lengths = [len(line.episode.path) for line in running]
+            turns = [len(line.episode.boundaries) for line in running]
             await advance_turn(rollout, [line.episode for line in running])
-            moved = [line for line, n in zip(running, lengths, strict=True) if len(line.episode.path) > n]
+            # A budget may end within a turn, which then cannot be measured.
+            moved = [line for line, n in zip(running, turns, strict=True) if len(line.episode.boundaries) > n]
             while moved := [line for line in moved if self._stalls(rollout, line)]:
                 moved = await self._again(rollout, moved)
 

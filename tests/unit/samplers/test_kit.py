@@ -19,7 +19,8 @@ HOST = PluginHost.load({"builtin": True})
 SPECS: dict[str, Any] = HOST.specs("sampler")
 REACT: Any = HOST.spec("worker", "react")
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((name, {}, {}) for name in SPECS if name != "rollback"),
+    *((name, {}, {}) for name in SPECS if name not in ("rollback", "treerpo")),
+    ("treerpo", {"children": 2, "depth": 2, "segment_tokens": 7}, {}),
     ("rollback", {}, {"worker": REACT, "answer": wander}),  # rolls back failures that were corrected
     ("nested", {"plans": 2, "select": "random", "greedy_trial": False}, {}),
     ("overprovision", {"launch": 1.5, "max_age": 1}, {}),

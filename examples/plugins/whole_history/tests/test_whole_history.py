@@ -9,9 +9,7 @@ def test_kit() -> None:
 
 
 def test_an_episode_is_played_to_its_end() -> None:
-    graph, policy = asyncio.run(
-        roll_out_scripted(worker=plugin.WORKER, answer=lambda prompt, sampling: "right", n=2)
-    )
+    graph, policy = asyncio.run(roll_out_scripted(worker=plugin.WORKER, answer=lambda prompt, sampling: "right", n=2))
     assert [episode.ret for episode in graph.complete()] == [1.0, 1.0]
     assert {(node.role, node.level) for node in graph.nodes} == {("agent", 0)}
     assert len(policy.prompts) == 6
