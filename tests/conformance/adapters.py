@@ -235,4 +235,6 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "t2po_resample": branch_fixtures.t2po_resample,
     "epo": state_fixtures.epo,
     "gdro": state_fixtures.gdro,
+    "rae": state_fixtures.rae,
+    "spiral_rae": state_fixtures.spiral_rae,
 }

@@ -1,4 +1,4 @@
-"""Adapters of the recorded cases of EPO and GDRO, whose statistics cross steps."""
+"""Adapters of the recorded cases of EPO, GDRO and RAE, whose statistics cross steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.conformance.builtin_parts import plugin_module
+from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import Case, Outputs
+from verl_hier.testing.builtin import full_credit
+from verl_hier.testing.tables import make_table
 
 _SCORE = {"debias_scores_ema": "ema", "debias_scores": "mean"}
 _NAMES = {
@@ -32,14 +34,21 @@ def _options(case: Case) -> Any:
     """The configuration of the released code as options of the schedule."""
     config = case["config"]
     options = {ours: config[theirs] for theirs, ours in _NAMES.items() if theirs in config}
+    # The released code clips these to what makes sense.
+    options["bins"] = max(2, options.get("bins", 10))
+    options["hysteresis"] = min(max(options.get("hysteresis", 0.0), 0.0), 0.49)
     options |= {"score": next((ours for theirs, ours in _SCORE.items() if config.get(theirs)), "sum")}
     if text := config.get("passk_edges", "").strip("[] "):
-        options["edges"] = tuple(float(edge) for edge in text.split(","))
+        options["edges"] = tuple(sorted({edge for edge in map(float, text.split(",")) if 0 < edge < 1}))
     if config.get("passk_focus_enable"):
         pairs = (pair.split(":") for pair in config.get("passk_focus_map", "").strip("{} ").split(",") if pair)
         options["focus"] = {number.strip(): float(factor) for number, factor in pairs}
     if case.get("arms"):
-        options |= {"arms": tuple(case["arms"]), "mean_episodes": float(case["bar_n"]), "dual_rate": case["dual_lr"]}
+        options |= {
+            "arms": tuple(sorted(set(case["arms"]))),
+            "mean_episodes": float(case["bar_n"]),
+            "dual_rate": case["dual_lr"],
+        }
     return plugin_module("schedules.gdro").GDROOptions(**options)
 
 
@@ -104,3 +113,66 @@ def epo(case: Case) -> Outputs:
         "epoch_weight": weight,
         "entropy_term": -case["entropy_coeff"] * (mean(entropy) - case["entropy_smooth_coeff"] * mean(penalty)),
     }
+
+
+def rae(case: Case) -> Outputs:
+    """Groups of episodes, one step each; an agent has one turn an episode."""
+    schedule = part("schedule", "rae", decay=case["decay"], score="role")
+    advantages, after = [], []
+    for group in case["groups"]:
+        traces = [(episode, trace) for episode, traces in enumerate(group) for trace in traces]
+        agents = sorted({trace["agent"] for _, trace in traces})
+        turns = {
+            "episode": [episode for episode, _ in traces],
+            "role": [agents.index(trace["agent"]) for _, trace in traces],
+            "reward": [float(trace["reward"]) for _, trace in traces],
+            "trained": [trace["trained"] for _, trace in traces],
+        }
+        table = make_table(turns, names={"role": agents, "source": ("game",)})
+        schedule.table_ready(table, 1)
+        values = full_credit("rae", table).values
+        credit = iter(None if not trace["trained"] else value for value, (_, trace) in zip(values, traces, strict=True))
+        advantages.append([[next(credit) for _ in traces] for traces in group])
+        means = schedule.state_dict()["means"]
+        after.append({name.removeprefix("game/"): mean for name, mean in means.items()})
+    return {"advantages": advantages, "baselines_after": after}
+
+
+def spiral_rae(case: Case) -> Outputs:
+    """Games of two players on one policy; a player's reward comes with the last of their turns."""
+    schedule = part(
+        "schedule",
+        "rae",
+        decay=case["decay"] if case["use_role_baseline"] else 1.0,
+        score="role",
+        reward_scale=case["reward_scaling"],
+    )
+    rows = [
+        (game, player, turn, cut)
+        for game, played in enumerate(case["games"])
+        for player, cuts in enumerate(played["truncated"])
+        for turn, cut in enumerate(cuts)
+    ]
+    games = case["games"]
+    turns = {
+        "episode": [game for game, *_ in rows],
+        "role": [player for _, player, *_ in rows],
+        "reward": [
+            float(games[game]["rewards"][player]) * (turn == games[game]["turns"][player] - 1)
+            for game, player, turn, _ in rows
+        ],
+        "complete": [not cut for *_, cut in rows],
+        "trained": [player in case["train_players"] for _, player, *_ in rows],
+    }
+    table = make_table(turns)
+    schedule.table_ready(table, 1)
+    options = {
+        "gamma": case["gamma"] if case["use_intermediate_rewards"] else 1.0,
+        "drop_zero": case["filter_zero_adv"],
+    }
+    credit = full_credit("rae", table, **options)
+    kept: list[list[dict[str, Any]]] = [[] for _ in games]
+    for (game, player, turn, cut), value, trained in zip(rows, credit.values, table["trained"], strict=True):
+        if trained and (value != 0 or not case["filter_zero_adv"]):
+            kept[game].append({"player": player, "turn": turn, "credit": float(value), "loss_mask": not cut})
+    return {"kept_turns": kept}

@@ -21,8 +21,10 @@ SMALL = {
     "adaptive_n": {"start": 2, "step": 1},
     "aepo": {"initial_rollouts": 2, "dynamic": True},
     "arpo": {"initial_rollouts": 2},
+    "at2po": {"chains": 2, "turns": 2},
     "nested": {"plans": 2},
     "tree_grpo": {"trees": 2, "leaves": 2},
+    "treerpo": {"children": 2, "depth": 2, "segment_tokens": 4},
 }
 """Options of samplers whose defaults do not fit four leaves; the others run as they come."""
 
@@ -38,11 +40,15 @@ def test_each_sampler_trains_and_is_repeatable(train, byte_model, probes, tmp_pa
         f"hier.sampler={{name: rotation, steps: {STEPS}, samplers: {blocks}}}".replace('"', ""),
         f"hier.store.path={tmp_path}/graphs",
         f"trainer.total_training_steps={STEPS * len(names)}",
+        # A schedule that remembers, and that reads the losses of the updated policy.
+        "hier.estimator={name: gdro}",
+        "hier.schedule={name: gdro, rate: 5.0, score: ema}",
         "trainer.total_epochs=100",
     ]
     run = train("grpo_bytes", overridden(overrides))
     assert run.code == 0, run.log[-3000:]
     assert [step["step"] for step in run.steps] == list(range(1, STEPS * len(names) + 1))
+    assert max(run.metric("hier/gdro/weight_max")) > 1, "no class ever weighed more than another one"
     monkeypatch.syspath_prepend(str(probes))
     recipe = probes / "grpo_bytes.yaml"
     runner = runner_of(
@@ -58,5 +64,6 @@ def test_each_sampler_trains_and_is_repeatable(train, byte_model, probes, tmp_pa
         rows = [row for graph in graphs for row in graph_rows(graph, lambda node: True)]
         assert step["hier/rows/trained"] == len(rows) > 0, name
         assert step["actor/grad_norm"] > 0, name
+        assert step["hier/gdro/weight_max"] >= 1 - 1e-9, name
         for one in asyncio.run(replay(file, runner)):
             assert one.differences == (), (name, one.differences[:3])

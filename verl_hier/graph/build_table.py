@@ -109,6 +109,7 @@ class TableBuilder:
             "done": node.done,
             "truncated": node.truncated,
             "valid": node.valid,
+            "complete": node.stop_reason not in ("length", "aborted"),
             "n_tokens": len(node.action),
             "anchor": anchor,
             "entropy": entropy,

@@ -35,6 +35,7 @@ TURN_COLUMNS: dict[str, str] = {
     "done": "bool; the task ended with this turn",
     "truncated": "bool; the episode was cut after this turn",
     "valid": "bool; the action was understood",
+    "complete": "bool; the turn ended by itself, and was not cut by its limit of tokens",
     "trained": "bool; the turn may be credited and trained (false for greedy evaluation and frozen roles)",
     "n_tokens": "int; action tokens of the turn",
     "anchor": "int; state before the action, equal numbers mean equal states, -1 when the environment gives none",

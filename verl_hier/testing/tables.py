@@ -13,7 +13,7 @@ from verl_hier.errors import CreditError
 from verl_hier.graph.turn_table import TurnTable
 
 Array = NDArray[Any]
-_BOOLS = {"done": False, "truncated": False, "valid": True, "trained": True}
+_BOOLS = {"done": False, "truncated": False, "valid": True, "complete": True, "trained": True}
 
 
 def make_table(

@@ -20,6 +20,8 @@ class RAEOptions:
     """Discount for each turn of the same role between a turn and the end of its episode."""
     drop_zero: bool = True
     """Leave turns out of the loss whose credit is exactly 0."""
+    mask_cut: bool = True
+    """Leave turns out of the loss that their limit of tokens has cut."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma <= 1:
@@ -32,7 +34,12 @@ def advantage(table: TurnTable, options: RAEOptions) -> Credit:
     if options.gamma != 1:
         credit = credit * options.gamma ** turns_left(table)
     credit = trained_only(table, credit)
-    return Credit(credit, weight=(credit != 0).astype(np.float64) if options.drop_zero else None)
+    kept = np.ones(len(table), bool)
+    if options.drop_zero:
+        kept &= credit != 0
+    if options.mask_cut:
+        kept &= np.asarray(table["complete"], bool)
+    return Credit(credit, weight=kept.astype(np.float64))
 
 
 def turns_left(table: TurnTable) -> np.ndarray:
@@ -53,7 +60,7 @@ def hier_estimators() -> EstimatorSpec:
         RAEOptions,
         summary="return minus a running mean of the role's returns, which crosses steps; no group",
         source="arXiv 2506.24119; spiral-rl/spiral train_spiral.py",
-        requires=("own_return", "baseline", "trained"),
+        requires=("own_return", "baseline", "complete", "trained"),
         needs_groups=False,
         confidence="A",
     )

@@ -42,7 +42,7 @@ VARIANTS = {
     "epo": [{"strength": 1.0}],
     "epo_explicit": [{"gamma": 0.9}],
     "ipa": [{"most_mismatch": None, "offset": 0.5}],
-    "rae": [{"gamma": 0.9, "drop_zero": False}],
+    "rae": [{"gamma": 0.9, "drop_zero": False, "mask_cut": False}],
     "rtmc": [{"gamma": 0.9, "shrink": 1.0}],
     "treerpo": [{"scale": "none", "least_spread": 0.0}],
 }

@@ -230,7 +230,10 @@ def test_rae_example():
     turns = {"episode": [0, 0, 1], "role": [0, 1, 0], "own_return": [1.0, -1.0, 0.5], "baseline": [0.25, 0.0, 0.5]}
     credit = full_credit("rae", make_table(turns))
     assert credit.values.tolist() == [0.75, -1.0, 0.0] and credit.weight.tolist() == [1, 1, 0]
-    assert full_credit("rae", make_table(turns), drop_zero=False).weight is None
+    assert full_credit("rae", make_table(turns), drop_zero=False).weight.tolist() == [1, 1, 1]
+    cut = make_table({**turns, "complete": [True, False, True]})
+    assert full_credit("rae", cut).weight.tolist() == [1, 0, 0]
+    assert full_credit("rae", cut, mask_cut=False).weight.tolist() == [1, 1, 0]
 
 
 @SEEDS
