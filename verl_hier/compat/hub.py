@@ -20,7 +20,7 @@ def require_on_hub(model: str | os.PathLike[str], option: str) -> None:
     Raises:
         RecipeError: when the hub does not know the name, or cannot be asked.
     """
-    name = os.fspath(model)
+    name, where = os.fspath(model), option.removesuffix(":")
     if Path(name).expanduser().exists() or os.environ.get("VERL_USE_MODELSCOPE", "").lower() == "true":
         return
     from httpx import TransportError
@@ -33,11 +33,11 @@ def require_on_hub(model: str | os.PathLike[str], option: str) -> None:
         HfApi().model_info(name, timeout=PATIENCE_S)
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise RecipeError(
-            f"{option}: {name!r} is neither a folder here nor a model on the hub that you may read; correct it, log in "
+            f"{where}: {name!r} is neither a folder here nor a model on the hub that you may read; correct it, log in "
             "with `hf auth login`, or make a small model with `verl-hier tiny RECIPE`."
         ) from error
     except (TransportError, OfflineModeIsEnabled, HfHubHTTPError) as error:
         raise RecipeError(
-            f"{option}: {name!r} is neither a folder here nor in the hub's cache, and the hub cannot be asked "
+            f"{where}: {name!r} is neither a folder here nor in the hub's cache, and the hub cannot be asked "
             f"({first_line(error)}); name a folder, or download the model first with `hf download {name}`."
         ) from error

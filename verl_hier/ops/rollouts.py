@@ -193,11 +193,18 @@ def recipe_of(source: Source, recipe: str | os.PathLike[str] | None, overrides: 
     run = run_of(source)
     if run is None:
         raise RecipeError(f"name the recipe that {source} is to play; `verl-hier recipes` lists them.")
+    config = run.recipe()
+    groups = [text for text in overrides if text.partition("=")[0].partition(".")[0] not in config]
+    if groups:
+        raise RecipeError(
+            f"{groups[0]}: the recipe of a run is composed already, so only its keys can be set; name a recipe to "
+            "choose anew."
+        )
     if overrides:
         from omegaconf import OmegaConf
 
-        return ComposedRecipe.of(OmegaConf.merge(run.recipe(), OmegaConf.from_dotlist(list(overrides))))
-    return ComposedRecipe.of(run.recipe())
+        config = OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides)))
+    return ComposedRecipe.of(config)
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:

@@ -19,6 +19,7 @@ from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.graph import EpisodeRecord, Node, RolloutGraph, read_graphs
 from verl_hier.ops.evaluation import average, evaluate, measure, model_tokens, share
 from verl_hier.ops.rollouts import Plan, finish, recipe_of, roll_out
+from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe
 
 SMALL = (
@@ -134,6 +135,26 @@ def test_a_model_in_this_process_plays_as_the_recipe_validates(model: Path, hous
     assert greedy[0].task["index"] == 1
     first, second = (greedy[0].path(episode.id) for episode in greedy[0].complete())
     assert [greedy[0].nodes[i].action for i in first] == [greedy[0].nodes[i].action for i in second]
+
+
+def test_a_run_plays_its_own_recipe_with_its_saved_policy(
+    model: Path, households: ComposedRecipe, tmp_path: Path
+) -> None:
+    from omegaconf import OmegaConf
+
+    (tmp_path / "recipe.yaml").write_text(OmegaConf.to_yaml(households.config, resolve=True))
+    (tmp_path / "model").symlink_to(model)
+    newest = tmp_path / "checkpoints" / "global_step_7"
+    newest.mkdir(parents=True)
+    (newest.parent / "latest_checkpointed_iteration.txt").write_text("7")
+    own = recipe_of(tmp_path, None, ("hier.environment.validation=2",))
+    result, graphs = asyncio.run(evaluate(Run.open(tmp_path), own))
+    assert (result.recipe, result.tasks, result.episodes) == ("himac_alfworld", 2, 2)
+    assert {graph.step for graph in graphs} == {7}, "the random numbers of its last validation"
+    with pytest.raises(RecipeError, match="size=node: the recipe of a run is composed already"):
+        recipe_of(tmp_path, None, ("size=node",))
+    other, _ = asyncio.run(evaluate(str(tmp_path), ComposedRecipe.named("grpo_alfworld", SMALL), Plan(tasks=1)))
+    assert other.worker == "react"
 
 
 def test_trees_of_a_saved_model_are_those_of_training(model: Path, households: ComposedRecipe) -> None:
