@@ -4,7 +4,7 @@ import pytest
 
 from tests.fixtures import rollout_graphs
 from verl_hier.graph import EpisodeRecord, Node, RolloutGraph
-from verl_hier.training.metrics import tree_metrics
+from verl_hier.training.metrics import tree_metrics, turn_metrics
 
 
 def node(number, parent, observation, action, **more):
@@ -53,3 +53,14 @@ def test_chains_share_nothing():
     assert found["hier/tree/token_ratio"] == 1.0 and found["hier/tree/fork_rate"] == 0.0
     assert "hier/tree/branch_position" not in found
     assert tree_metrics([RolloutGraph({"uid": "u"})]) == {}
+
+
+def test_turns_are_those_of_whole_episodes(tree):
+    assert turn_metrics([]) == {}
+    lengths = [len(tree.path(episode.id)) for episode in tree.complete()]
+    found = turn_metrics([tree])
+    assert found["num_turns/mean"] == found["training/num_turns/mean"] == sum(lengths) / len(lengths)
+    assert (found["num_turns/min"], found["num_turns/max"]) == (min(lengths), max(lengths))
+    first = tree.nodes[tree.path(0)[-1]]
+    tree.split(first, 1)
+    assert turn_metrics([tree]) == found, "a turn in two pieces is one turn"
