@@ -15,6 +15,7 @@ import pytest
 from tests.fixtures.distributions import Install, estimator_source, model_folder
 from tests.fixtures.played_trainer import SOURCE
 from verl_hier.cli.main import main
+from verl_hier.cli.output import StepBar
 from verl_hier.ops import training
 from verl_hier.ops.new import EXAMPLES
 
@@ -317,6 +318,22 @@ def test_cold_start_commands_say_what_comes_first(verl_hier: Run, tmp_path: Path
     assert code == 2 and "verl-hier tiny quickstart" in err
     code, _, err = verl_hier("sft", tmp_path / "none.parquet", "--model", tmp_path)
     assert code == 2 and "verl-hier demos RECIPE" in err
+
+
+def test_a_cold_start_is_for_small_models(verl_hier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (("coldstart",), ("train", "--from-scratch")):
+        code, _, err = verl_hier(*command, "himac_alfworld", "size=node")
+        assert code == 2 and err.startswith("verl-hier: hier/model: himac_alfworld trains Qwen/Qwen2.5-1.5B-Instruct")
+    assert not any(tmp_path.iterdir())
+
+
+def test_progress_outside_of_a_terminal_is_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    with StepBar("training") as bar:
+        for step in (1, 2, 3, 19, 20):
+            bar(step, 20, 1 / step)
+    lines = [text.strip() for text in capsys.readouterr().out.splitlines()]
+    assert lines == ["step 2 of 20, loss 0.500", "step 19 of 20, loss 0.053", "step 20 of 20, loss 0.050"]
 
 
 def test_tiny_and_demos_make_what_the_recipe_needs(verl_hier: Run, tmp_path: Path) -> None:
