@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import pickle
 import random
 import threading
@@ -19,9 +18,9 @@ import psutil
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import OffersExpert
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
-from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import HierError
 from verl_hier.host.specs import EnvironmentSpec
+from verl_hier.testing.environment_spec import check_declared, check_splits, tasks_to_play
 from verl_hier.testing.scene import changing_generators
 
 NONSENSE = "xyzzy no such action"
@@ -41,11 +40,12 @@ def check_environment(
 ) -> None:
     """Play an environment and fail with a sentence where it breaks its contract.
 
-    Checked: tasks are JSON-able; the splits share none; equal task, seed and actions give equal steps, also while other
-    instances run in the same process and draw from its global random generators; a nonsensical action is answered with
-    `valid=False` and changes nothing; equal anchors come with equal admissible actions; a fork is equal to its source,
-    independent of it, and outlives it; closing leaves no thread, process or open file behind; the process pool gives
-    the same steps, also by replay after a crash, and a call that exceeds its time limit loses its own episode only.
+    Checked: tasks are JSON-able; the splits share none; what the spec declares is true; equal task, seed and actions
+    give equal steps, also while other instances run in the same process and draw from its global random generators; a
+    nonsensical action is answered with `valid=False` and changes nothing; equal anchors come with equal admissible
+    actions; a fork is equal to its source, independent of it, and outlives it; closing leaves no thread, process or
+    open file behind; the process pool gives the same steps, also by replay after a crash, and a call that exceeds its
+    time limit loses its own episode only.
 
     An environment that lists no admissible actions is played with `actions`, else by its expert, else with nonsense.
 
@@ -63,8 +63,8 @@ def check_environment(
         AssertionError: with a sentence about what is wrong.
     """
     options = spec.options() if options is None else options
-    played_tasks = _tasks(spec, options, split, tasks)
-    _check_splits(spec, options)
+    played_tasks = tasks_to_play(spec, options, split, tasks)
+    check_splits(spec, options)
     for number, task in enumerate(played_tasks):
         player = _Player(spec, options, task, seed, random.Random(f"{seed}-{number}"), tuple(actions))
         played = player.play(steps)
@@ -77,37 +77,7 @@ def check_environment(
         if isolated:
             asyncio.run(_check_pool(spec, options, task, seed, played, player.history(played)))
             player.close()
-
-
-def _tasks(spec: EnvironmentSpec, options: Any, split: str, count: int) -> list[Mapping[str, Any]]:
-    assert spec.tasks is not None, f"the spec {spec.name!r} has no `tasks` function"
-    found = spec.tasks(options, split)
-    assert found, f"{spec.name}: `tasks` gives no task for the split {split!r}"
-    assert found == spec.tasks(options, split), f"{spec.name}: `tasks` gives other tasks when it is called again"
-    for task in found[:count]:
-        assert task == json.loads(json.dumps(task)), f"{spec.name}: the task {task} is not JSON-able"
-        assert "instruction" in task, f"{spec.name}: a task needs an `instruction`, which tells the policy what to do"
-    return list(found[:count])
-
-
-def _check_splits(spec: EnvironmentSpec, options: Any) -> None:
-    """No task is in two of the splits `train`, `val` and, where there is one, `test`; an `id` makes no difference."""
-    assert spec.tasks is not None
-    found: dict[str, str] = {}
-    for split in SPLITS:
-        try:
-            tasks = spec.tasks(options, split)
-        except Exception as error:
-            text = f"{spec.name}: `tasks` raises {type(error).__name__} for the split {split!r}: {error}"
-            assert split == "test", text
-            continue
-        for task in tasks:
-            content = json.dumps({key: value for key, value in task.items() if key != "id"}, sort_keys=True)
-            other = found.setdefault(content, split)
-            assert other == split, (
-                f"{spec.name}: the task {task} is in the split {other!r} and in {split!r}, so that training sees what "
-                "is measured; `verl_hier.environments.splits.split_of` divides tasks by their content"
-            )
+    check_declared(spec, options, split, seed)
 
 
 class _Player:

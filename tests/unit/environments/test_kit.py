@@ -254,3 +254,17 @@ def test_what_is_no_environment():
     with pytest.raises(AssertionError, match="gave no Environment"):
         check_environment(spec(factory=lambda options: Thing()), tasks=1, isolated=False)
     assert issubclass(Counter, Environment)
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ({"info": ("total", "moon")}, "lists 'moon'"),
+        ({"splits": ("val",)}, "does not list the split 'train'"),
+        ({"pool": lambda options, split: 1}, "2 tasks in 'train', and the `pool` of its spec says 1"),
+        ({"names_states": False}, "says names_states=False, and the answer to a reset has an anchor"),
+    ],
+)
+def test_specs_that_declare_what_is_not_true_are_refused(declared, sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        check_environment(dataclasses.replace(spec(), **declared), tasks=1, isolated=False)

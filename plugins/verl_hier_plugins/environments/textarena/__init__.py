@@ -15,7 +15,8 @@ SPEC = EnvironmentSpec(
     tasks=lazy("verl_hier_plugins.environments.textarena.tasks:tasks"),
     can_fork=True,
     names_states=True,
-    info=("player", "players", "won", "score", "rules", "seat"),
+    # A reset names more where the seat is fixed.
+    info=None,
     splits=SPLITS,
     pool=pool,
     summary="TextArena's puzzles and games: alone, against a random opponent, or every seat a policy",
