@@ -14,8 +14,11 @@ from verl_hier.graph import RolloutGraph
 from verl_hier.ops.players import Player, Source, player_of, run_of
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.rollout import Request, Sampler, Sampling
+from verl_hier.rollout.rewards import Reward
 
 T = TypeVar("T")
+SCORE = "score"
+"""Name of the score of verl's reward function among the rewards of an episode."""
 Progress = Callable[[RolloutGraph, int, int], None]
 """Called with each finished task, the number of finished tasks and the number of all."""
 
@@ -25,7 +28,8 @@ class Plan:
     """Which tasks are played, how often, and how the policy samples."""
 
     split: str | None = None
-    """Split of the environment; None: the recipe's `data.val_files`, or `data.train_files` with `trees`."""
+    """Split of the environment, or a Parquet file where the tasks are verl's; None: the recipe's `data.val_files`, or
+    `data.train_files` with `trees`."""
     tasks: int | Sequence[int] | None = None
     """How many tasks of the split, the first ones, or their numbers; None plays all."""
     n: int | None = None
@@ -71,18 +75,20 @@ def settle(recipe: ComposedRecipe, plan: Plan) -> Settled:
     """Fill in a plan from a recipe.
 
     Raises:
-        RecipeError: when the environment makes no tasks, has no such split or no such task.
+        RecipeError: when there is no such split, file or task.
     """
     rollout, data = recipe.config["actor_rollout_ref"]["rollout"], recipe.config["data"]
     settings = rollout if plan.trees else rollout["val_kwargs"]
-    split = plan.split or _single(data["train_files" if plan.trees else "val_files"])
+    named = data["train_files" if plan.trees else "val_files"]
     part = recipe.parts.environment
     if part.spec.tasks is None:
-        raise RecipeError(
-            f"hier.environment.name: the tasks of {part.spec.name!r} come from verl's data set and are scored by "
-            "verl's reward function, which runs in the trainer only; run `verl-hier train` with trainer.val_only=true."
-        )
-    made = part.spec.tasks(part.options, split)
+        from verl_hier.compat.data_set import prompt_tasks
+
+        split = plan.split or ", ".join([named] if isinstance(named, str) else map(str, named or ()))
+        made = prompt_tasks(recipe.config, plan.split or named)
+    else:
+        split = plan.split or _single(named)
+        made = part.spec.tasks(part.options, split)
     if not made:
         raise RecipeError(f"hier.environment: {part.spec.name!r} has no tasks in the split {split!r}.")
     numbers = range(len(made)) if plan.tasks is None else plan.tasks
@@ -173,6 +179,10 @@ async def roll_out(
         run = run_of(source)
         plan = replace(plan, step=run.step if run else 0)
     settle(recipe, plan)  # before a model is loaded
+    if recipe.parts.environment.spec.tasks is None:
+        from verl_hier.compat.data_set import verl_score
+
+        recipe = replace(recipe, rewards={**recipe.rewards, SCORE: Reward(verl_score(recipe.config))})
     player = player_of(source, recipe, served_model)
     try:
         return await play(recipe, player, plan, on_progress), player

@@ -209,9 +209,26 @@ def test_a_folder_without_a_model_and_a_model_without_a_recipe(tmp_path: Path, h
         asyncio.run(roll_out(tmp_path, households, Plan(tasks=1)))
     with pytest.raises(RecipeError, match="name the recipe"):
         recipe_of("some/model", None)
-    prompt = ComposedRecipe.named("flat", ("actor_rollout_ref.model.path=x",))
-    with pytest.raises(RecipeError, match="scored by verl's reward function"):
-        asyncio.run(roll_out("expert", prompt))
+
+
+def test_verls_own_data_set_is_scored_by_verls_reward_function(toy: Path) -> None:
+    flat = ComposedRecipe.named(
+        "flat",
+        (
+            f"data.val_files={toy}/train.parquet",
+            f"actor_rollout_ref.model.path={toy}",
+            f"reward.custom_reward_function.path={toy}/reward.py",
+            *("hier.rollout.template=plain", "data.max_response_length=8", "data.max_prompt_length=64"),
+        ),
+    )
+    result, graphs = asyncio.run(evaluate(toy, flat, Plan(tasks=3)))
+    assert (result.tasks, result.episodes, result.success) == (3, 3, None)
+    assert result.ret.mean == pytest.approx(result.rewards["score"].mean) and result.ret.mean > 0
+    said, letter = graphs[1].nodes[0].text, "b"
+    expected = sum(ord(c) % 7 for c in said + letter) / (7 + 7 * len(said))
+    assert graphs[1].episodes[0].ret == pytest.approx(expected), "the reward function of the fixture"
+    with pytest.raises(RecipeError, match=r"there is no file nowhere.parquet"):
+        asyncio.run(roll_out(toy, flat, Plan(split="nowhere.parquet")))
 
 
 def test_the_command_prints_stores_and_speaks_json(tmp_path: Path) -> None:

@@ -24,6 +24,21 @@ TRAINERS = (
         reads(TRAINER, 'self.trainer_mode == "sync"', "self.config.trainer.v1.get(self.trainer_mode, {})"),
         removal="when verl asks the class and not the name (hasattr or a class attribute)",
     ),
+    seam(
+        "reward_function",
+        "verl.trainer.ppo.reward:get_custom_reward_fn",
+        "answers to tasks of verl's data sets are scored outside of the trainer too",
+        takes("verl.trainer.ppo.reward:get_custom_reward_fn", "config"),
+    ),
+    seam(
+        "default_reward_function",
+        "verl.utils.reward_score:default_compute_score",
+        "as above, where the recipe names no reward function",
+        takes(
+            "verl.utils.reward_score:default_compute_score",
+            *("data_source", "solution_str", "ground_truth", "extra_info"),
+        ),
+    ),
     override("_build_replay_buffer", "the poll interval is a setting of ours; verl's 2 s dominate small steps"),
     seam(
         "replay_buffer_poll",
