@@ -115,9 +115,12 @@ def fields(path: str, cls: type) -> Iterator[str]:
             rows.append((f"`{path}.{option.name}`", kind_of(hint), default_of(values[option.name]), text))
     yield from table(("line", "type", "default", "what it does"), *rows)
     for name, hint in hints.items():
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from ("", f"### `{path}.{name}`", "", " ".join((hint.__doc__ or "").split()), "")
-            yield from fields(f"{path}.{name}", hint)
+        held, place = hint, f"{path}.{name}"
+        if typing.get_origin(hint) is Mapping:
+            held, place = typing.get_args(hint)[1], f"{place}.NAME"
+        if dataclasses.is_dataclass(held) and isinstance(held, type):
+            yield from ("", f"### `{place}`", "", " ".join((held.__doc__ or "").split()), "")
+            yield from fields(place, held)
 
 
 def kind_of(hint: typing.Any) -> str:
@@ -132,7 +135,8 @@ def kind_of(hint: typing.Any) -> str:
     if origin is tuple:
         return f"list of {kind_of(arguments[0])}"
     if origin is not None and issubclass(origin, Mapping):
-        return f"mapping of {kind_of(arguments[0])} to {kind_of(arguments[1])}"
+        held = "a block" if dataclasses.is_dataclass(arguments[1]) else kind_of(arguments[1])
+        return f"mapping of {kind_of(arguments[0])} to {held}"
     words = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", type(None): "`null`"}
     return words.get(hint, "anything")
 

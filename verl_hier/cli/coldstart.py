@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,13 @@ import typer
 from verl_hier.cli.check import Overrides, Reference
 from verl_hier.cli.options import Seed, new_file, new_folder, positive, whole
 from verl_hier.cli.output import StepBar, line
+
+
+class Device(str, Enum):
+    """Devices of verl's SFT trainer."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 def coldstart(recipe: Reference, overrides: Overrides = None) -> None:
@@ -90,7 +98,7 @@ def sft(
     steps: Annotated[int, whole("Optimiser steps.")] = 450,
     batch_size: Annotated[int, whole("Rows a step.")] = 24,
     learning_rate: Annotated[float, positive("Highest learning rate.")] = 3e-3,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[Device, typer.Option(help="Where it trains.")] = Device.CPU,
     seed: Seed = 0,
 ) -> None:
     """Train a model on demonstrations with verl's SFT trainer."""
@@ -112,7 +120,7 @@ def sft(
             steps=steps,
             batch_size=batch_size,
             learning_rate=learning_rate,
-            device=device,
+            device=device.value,
             seed=seed,
             progress=bar,
         )

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from verl_hier.cli.options import new_folder
 from verl_hier.cli.output import line
 
 
@@ -29,15 +30,18 @@ def new(
         NewKind, typer.Argument(help="One part, a method of several parts with its recipe, or a recipe alone.")
     ],
     name: Annotated[str, typer.Argument(help="Name of the part or recipe, and of the package.")],
-    into: Annotated[Path, typer.Option(help="Folder in which the package's folder or the recipe is made.")] = Path("."),
-    like: Annotated[str, typer.Option(help="For a recipe: the one to copy.")] = "grpo_alfworld",
+    into: Annotated[Path, new_folder("Folder in which the package's folder or the recipe is made.")] = Path("."),
+    like: Annotated[str | None, typer.Option(help="For a recipe: the one to copy; omitted: grpo_alfworld.")] = None,
 ) -> None:
     """Write a plugin package with a test, or a recipe."""
+    from verl_hier.errors import HierError
     from verl_hier.ops.new import create_package, create_recipe
 
     if kind is NewKind.recipe:
-        files = create_recipe(name, into, like)
+        files = create_recipe(name, into, like or "grpo_alfworld")
         command = f"verl-hier check {shlex.quote(str(into / files[0]))}"
+    elif like is not None:
+        raise HierError(f"--like copies a recipe; a new {kind.value} has its own example, so leave the option out.")
     else:
         files = create_package(kind.value, name, into)
         package = str(into / files[0].parent)

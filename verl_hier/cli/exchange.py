@@ -36,6 +36,8 @@ def export(
     """Write rollouts as chat messages or verl's rollout dump."""
     from verl_hier.ops.exchange import export_chat, export_dump
 
+    if to is Format.CHAT and model is not None:
+        raise RecipeError("--model decodes the tokens of --to verl; chat messages need none, so leave the option out.")
     if to is Format.CHAT:
         count = export_chat(source, out)
     elif model is None:

@@ -78,7 +78,9 @@ async def _demonstrate(
     """Rows of `n` episodes. An episode that was lost to the noise, although no stage was skipped, is left out."""
     hierarchical = is_hierarchical(worker)
     local = LocalEnvironment(environment.spec.factory(environment.options))
-    tasks = environment.spec.tasks(environment.options, "train") if environment.spec.tasks else []
+    if environment.spec.tasks is None:
+        raise RecipeError(f"hier.environment.name: {environment.spec.name!r} has no tasks that could be demonstrated.")
+    tasks = environment.spec.tasks(environment.options, "train")
     renderer = PlainRenderer(tokenizer)
 
     def encode(text: str) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_hier.errors import RecipeError, first_line
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.nodes import Node, RolloutGraph
 
@@ -34,19 +35,37 @@ def rows_of(
 
 
 def count_rows(files: Sequence[str | Path]) -> int:
-    """Rows of some files together."""
+    """The number of rows in files of demonstrations.
+
+    Raises:
+        RecipeError: for a file that is damaged, or has no rows of tokens and weights.
+    """
     import pyarrow.parquet as parquet
 
-    return sum(parquet.read_metadata(file).num_rows for file in files)
+    rows = 0
+    for file in files:
+        try:
+            metadata, names = parquet.read_metadata(file), parquet.read_schema(file).names
+        except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+            raise RecipeError(f"{file} is not a Parquet file of demonstrations: {first_line(error)}.") from error
+        missing = [name for name in ("input_ids", "weights") if name not in names]
+        if missing or not metadata.num_rows:
+            reason = f"it has no column {missing[0]!r}" if missing else "it is empty"
+            raise RecipeError(f"{file} holds no demonstrations: {reason}; `verl-hier demos RECIPE` writes them.")
+        rows += int(metadata.num_rows)
+    return rows
 
 
 def key_of(file: Path) -> str | None:
-    """The key with which a file of rows was saved; None where there is no file."""
+    """The key with which a file of rows was saved; None where there is no file, or a damaged one."""
     if not file.is_file():
         return None
     import pyarrow.parquet as parquet
 
-    metadata: dict[bytes, bytes] = parquet.read_schema(file).metadata or {}
+    try:
+        metadata: dict[bytes, bytes] = parquet.read_schema(file).metadata or {}
+    except (OSError, ValueError):  # pyarrow's ArrowInvalid is a ValueError
+        return None
     return metadata.get(b"verl_hier.key", b"").decode()
 
 

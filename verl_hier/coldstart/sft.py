@@ -22,6 +22,7 @@ MODEL_NAME = "model"
 
 Progress = Callable[[int, int, float], None]
 """Called with the number of the optimiser step, of all steps, and the loss of the step."""
+_EXCEPTION = re.compile(r"^(\[rank\d+\]: )?[\w.]+(Error|Exception|Interrupt): ")
 _STEP = re.compile(r"step:(\d+) .*?train/loss:([0-9.eE+-]+)")
 
 
@@ -30,7 +31,7 @@ def no_progress(step: int, steps: int, loss: float) -> None:
 
 
 class ColdStartError(HierError):
-    """verl's SFT trainer failed; the message ends with its last output."""
+    """verl's SFT trainer failed; the message names its log and its last error."""
 
 
 def run_sft(
@@ -67,12 +68,15 @@ def run_sft(
         `out/model`.
 
     Raises:
-        ColdStartError: when the trainer fails.
+        ColdStartError: when the device is not there, or the trainer fails.
+        RecipeError: for a file that holds no demonstrations.
     """
+    files = [data] if isinstance(data, str | Path) else list(data)
+    rows = count_rows(files)
+    _require_device(device)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    files = [data] if isinstance(data, str | Path) else list(data)
-    epochs = math.ceil(steps / max(1, count_rows(files) // batch_size))
+    epochs = math.ceil(steps / max(1, rows // batch_size))
     settings = [
         *sft_overrides(Path(model_dir), files, out, batch_size, device),
         f"trainer.total_training_steps={steps}",
@@ -93,9 +97,23 @@ def run_sft(
     log = out / LOG_NAME
     status = launch(arguments, log, variables, _follower(log, steps, progress))
     if status:
-        tail = "\n".join(log.read_text().splitlines()[-12:])
-        raise ColdStartError(f"verl's SFT trainer ended with status {status}; see {log}. Its last output:\n{tail}")
+        raise ColdStartError(f"verl's SFT trainer ended with status {status}: {_last_error(log)}; see {log}.")
     return _collect(out, steps)
+
+
+def _require_device(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ColdStartError("torch finds no GPU on this machine; train on its processors with `--device cpu`.")
+
+
+def _last_error(log: Path) -> str:
+    """The last line of a log that names an exception, or else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if _EXCEPTION.search(line) and "ChildFailedError" not in line]
+    return (named or lines or ["it wrote nothing"])[-1].rstrip(".")
 
 
 def _follower(log: Path, steps: int, progress: Progress) -> Watch:

@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_hier.coldstart.expert_policy import expert_of
 from verl_hier.environments.expert import OffersVocabulary
+from verl_hier.errors import RecipeError
 from verl_hier.recipe.parts import Part
 
 SPLITS = ("train", "val", "test")
@@ -40,7 +41,10 @@ def collect_texts(environment: Part, workers: Sequence[Part] = (), walks: int = 
     """
     spec, options = environment.spec, environment.options
     if spec.tasks is None:
-        raise TypeError(f"the environment {spec.name!r} has no tasks")
+        raise RecipeError(
+            f"hier.environment.name: {spec.name!r} has no tasks of its own, so no small model can be made for them; "
+            "choose another environment, or name a model with actor_rollout_ref.model.path."
+        )
     for worker in workers:
         yield from template_words(worker.options)
     writers = [worker.options.write_plan for worker in workers if hasattr(worker.options, "write_plan")]

@@ -1,4 +1,4 @@
-"""Credit for stored rollout graphs: the same run under any estimator, and several of them side by side."""
+"""Computes the credit of stored rollout graphs with any estimator, and compares several estimators."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SUFFIXES = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Batch:
-    """The graphs of one trainer step and their turn table; batch statistics never cross steps.
+    """The graphs of one trainer step and their turn table; statistics never cross trainer steps.
 
     Attributes:
         step: trainer step.
         graphs: its graphs.
         table: their turns.
-        turn_of: for each graph, node id to table turn.
+        turn_of: for each graph, a mapping from node id to the turn's index in the table.
     """
 
     step: int
@@ -46,14 +46,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Estimators against one another on the trained turns of the same graphs.
+    """How far several estimators agree on the trained turns of the same graphs.
 
     Attributes:
-        names: as they were given, n of them.
-        turns: trained turns that were compared.
+        names: names of the n estimators, in the given order.
+        turns: number of trained turns that were compared.
         rank: (n, n) Spearman correlation of the credit; NaN where one of the two is constant.
-        flips: (n, n) share of the turns on which two estimators disagree in sign, both being non-zero.
-        nonzero: (n,) share of the turns with credit.
+        flips: (n, n) share of the turns to which two estimators give credit of opposite signs.
+        nonzero: (n,) share of the turns whose credit is not zero.
     """
 
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class Comparison:
     nonzero: Floats
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping an estimator: `name`, `nonzero`, and `rank` and `flips` against the first one."""
+        """One mapping for each estimator: `name`, `nonzero`, and `rank` and `flips` against the first estimator."""
         return [
             {"name": name, "nonzero": float(share), "rank": float(rank), "flips": float(flips)}
             for name, share, rank, flips in zip(self.names, self.nonzero, self.rank[0], self.flips[0], strict=True)
@@ -82,9 +82,9 @@ def credit(
 
     Args:
         estimator: a spec, or the name of a built-in one.
-        source: graph file, or a directory of them; see `trajectory.read_graphs`.
-        out: `.jsonl` or `.parquet`, one record a turn: step, uid, node, episode, agent, role, level, turn, trained,
-            reward, return, credit, weight.
+        source: graph file, or a directory of them; see `verl_hier.graph.read_graphs`.
+        out: `.jsonl` or `.parquet`, one record for each turn: step, uid, node, episode, agent, role, level, turn,
+            trained, reward, return, credit, weight.
         settings: options of the estimator, as in a recipe's `hier.estimator` block.
         prepare: called with each step's table before the estimator, for instance to shape role rewards.
 
@@ -94,7 +94,7 @@ def credit(
     Raises:
         GraphError: for a source that is empty, damaged or written by a newer version.
         RecipeError: for an unknown option, one of a wrong type, or an output of another suffix.
-        CreditError: for a missing column or a reward that is no number.
+        CreditError: for a column that the rollouts do not hold, or a reward that is no finite number.
         PluginError: for an unknown estimator.
     """
     target = Path(out)
@@ -122,7 +122,7 @@ def compare(
     *,
     prepare: Prepare | None = None,
 ) -> Comparison:
-    """Credit the same graphs under several estimators and say how far they agree.
+    """Compute the credit of the same graphs with several estimators, and measure how far they agree.
 
     Args:
         estimators: specs or names of built-in ones, at least two.
@@ -168,7 +168,7 @@ def batches(source: PathLike) -> Iterator[Batch]:
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """`key=value` pairs of the command line; values are JSON, anything else is a string.
+    """Read `key=value` pairs of the command line. A value is read as JSON; one that is not JSON is a string.
 
     Raises:
         RecipeError: for a pair without `=`.

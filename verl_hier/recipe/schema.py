@@ -29,36 +29,28 @@ class RolloutOptions:
     template: Literal["chat", "plain"] = "chat"
     """`chat` renders contexts with the model's chat template, `plain` joins token pieces as they are (for small models
     trained from scratch)."""
-    max_turns: int = 30
+    max_turns: Count = 30
     """Turns an episode may take before it is truncated."""
-    max_tokens_per_turn: int = 512
+    max_tokens_per_turn: Count = 512
     """Generated tokens a turn may take."""
     context_tokens: Count | None = None
     """Longest context of one agent; an episode that outgrows it is truncated. None: what verl's `data.max_prompt_length
     + data.max_response_length` allow."""
-    environment_processes: int = 2
+    environment_processes: Count = 2
     """Processes that host environments, for each rollout worker."""
-    time_limit_s: float = 30.0
+    time_limit_s: Positive = 30.0
     """Wall seconds one environment call may take before its process is killed."""
-    max_failed_share: float = 0.5
+    max_failed_share: ZeroToOne = 0.5
     """The run stops when more than this share of a step's episodes is lost to faults."""
-    concurrent_tasks: int = 64
+    concurrent_tasks: Count = 64
     """Tasks in flight at once in one rollout worker."""
-    carried_episodes: int = 1024
+    carried_episodes: Count = 1024
     """Unfinished episodes that one rollout worker keeps for the next time of their task, where a sampler leaves any; of
     more, the oldest are dropped."""
     budget: BudgetOptions = field(default_factory=BudgetOptions)
     """What one task may cost in a training step; evaluation has no limits."""
     entropy: EntropyOptions = field(default_factory=EntropyOptions)
     """Where samplers that branch by entropy take it from."""
-
-    def __post_init__(self) -> None:
-        whole = ("max_turns", "max_tokens_per_turn", "environment_processes", "concurrent_tasks", "carried_episodes")
-        for name in whole:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.time_limit_s <= 0 or not 0 <= self.max_failed_share <= 1:
-            raise ValueError("time_limit_s must be positive and max_failed_share within [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -115,15 +107,15 @@ class ColdStartOptions:
 
     name: str = "custom"
     """Folder of the model below `runs/coldstart`; recipes with the same name share the model."""
-    episodes: int = 480
+    episodes: Count = 480
     """Episodes of the environment's expert that are demonstrated."""
     variants: tuple[Mapping[str, Any], ...] = ()
     """Options of the environment for variants of its tasks, among which the episodes are divided, such as `[{goals: 1},
     {goals: 2}]`; empty: the recipe's own tasks."""
-    random_action: float = 0.12
+    random_action: ZeroToOne = 0.12
     """Share of the expert's actions that are random. A random action is not trained where the expert plays the worker
     itself; in a distilled episode it is trained unless the environment refused it."""
-    skip_stage: float = 0.35
+    skip_stage: ZeroToOne = 0.35
     """Share of goals that are shown without a stage that they need, so that reinforcement learning has something to
     improve; distilled episodes leave none out."""
     system: str = "planner_executor"
@@ -131,29 +123,24 @@ class ColdStartOptions:
     remember: bool = True
     """Whether the expert may use in distilled episodes what it saw under earlier subgoals; false suits workers whose
     contexts start anew."""
-    steps: int = 400
+    steps: Count = 400
     """Optimiser steps of the supervised training."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Demonstrated contexts in a step."""
-    learning_rate: float = 3e-3
+    learning_rate: Positive = 3e-3
     """Highest learning rate, of a cosine with warm-up."""
     hidden: int = 96
     """Width of the model."""
-    layers: int = 2
+    layers: Count = 2
     """Layers of the model."""
     head_dim: int | None = None
     """Width of an attention head; null: a fourth of `hidden`. vLLM on a CPU needs 32, 64, …"""
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "steps", "batch_size", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.hidden < 8 or self.hidden % 8:
             raise ValueError(f"hidden must be a multiple of 8, got {self.hidden}")
         if self.head_dim is not None and (self.head_dim < 2 or self.head_dim % 2):
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
-        if not (0 <= self.random_action <= 1 and 0 <= self.skip_stage <= 1 and self.learning_rate > 0):
-            raise ValueError("random_action and skip_stage must be within [0, 1], learning_rate positive")
         if not self.name or "/" in self.name:
             raise ValueError(f"name must be the name of a folder, got {self.name!r}")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_hier.errors import HierError, RolloutError
+from verl_hier.errors import HierError, RolloutError, first_line
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ChatClient:
             option: what the user has to look at when the endpoint does not answer, for errors.
 
         Raises:
-            HierError: when the package `openai` is not installed.
+            HierError: when the package `openai` is not installed, or the address is none.
         """
         try:
             import openai
@@ -51,7 +51,10 @@ class ChatClient:
         self.model = model
         # Local servers need no key, but the client insists on one.
         key = os.environ.get("OPENAI_API_KEY") or "none"
-        self._client = openai.AsyncOpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=2)
+        try:
+            self._client = openai.AsyncOpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=2)
+        except Exception as error:  # httpx's InvalidURL has no common base with the errors of openai
+            raise HierError(f"{option}: {url!r} is no address of an endpoint ({first_line(error)}).") from error
 
     async def ask(self, messages: Sequence[Mapping[str, str]], **parameters: Any) -> Answer | None:
         """One chat completion, or None when the endpoint refuses the request, for instance as too long.

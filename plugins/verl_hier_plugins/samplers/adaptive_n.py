@@ -1,4 +1,4 @@
-"""Episodes in rounds, as long as one more is worth it; docs/methods/adaptive_n.md."""
+"""Episodes are sampled in rounds, as long as a further one is worthwhile; docs/methods/adaptive_n.md."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def half_width(spread: float, n: int, confidence: float) -> float:
 
 
 def uncertainty(returns: Sequence[float], confidence: float, exploration: float) -> float:
-    """XRPO's priority of a task: h(n) - h(n + 1), which one more episode is expected to narrow the interval by, and a
-    bonus that falls with n. Infinite for fewer than two returns.
+    """XRPO's priority of a task: the expected narrowing h(n) - h(n + 1) of the confidence interval by one more episode,
+    plus a bonus that falls with n. It is infinite for fewer than two returns.
 
     Args:
         returns: of the complete episodes so far.
@@ -64,8 +64,8 @@ def uncertainty(returns: Sequence[float], confidence: float, exploration: float)
 def rebalanced(outcomes: Sequence[float], start: int) -> float:
     """Episodes with which a hard task weighs as much as one that is won half of the time does with `start`.
 
-    In a group with success rate p the sizes of the normalised advantages add up to 2 sqrt(p (1 - p)) an episode. For p
-    below one half that is made up for by more episodes; infinitely many while nothing succeeds.
+    In a group with success rate p, the mean absolute value of the normalised advantages is 2 sqrt(p (1 - p)). For p
+    below one half, more episodes compensate for the smaller value. While nothing succeeds, the number is infinite.
 
     Args:
         outcomes: in [0, 1], of the complete episodes so far.
@@ -84,9 +84,10 @@ class AdaptiveNOptions:
     start: int = 4
     """Episodes that every task begins with, fewer than n."""
     step: int = 2
-    """Episodes that a round adds, at most; the task is looked at again after each round."""
+    """Most episodes that a round adds; the rule is applied again after each round."""
     rule: Literal["uncertainty", "difficulty"] = "uncertainty"
-    """Which tasks get more: those whose mean return is little known (XRPO), or those that are seldom won (DARS)."""
+    """Which tasks get more episodes: those whose mean return is uncertain (XRPO), or those that are seldom solved
+    (DARS)."""
     threshold: float = 0.05
     """`uncertainty`: a task gets no more once its priority, in units of the return, is below this."""
     confidence: float = 0.95
@@ -146,7 +147,7 @@ class AdaptiveN(Sampler):
                 return  # the budget is spent
 
     def _worth(self, complete: list[Episode]) -> float:
-        """What the rule says of the task: its priority, or the number of episodes that it should have."""
+        """The result of the rule: the priority of the task, or the number of episodes that it should have."""
         options = self._options
         if options.rule == "difficulty":
             return rebalanced(outcomes(complete), options.start)

@@ -24,16 +24,19 @@ class BalancedOptions(ChainOptions):
     """Chains that start from the task, without `dynamic`; the others branch off, or start later when no chain is left
     to branch."""
     penalty: float = 0.05
-    """What each round in a row in which the task got new chains takes off the draw, as a share."""
+    """Share by which the random number that decides about a branch is lowered for each consecutive round in which the
+    task got new chains."""
     reset: Reset = "sane"
-    """When such a row ends. sane: with the first round without a new chain; released: only where another task of the
-    batch got one in that round, which for a task by itself is never."""
+    """When the count of consecutive rounds starts again. `sane`: at the first round without a new chain. `released`: as
+    in the released code, only if another task of the batch got a chain in that round; a task that is sampled alone
+    then never starts again."""
     dynamic: bool = False
     """Choose the number of chains that start by the entropies of a probe, instead of `initial_rollouts`."""
     root_tokens: int = 50
-    """Tokens sampled from the task to see how unsure the policy is of it."""
+    """Tokens that are sampled for the task's prompt to measure how uncertain the policy is about the task."""
     sensitivity: NonNegative = 0.5
-    """How much the difference of the two entropies moves that number (β)."""
+    """How strongly the difference between the entropy of the task and that of the turns changes the number of starting
+    chains (β)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,14 +69,14 @@ class Streak:
         self._grew: list[bool] = []
 
     def note(self, grew: bool) -> None:
-        """A round is over."""
+        """Record whether the task got new chains in the round that has just ended."""
         if grew:
             self._rounds.add(len(self._grew))
         self._grew.append(grew)
 
     @property
     def length(self) -> int:
-        """The streak now. Rounds of other tasks may be noted late, so it is counted when asked for."""
+        """The present length. It is counted on each call, because rounds of other tasks may be recorded late."""
         length = 0
         for number, grew in enumerate(self._grew):
             if grew:
@@ -101,7 +104,7 @@ class Balanced(Rule):
 
     @property
     def factor(self) -> float:
-        """What the streak leaves of a draw."""
+        """The factor by which a draw is multiplied."""
         return max(0.0, 1.0 - self.penalty * self.streak.length)
 
     def branches(self, draw: float, change: float) -> bool:
@@ -146,7 +149,7 @@ class AEPO(EntropyChains):
         return Balanced(options.branch_probability, options.entropy_weight, options.penalty, streak)
 
     async def initial(self, rollout: Rollout) -> int:
-        """See `EntropyChains.initial`. A probe that was lost leaves `initial_rollouts`."""
+        """See `EntropyChains.initial`. Where a probe fails, `initial_rollouts` chains start."""
         if not self.options.dynamic:
             return self.options.initial_rollouts
         root = await self._root_entropy(rollout)
@@ -159,7 +162,7 @@ class AEPO(EntropyChains):
         return number
 
     async def _root_entropy(self, rollout: Rollout) -> float | None:
-        """H_root, of a first turn that is given up after a few tokens; None when it was lost."""
+        """H_root, the entropy of a first turn that is abandoned after `root_tokens`; None when the episode failed."""
         episode = rollout.start(trained=False, reason="root")
         episode.trained = False
         await rollout.advance([episode], tokens=self.options.root_tokens)
@@ -168,7 +171,7 @@ class AEPO(EntropyChains):
         return None if node is None else turn_entropy(rollout, node, self.options.entropy_positions)
 
     async def _tool_entropy(self, rollout: Rollout) -> float | None:
-        """H_tool, the mean over the turns of one whole episode; None when it was lost."""
+        """H_tool, the mean entropy of the turns of one whole episode; None when the episode failed."""
         episode = rollout.start(trained=False, reason="probe")
         episode.trained = False
         running = [episode]

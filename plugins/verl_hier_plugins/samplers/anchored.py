@@ -1,4 +1,4 @@
-"""Some episodes from the start, the others from states that those passed through; docs/methods/anchored.md."""
+"""Some episodes begin at the start, the others at states that earlier ones reached; docs/methods/anchored.md."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class AnchoredOptions:
     starts: int | None = None
     """Episodes from the start of the task, fewer than n; omitted: half of n."""
     choose: Literal["uniform", "least_visited", "uncertain"] = "uniform"
-    """From which states the others go on: any state alike, those that fewest turns started in, or those whose success
-    rate is closest to a half."""
+    """From which states the other episodes continue: every state with equal probability, the states in which the fewest
+    turns started, or those whose success rate is closest to one half."""
     rounds: int = 1
-    """In how many rounds the branches are made; each round knows the states and outcomes of those before."""
+    """Number of rounds in which branches are made; each round uses the states and outcomes of the earlier ones."""
     max_depth: int | None = None
-    """Turns before a branch, at most; omitted: no limit."""
+    """Most turns before a branch; omitted: no limit."""
 
     def __post_init__(self) -> None:
         for name in ("starts", "rounds", "max_depth"):
@@ -66,7 +66,8 @@ class State:
 
     @property
     def uncertainty(self) -> float:
-        """p (1 - p) of the success rate p, one success and one failure added: what is little known is uncertain."""
+        """p (1 - p) of the success rate p, where one success and one failure are added to the counts, so that a state
+        with few outcomes is uncertain."""
         rate = (1 + sum(self.outcomes)) / (2 + len(self.outcomes))
         return rate * (1 - rate)
 
@@ -95,7 +96,7 @@ class Anchored(Sampler):
                 await play_out(rollout, start_episodes(rollout, wanted, round=number))
 
     def _places(self, rollout: Rollout, complete: list[Episode], wanted: int, number: int) -> list[ForkPoint]:
-        """Where to branch: no state a second time before every state had its turn; none when no state is known."""
+        """Where to branch; every state is used once before any is used again. Empty when no state is known."""
         deepest = self._options.max_depth
         known = [state for state in known_states(complete) if deepest is None or state.depth <= deepest]
         states = [(state, state.place) for state in known if state.place is not None]
@@ -106,7 +107,7 @@ class Anchored(Sampler):
         ]
 
     def _rank(self, states: list[tuple[State, ForkPoint]], rng: random.Random) -> None:
-        """Put those that are to be branched from first; equal ones in random order."""
+        """Sort the states by preference; equal ones are in random order."""
         rng.shuffle(states)
         if self._options.choose == "least_visited":
             states.sort(key=lambda known: len(known[0].turns))

@@ -19,13 +19,13 @@ class TreeRLSamplerOptions:
     """Options of `treerl`. `actor_rollout_ref.rollout.n` is the number of leaves that are kept (16 in the paper)."""
 
     trees: int = 6
-    """Trees a task (m); each begins with one whole episode."""
+    """Trees for each task (m); each begins with one whole episode."""
     tokens: int = 2
-    """Tokens of every tree that branches grow from in a round (n): those that the policy was least sure of."""
+    """Tokens of every tree at which branches begin in a round (n): those with the highest entropy."""
     rounds: int = 1
     """Rounds of branching (l)."""
     branches: int = 2
-    """Branches that grow from each of these tokens (t)."""
+    """Branches that begin at each of these tokens (t)."""
 
     def __post_init__(self) -> None:
         if min(self.trees, self.tokens, self.rounds, self.branches) < 1:
@@ -33,7 +33,7 @@ class TreeRLSamplerOptions:
 
     @property
     def grown(self) -> int:
-        """Leaves that a task grows: m * (1 + l * n * t)."""
+        """Number of leaves of all trees of a task: m * (1 + l * n * t)."""
         return self.trees * (1 + self.rounds * self.tokens * self.branches)
 
 
@@ -41,7 +41,7 @@ def leaves_of(options: TreeRLSamplerOptions, n: int) -> int:
     """Leaves to train for one task.
 
     Raises:
-        RecipeError: when more are wanted than grow, or fewer than one.
+        RecipeError: when n is below one, or above the number of leaves that the trees have.
     """
     if not 1 <= n <= options.grown:
         raise RecipeError(
@@ -66,12 +66,12 @@ class TreeRLSampler(Sampler):
             places: list[ForkPoint] = []
             for trunk in trunks:
                 places += self._unsure(rollout, _leaves(rollout, trunk), branched, number)
-            # One branch at each place before a second at any, so that a budget that ends cuts all places alike.
+            # Every place gets its first branch before any gets a second, so that an exhausted budget affects all alike.
             await play_out(rollout, await fork_episodes(rollout, places * self._options.branches))
         self._keep(rollout)
 
     def _unsure(self, rollout: Rollout, leaves: list[Episode], branched: set[Token], number: int) -> list[ForkPoint]:
-        """The places before the least sure tokens of a tree that have no branches yet."""
+        """The places before the tokens of highest entropy in a tree that have no branches yet."""
         found: dict[Token, tuple[float, Episode]] = {}
         for leaf in leaves:
             offset = 0

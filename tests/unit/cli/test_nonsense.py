@@ -7,6 +7,7 @@ valid otherwise is written down here.
 from __future__ import annotations
 
 import inspect
+import itertools
 import subprocess
 import sys
 import types
@@ -20,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.fixtures.distributions import Install, estimator_source, model_folder
+from tests.fixtures.distributions import Install, estimator_source
 from tests.fixtures.rollout_graphs import GOLDEN
 from verl_hier.cli.main import COMMANDS, main
 
@@ -32,10 +33,11 @@ VALID: dict[str, dict[str, str]] = {
     "train": {"recipe": "himac_alfworld"},
     "eval": {"policy": "expert", "recipe": "himac_alfworld"},
     "recipes": {},
+    "coldstart": {"recipe": "himac_alfworld"},
     "tiny": {"recipe": "himac_alfworld"},
     "demos": {"recipe": "himac_alfworld", "model": "model"},
     "distill": {"recipe": "chain_of_agents_alfworld", "model": "model"},
-    "sft": {"demonstrations": "rows.parquet", "model": "model"},
+    "sft": {"data": "rows.parquet", "model": "model"},
     "doctor": {},
     "plugins": {},
     "conformance": {},
@@ -102,7 +104,15 @@ def nonsense(command: str, name: str, kind: Any, described: Any) -> tuple[str, .
         return ()
     if kind is Path and name not in NAMES:
         return paths(name, described)
-    return NAMES[name] if name in NAMES else ("nonsense",) if command != "new" else ("1a", "class", "Mine", "grpo")
+    return (
+        NAMES[name]
+        if name in NAMES
+        else ("nonsense",)
+        if command != "new"
+        else ("1a", "class", "Mine", "grpo")
+        if name == "name"
+        else ("nonsense",)
+    )
 
 
 def paths(name: str, described: Any) -> tuple[str, ...]:
@@ -125,13 +135,14 @@ CASES = [
 
 def words(command: str, **changed: str) -> list[str]:
     """A command line: the valid one with some values changed."""
-    arguments, options = [], []
+    arguments: list[list[str]] = []
+    options: list[list[str]] = []
     values = VALID[command] | changed
     for name, _, described, is_option in parameters(command):
         if name in values:
             flag = next(iter(described.param_decls or ()), f"--{name.replace('_', '-')}")
             (options if is_option else arguments).append([flag, values[name]] if is_option else [values[name]])
-    return [command, *sum(options, []), "--", *sum(arguments, [])]
+    return [command, *itertools.chain(*options), "--", *itertools.chain(*arguments)]
 
 
 @pytest.fixture
@@ -158,10 +169,10 @@ def refused(
         raise AssertionError("a process was started")
 
     def run(*arguments: object) -> str:
-        before = {path for path in tmp_path.rglob("*")}
+        before = set(tmp_path.rglob("*"))
         monkeypatch.setattr(sys, "argv", ["verl-hier", *map(str, arguments)])
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-            patch.setattr(subprocess, "Popen", started)
+            patch.setattr(subprocess.Popen, "__init__", started)
             main()
         said = capfd.readouterr()
         assert end.value.code == 2, said.out + said.err
@@ -169,7 +180,7 @@ def refused(
         lines = said.err.strip().splitlines()
         sentences = [line for line in lines if line.startswith(("verl-hier: ", "Error: "))]
         assert sentences == lines[-1:], "not one sentence, or not the last thing that is said"
-        assert {path for path in tmp_path.rglob("*")} == before, "files were left behind"
+        assert set(tmp_path.rglob("*")) == before, "files were left behind"
         return sentences[0]
 
     return run
@@ -182,3 +193,67 @@ def test_every_command_is_here() -> None:
 @pytest.mark.parametrize(("command", "name", "value"), CASES)
 def test_nonsense(refused: Refused, command: str, name: str, value: str) -> None:
     refused(*words(command, **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("replay himac_alfworld damaged.jsonl actor_rollout_ref.model.path=model", "record 1 is not JSON"),
+        ("replay flat graphs.jsonl actor_rollout_ref.model.path=model", "cannot be replayed"),
+        ("credit damaged.jsonl --compare grpo,gigpo", "damaged.jsonl, record 1 is not JSON"),
+        ("credit damaged.parquet --compare grpo,gigpo", "is not a Parquet file of rollout graphs"),
+        ("credit other.parquet --compare grpo,gigpo", "is not a Parquet file of rollout graphs"),
+        ("credit folder --compare grpo,gigpo", "holds no rollout graphs"),
+        ("credit graphs.jsonl --estimator grpo", "say where with --out"),
+        ("credit graphs.jsonl --estimator grpo --out credit.csv", "use .jsonl or .parquet"),
+        ("credit graphs.jsonl --compare grpo,gigpo --estimator grpo", "give either --estimator"),
+        ("credit graphs.jsonl --compare grpo,hiper", "a critic's values are not stored with rollouts"),
+        ("credit graphs.jsonl --compare grpo,archer", "credits only rollouts of a worker that lists it"),
+        ("export damaged.jsonl --to chat --out new.jsonl", "record 1 is not JSON"),
+        ("import damaged.jsonl --from chat --model model --out new.jsonl", "line 1 is not JSON"),
+        ("import other.parquet --from chat --model model --out new.jsonl", "line 1 lacks `messages`"),
+        ("sft damaged.parquet --model model", "damaged.parquet is not a Parquet file of demonstrations"),
+        ("sft text.txt --model model", "text.txt is not a Parquet file of demonstrations"),
+        ("sft other.parquet --model model", "it has no column 'input_ids'"),
+        ("sft rows.parquet --model folder", "there is no model at folder"),
+        ("sft rows.parquet --model model --device tpu", "'tpu' is not one of 'cpu', 'cuda'"),
+        ("tiny himac_alfworld hier.coldstart.hidden=97", "hidden must be a multiple of 8"),
+        ("tiny himac_alfworld hier.coldstart.layers=0", "hier.coldstart.layers: must be at least 1"),
+        ("tiny flat", "a cold start makes the small model of `size=cpu model=tiny`"),
+        ("coldstart flat", "a cold start makes the small model of `size=cpu model=tiny`"),
+        ("demos flat --model model --out new.parquet", "has no tasks that could be demonstrated"),
+        ("demos himac_alfworld --model model hier.coldstart.random_action=-1", "random_action: must be from 0 to 1"),
+        ("distill himac_alfworld --model model", "cannot transcribe episodes of other workers"),
+        (
+            "distill chain_of_agents_alfworld --model model --teacher http://127.0.0.1:9/v1",
+            "--teacher-model is missing",
+        ),
+        ("train himac_alfworld actor_rollout_ref.model.path=model hier.store.path=???", "hier.store.path"),
+        ("conformance folder", "has no fixture files"),
+    ],
+)
+def test_what_cannot_be_done_with_these_files(refused: Refused, line: str, sentence: str) -> None:
+    assert sentence in refused(*line.split())
+
+
+def test_a_damaged_file_of_demonstrations_is_written_anew(tmp_path: Path) -> None:
+    from verl_hier.coldstart.rows import key_of
+
+    damaged = tmp_path / "damaged.parquet"
+    damaged.write_bytes(b"PAR1 nonsense PAR1")
+    assert key_of(damaged) is None
+
+
+def test_the_advice_for_a_plugin_that_is_off_enables_it(refused: Refused, install: Install) -> None:
+    install("good-dist", {"good": "good_plugin"}, {"good_plugin.py": estimator_source("good")})
+    line = ("credit", "graphs.jsonl", "--estimator", "good", "--out", "new.jsonl")
+    assert "with `--enable good`" in refused(*line)
+
+
+def test_a_file_that_the_system_refuses_is_named(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(28, "No space left on device", "new.jsonl")
+
+    monkeypatch.setattr("verl_hier.ops.exchange.export_chat", full)
+    sentence = refused("export", "graphs.jsonl", "--to", "chat", "--out", "new.jsonl")
+    assert sentence.startswith("verl-hier: new.jsonl: No space left on device")

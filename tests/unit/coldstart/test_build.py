@@ -84,7 +84,7 @@ def test_recipes_that_share_a_folder_share_the_model() -> None:
         ("himac_alfworld", ["size=node"], "hier/model: himac_alfworld trains Qwen/Qwen2.5-1.5B-Instruct"),
         ("himac_alfworld", ["hier.rollout.template=chat"], "hier.rollout.template: .*`plain`"),
         ("himac_alfworld", ["actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"], "looks like the name of a hub model"),
-        ("himac_alfworld", ["hier.coldstart.steps=0"], "steps must be at least 1"),
+        ("himac_alfworld", ["hier.coldstart.steps=0"], "hier.coldstart.steps: must be at least 1"),
         ("himac_alfworld", ["hier.coldstart.hidden=97"], "hidden must be a multiple of 8"),
         ("dual_loop_bug_reproduction", ["hier.worker.router=refiner"], "cannot play 'dual_loop'.*`transcribe`"),
         ("himac_alfworld", ["hier.coldstart.variants=[{goal: 1}]"], "no option 'goal'.*did you mean"),
