@@ -32,6 +32,7 @@ VALID: dict[str, dict[str, str]] = {
     "check": {"recipe": "himac_alfworld"},
     "train": {"recipe": "himac_alfworld"},
     "eval": {"policy": "expert", "recipe": "himac_alfworld"},
+    "env": {"environment": "alfworld"},
     "recipes": {},
     "coldstart": {"recipe": "himac_alfworld"},
     "tiny": {"recipe": "himac_alfworld"},
@@ -70,7 +71,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Nonsense for texts, by the name of their parameter; of the kinds of parts and of `new`, the name below."""
 FREE = {"teacher_model", "served_model"}
-"""Texts that only a server can judge."""
+"""Texts that only a server can judge; a run may have any name."""
 
 
 def parameters(command: str) -> Iterator[tuple[str, Any, Any, bool]]:
@@ -100,7 +101,7 @@ def nonsense(command: str, name: str, kind: Any, described: Any) -> tuple[str, .
         return ()
     if inspect.isclass(kind) and issubclass(kind, Enum):
         return ("nonsense", "")
-    if name in FREE:
+    if name in FREE or (command, name) == ("train", "name"):
         return ()
     if kind is Path and name not in NAMES:
         return paths(name, described)
