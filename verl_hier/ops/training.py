@@ -144,7 +144,8 @@ def _place(run: Run, config: DictConfig, given: set[str], resume: bool) -> tuple
     folder, loggers = run.folder.resolve(), config.trainer.logger
     loggers = [loggers] if isinstance(loggers, str) else list(loggers or ())
     texts = {"trainer.default_local_dir": folder / "checkpoints", "hydra.run.dir": folder / "hydra"}
-    if config.hier.store.path is not None:
+    # `get` also reads a value that is left open (`???`), which the check of the recipe refuses by its name.
+    if config.hier.store.get("path") is not None:
         texts["hier.store.path"] = run.graphs.resolve()
     if config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
         # The processes of a cluster do not inherit the variables of this one.
