@@ -170,12 +170,13 @@ def served(recipe: ComposedRecipe, url: str, model: str = "") -> PolicyPlayer:
     return PolicyPlayer(f"{model} at {url}" if model else url, runner, policy, messages=True)
 
 
-def in_process(recipe: ComposedRecipe, model: str | os.PathLike[str]) -> PolicyPlayer:
+def in_process(recipe: ComposedRecipe, model: str | os.PathLike[str], name: str = "") -> PolicyPlayer:
     """A transformers model on this machine's CPU, with the tokens, template and server of training on a CPU.
 
     Args:
         recipe: the recipe.
         model: folder or Hugging Face name of the model.
+        name: what results call it; empty for the model.
 
     Raises:
         RecipeError: when the model cannot be loaded.
@@ -185,7 +186,7 @@ def in_process(recipe: ComposedRecipe, model: str | os.PathLike[str]) -> PolicyP
 
     config = with_model(recipe.config, model)
     runner = replace(runner_of(config), recipe=recipe)
-    return PolicyPlayer(str(model), runner, in_process_policy(config, model))
+    return PolicyPlayer(name or str(model), runner, in_process_policy(config, model))
 
 
 def with_model(config: Any, model: str | os.PathLike[str]) -> Any:
@@ -233,4 +234,4 @@ def player_of(source: Source, recipe: ComposedRecipe, served_model: str = "") ->
         raise HierError(f"{model} is neither a run (no recipe.yaml) nor a model (no config.json).")
     if not folder.exists() and (model.startswith((".", "/")) or model.count("/") > 1):
         raise HierError(f"there is no run and no model at {model}.")
-    return in_process(recipe, model)
+    return in_process(recipe, model, str(run.folder) if run else "")

@@ -150,6 +150,7 @@ def test_a_run_plays_its_own_recipe_with_its_saved_policy(
     own = recipe_of(tmp_path, None, ("hier.environment.validation=2",))
     result, graphs = asyncio.run(evaluate(Run.open(tmp_path), own))
     assert (result.recipe, result.tasks, result.episodes) == ("himac_alfworld", 2, 2)
+    assert result.policy == str(tmp_path)
     assert {graph.step for graph in graphs} == {7}, "the random numbers of its last validation"
     with pytest.raises(RecipeError, match="size=node: the recipe of a run is composed already"):
         recipe_of(tmp_path, None, ("size=node",))
