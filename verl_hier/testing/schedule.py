@@ -9,17 +9,24 @@ def test_my_schedule() -> None:
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from verl_hier.host.specs import ScheduleSpec
+from verl_hier.testing.estimator import random_table
 from verl_hier.training.schedule import Phase, Schedule
 
 ROLES: dict[str, int] = {"planner": 0, "executor": 1}
 """The roles of a worker with two levels."""
+_TABLES = 5
+"""Steps with a turn table."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,9 @@ def check_schedule(
     Checked: each step from the first on has a valid phase, in which at least one role learns, and every role that the
     schedule names exists; a phase is the same after a round trip through JSON, as it travels to the rollout workers and
     into the graph; asking twice gives the same phase; a run that is resumed from a checkpoint after any step, with the
-    schedule's state as JSON, continues with the phases of a run that was not interrupted.
+    schedule's state as JSON, continues with the phases of a run that was not interrupted. Of a schedule that keeps
+    statistics: it adds the columns that `ScheduleSpec.provides` names and changes nothing else in the turn table, its
+    numbers of episodes and metrics are valid, and a resumed run adds the same columns.
 
     Args:
         spec: the registered schedule.
@@ -164,4 +173,54 @@ def _state(subject: _Subject, schedule: Schedule) -> str:
         ) from error
 
 
-CHECKS = (check_phases, check_resuming)
+def check_statistics(subject: _Subject) -> None:
+    """What it adds to the turn table is what it promises, and survives a checkpoint after any step."""
+    whole = subject.make()
+    expected, states = [], [_state(subject, whole)]
+    for step in range(1, _TABLES + 1):
+        expected.append(_statistics(subject, whole, step))
+        states.append(_state(subject, whole))
+    for place, state in enumerate(states):
+        resumed = subject.make()
+        resumed.load_state_dict(json.loads(state))
+        for step in range(place + 1, _TABLES + 1):
+            found = _statistics(subject, resumed, step)
+            if any(not np.array_equal(found[name], column) for name, column in expected[step - 1].items()):
+                subject.fail(
+                    f"adds other columns in step {step} when a run is resumed after step {place}: keep the statistics "
+                    "in `state_dict` and `load_state_dict`."
+                )
+
+
+def _statistics(subject: _Subject, schedule: Schedule, step: int) -> dict[str, NDArray[Any]]:
+    """One step of the trainer on a random table of two levels; returns the columns that it got."""
+    table = random_table(step, groups=4)
+    promised = subject.spec.provides
+    for name in promised:
+        table.turns.pop(name, None)
+    before = copy.deepcopy(table)
+    tasks = np.unique(table["episodes.task"]).tolist()
+    counts = schedule.episodes(step, tasks, 4)
+    if counts is not None and (len(counts) != len(tasks) or not all(isinstance(n, int) and n > 0 for n in counts)):
+        subject.fail(f"gives the episodes {counts} for {len(tasks)} tasks; name a number of at least 1 for each.")
+    metrics = schedule.table_ready(table, step)
+    bad = [name for name, value in metrics.items() if not (name.startswith("hier/") and math.isfinite(value))]
+    if bad:
+        subject.fail(f"returns the metric {bad[0]!r} = {metrics[bad[0]]}; a metric is a finite number below `hier/`.")
+    added = set(table.columns()) - set(before.columns())
+    if added != set(promised):
+        subject.fail(f"adds the columns {sorted(added)} and provides {sorted(promised)}.")
+    for name in before.columns():
+        if not np.array_equal(table[name], before[name], equal_nan=np.asarray(before[name]).dtype.kind == "f"):
+            subject.fail(f"changes the column {name!r} of the turn table.")
+    for name in promised:
+        column = np.asarray(table[name])
+        if column.shape != (len(table),) or not np.isfinite(column).all():
+            subject.fail(f"fills the column {name!r} with anything but one finite number a turn.")
+    if schedule.reads_losses:
+        group = np.asarray(table["episodes.group"], np.int64)
+        schedule.learned(group, np.random.default_rng(step).normal(size=group.size), step)
+    return {name: np.array(table[name]) for name in promised}
+
+
+CHECKS = (check_phases, check_resuming, check_statistics)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from verl_hier.host.manager import PluginHost
@@ -17,7 +18,10 @@ SPECS: dict[str, Any] = PluginHost.load({"builtin": True}).specs("schedule")
 VARIANTS = [
     ("alternating", {"period": 3, "levels": (1, 0, 1)}),
     ("bottom_up", {"steps": (7,), "roles": ("executor", "planner")}),
+    ("epo", {"compare": "turn", "steps": None}),
+    ("gdro", {"arms": (2, 4), "history": 2, "hysteresis": 0.1, "score": "ema", "standardise": True}),
     ("joint", {"roles": ("planner",)}),
+    ("rae", {"score": "role", "decay": 0.5}),
     ("stagewise", {"mode": "hard", "period": 4}),
 ]
 
@@ -128,3 +132,48 @@ def test_a_schedule_that_reacts_passes_when_it_keeps_its_state() -> None:
 def test_each_broken_schedule_is_refused(make: Any, sentence: str) -> None:
     with pytest.raises(AssertionError, match=f"schedule 'mine' {sentence}"):
         check_schedule(ScheduleSpec("mine", lambda options: make()))
+
+
+class Averages(Says):
+    """Keeps a mean that crosses steps, and does one thing wrong."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(Phase("joint"))
+        self.fault = fault
+        self.mean = 0.0
+
+    def episodes(self, step: int, tasks: Any, n: int) -> list[int] | None:
+        return [n] if self.fault == "episodes" else None
+
+    def table_ready(self, table: Any, step: int) -> dict[str, float]:
+        table.turns["mean" if self.fault != "name" else "means"] = np.full(len(table), self.mean)
+        if self.fault == "reward":
+            table.turns["reward"] = table["reward"] + 1
+        if self.fault == "nan":
+            table.turns["mean"][0] = np.nan
+        self.mean += float(table["reward"].sum())
+        return {"mean" if self.fault == "metric" else "hier/mean": self.mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.fault == "state" else {"mean": self.mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state.get("mean", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("name", r"adds the columns \['means'\] and provides \['mean'\]"),
+        ("reward", "changes the column 'reward'"),
+        ("nan", "anything but one finite number a turn"),
+        ("metric", "returns the metric 'mean'"),
+        ("state", "adds other columns in step 2 when a run is resumed after step 1"),
+        ("episodes", "a number of at least 1 for each"),
+    ],
+)
+def test_faults_of_schedules_with_statistics_are_named(fault: str, told: str) -> None:
+    spec = ScheduleSpec("probe", lambda options: Averages(fault), provides=("mean",))
+    with pytest.raises(AssertionError, match=f"'probe' .*{told}"):
+        check_schedule(spec, steps=3)
+    check_schedule(ScheduleSpec("probe", lambda options: Averages(), provides=("mean",)), steps=3)

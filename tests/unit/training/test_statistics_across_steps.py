@@ -68,15 +68,6 @@ def test_a_run_that_is_resumed_sees_what_an_unbroken_one_does(name):
             np.testing.assert_array_equal(found[column], expected[column])
 
 
-@pytest.mark.parametrize("name", MAKE)
-def test_the_columns_are_those_that_it_promises(name):
-    table = batch(0)
-    before = set(table.turns)
-    MAKE[name]().table_ready(table, 1)
-    assert sorted(set(table.turns) - before) == sorted(COLUMNS[name])
-    assert sorted(HOST.spec("schedule", name).provides) == sorted(COLUMNS[name])
-
-
 def test_an_estimator_without_its_schedule_is_told_which_one():
     with pytest.raises(CreditError, match=r"'class_weight' .* the schedule provides; .* with `hier.schedule.name`"):
         check_needs(estimator("gdro"), make_table({"reward": [1.0]}).columns())
