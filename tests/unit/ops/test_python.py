@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import verl_hier
+from tests.fixtures.byte_model import write_byte_model
 from verl_hier.errors import RecipeError
 from verl_hier.graph import read_graphs
 from verl_hier.ops.python import _named, _reward_word, as_override
@@ -105,3 +106,24 @@ def test_a_reward_that_training_cannot_import_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"'mine' cannot be used in training"):
         _reward_word("mine", verl_hier.Reward(lambda episode: 0.0))
     assert as_override("hier/size", "node") == "hier/size=node"
+
+
+def test_training_starts_with_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the start of verl's processes, which the tests of `verl-hier train` run."""
+    from verl_hier.ops import training
+
+    monkeypatch.chdir(tmp_path)
+    started = []
+    monkeypatch.setattr(training, "start", lambda plan, report: started.append(plan) or plan.run)
+    model = write_byte_model(tmp_path / "model")
+    steps = {"actor_rollout_ref.model.path": str(model), "trainer.total_training_steps": 2}
+    run = verl_hier.train(
+        "himac_alfworld", "hier.seed=4", overrides=steps, name="mine", reward_funcs=[valid], reward_weights=[0.2]
+    )
+    assert run.folder == Path("runs/himac_alfworld/mine")
+    config = started[0].config
+    assert (config.hier.seed, config.trainer.total_training_steps) == (4, 2)
+    assert ComposedRecipe.of(config).rewards == {"valid": verl_hier.Reward(valid, 0.2)}
+    with pytest.raises(verl_hier.HierError, match="nowhere"):
+        verl_hier.train("himac_alfworld", overrides={"actor_rollout_ref.model.path": "/nowhere"})
+    assert len(started) == 1
