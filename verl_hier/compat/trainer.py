@@ -175,13 +175,17 @@ class HierTrainerMixin(_Base):
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         config, group = self.config.actor_rollout_ref.actor, self.actor_rollout_wg
+        asked = dict(batch.extra_info)
         self.actor_rollout_wg = _MiniBatches(group, self._mini_batches(config.ppo_mini_batch_size))
         try:
             batch = super()._update_actor(batch, metrics)
         finally:
             self.actor_rollout_wg = group
         if self.schedule.reads_losses:
+            # What the update added to the request is no concern of a forward pass.
+            updated, batch.extra_info = batch.extra_info, asked
             self._read_losses(batch)
+            batch.extra_info = updated
         return batch
 
     def _read_losses(self, batch: Any) -> None:
