@@ -33,7 +33,7 @@ def env(
     seed: Annotated[int | None, whole("Root of all random numbers; omitted: hier.seed.", least=0)] = None,
     enable: Enable = None,
 ) -> None:
-    """Play one task in the terminal, by hand unless a policy is named."""
+    """Play one task in the terminal, by hand or by a policy."""
     from verl_hier.errors import HierError
     from verl_hier.ops.players import EXPERT, player_of
     from verl_hier.ops.rollouts import finish
