@@ -310,11 +310,14 @@ def cold_starts() -> Iterator[str]:
             str(one["episodes"]),
             str(one["contexts"]),
             str(one["steps"]),
+            f"{one['core_seconds']:.0f}" if one["core_seconds"] else "",
         )
         for name, one in found.items()
     ]
     if rows:
-        yield from table(("recipe", "success", "held-out episodes", "contexts shown", "steps"), *rows)
+        yield from table(
+            ("recipe", "success", "held-out episodes", "contexts shown", "steps", "seconds of a core"), *rows
+        )
         conditions = dict.fromkeys(
             f"{one['machine']}, verl {one['verl']}, torch {one['torch']}" for one in found.values()
         )

@@ -62,7 +62,7 @@ def described(record: dict[str, Any], played: dict[str, Any]) -> dict[str, Any]:
     return {
         "contexts": record["contexts"],
         "steps": record["settings"]["steps"],
-        "cold_start_s": record["seconds"],
+        "core_seconds": record.get("core_seconds"),
         "episodes": played["episodes"],
         "success": played["success"],
         "temperature": played["temperature"],

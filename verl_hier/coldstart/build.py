@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,7 @@ def build(*configs: Any, report: Callable[[str], None] = logger.info, progress: 
             worker, or when the folder holds a model that no cold start has made.
         ColdStartError: when the supervised training fails.
     """
-    started = time.monotonic()
+    started, worked = time.monotonic(), _core_seconds()
     recipes = [ComposedRecipe.of(config) for config in configs]
     first = recipes[0]
     settings, model, key = first.hier.coldstart, model_folder(first), key_of(recipes)
@@ -103,10 +104,16 @@ def build(*configs: Any, report: Callable[[str], None] = logger.info, progress: 
         "contexts": rows,
         "vocabulary": len(tokenizer),
         "seconds": round(time.monotonic() - started, 1),
+        "core_seconds": round(_core_seconds() - worked, 1),
         "versions": {name: version(name) for name in ("verl", "torch", "transformers")},
     }
     (model / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     return model
+
+
+def _core_seconds() -> float:
+    """What this process and those that it waited for have used of all cores."""
+    return sum(os.times()[:4])
 
 
 def read_record(model: Path) -> dict[str, Any]:
