@@ -29,7 +29,7 @@ WHOLE = [
     "trainer.save_freq=1",
     f"trainer.total_training_steps={STEPS}",
     "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
-    "hier.rewards.brief={function: 'verl_hier.rewards.formats:short', options: {characters: 5}, per: turn}",
+    "+hier.rewards.brief={function: 'verl_hier.rewards.formats:short', options: {characters: 5}, per: turn}",
     # One file a mini-batch, in the order of the steps.
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
 ]
