@@ -49,7 +49,7 @@ def test_distilled_and_then_trained_level_by_level(train, model, tmp_path):
                 "actor_rollout_ref.rollout.n=6",
                 "actor_rollout_ref.rollout.engine_kwargs.transformers.deterministic=true",
                 "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
-                "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+                "hier.update={mini_batch: {prompts: 2}, keep_tasks_together: true, epochs: 2}",
                 "data.train_batch_size=4",
                 "trainer.total_training_steps=2",
                 "trainer.test_freq=-1",
@@ -63,6 +63,7 @@ def test_distilled_and_then_trained_level_by_level(train, model, tmp_path):
     for number, (graphs, logged) in enumerate(zip(steps, run.steps, strict=True)):
         rows = [(g, row) for g in graphs for row in graph_rows(g, Phase.from_dict(g.phase).trains)]
         assert logged["hier/rows/trained"] == len(rows) > 0
+        assert logged["hier/update/steps"] == 4, "two mini-batches, each of them twice"
         complete = [episode for graph in graphs for episode in graph.complete()]
         assert len(complete) == 4 * 6
         # One context, so one row an episode; a row reads the world in between.

@@ -31,7 +31,7 @@ WHOLE = [
     "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
     "+hier.rewards.brief={function: 'verl_hier.rewards.formats:short', options: {characters: 5}, per: turn}",
     # One file a mini-batch, in the order of the steps.
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "++hier.update.mini_batch={rows: 3}",
 ]
 
 
@@ -102,6 +102,9 @@ def test_both_phases_train_their_own_tokens(whole, tmp_path):
             row = record["old"][0][record["mask"][0].bool()]
             if any(len(k) == len(row) and torch.allclose(k, row, atol=1e-4) for k in known):
                 per_step[number].append(file)
+    rows, updates = run.metric("hier/rows/trained"), run.metric("hier/update/steps")
+    assert [len(files) for files in per_step] == updates == [-(-count // 3) for count in rows]
+    assert all(padding < count for padding, count in zip(run.metric("hier/rows/padding"), updates, strict=True))
     for number, graphs in enumerate(steps):
         one_step = tmp_path / f"step_{number}"
         one_step.mkdir()
@@ -210,9 +213,10 @@ def weights(folders, step):
 @pytest.mark.long
 def test_two_ranks(train):
     """Two FSDP ranks with a rollout replica each; optimiser steps stay those of the recipe."""
-    run = train("himac_bytes", ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=2"])
+    update = "++hier.update={mini_batch: {steps: 2}, keep_tasks_together: true}"
+    run = train("himac_bytes", ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=2", update])
     assert run.code == 0, run.log[-3000:]
     assert len(run.steps) == 2
-    assert all(padding < 2 * 2 for padding in run.metric("hier/rows/padding"))
+    assert run.metric("hier/update/steps") == [2, 2]
     assert all(norm > 0 for norm in run.metric("actor/grad_norm"))
     assert all(difference < 1e-4 for difference in run.metric("training/rollout_probs_diff_max"))

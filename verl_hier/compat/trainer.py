@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import torch
@@ -29,6 +28,7 @@ from verl_hier.compat.queue import FAULTS, GRAPHS
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
+from verl_hier.compat.updates import UpdateMixin
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.checks.parts import check_kl
@@ -39,11 +39,6 @@ from verl_hier.training.metrics import turn_metrics
 from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.step import TrainingStep, store_graphs, train_step
 
-if TYPE_CHECKING:
-    from verl.trainer.ppo.v1 import PPOTrainer as _Base
-else:
-    _Base = object
-
 STATE_FILE = "hier.json"
 WEIGHTS = "rollout_is_weights"
 NOTHING_TO_TRAIN = (
@@ -52,45 +47,17 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class _MiniBatches:
-    """A worker group whose updates cut a batch into a fixed number of mini-batches, however many rows it has.
-
-    verl derives the number of optimiser steps from the number of rows (trainer_base.py, `_update_actor`); here only
-    the two sizes in the request are replaced, the request itself stays verl's.
-    """
-
-    def __init__(self, group: Any, number: int) -> None:
-        self._group = group
-        self._number = number
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._group, name)
-
-    def _sized(self, batch: Any) -> Any:
-        size = len(batch) // self._number
-        batch.extra_info.update(mini_batch_size=size, global_batch_size=size)
-        return batch
-
-    def update_actor(self, batch: Any) -> Any:
-        return self._group.update_actor(self._sized(batch))
-
-    def train_mini_batch(self, batch: Any) -> Any:
-        return self._group.train_mini_batch(self._sized(batch))
-
-
-class HierTrainerMixin(_Base):
+class HierTrainerMixin(UpdateMixin):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
-    `_next_train_batch`, `_get_required_batch_multiple`, `_balance_batch`, `_compute_advantage`, `_update_actor`,
-    `_update_critic`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
-    `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
+    `_next_train_batch`, `_balance_batch`, `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`,
+    `_compute_metrics`, `on_validate_begin`, `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers
+    `get_llm_client` too. `UpdateMixin` overrides those that decide on mini-batches.
     """
 
     base_mode: str
     _counters: ServerCounters
-    actor_rollout_wg: Any
-    critic_wg: Any
 
     def __init__(self, config: DictConfig) -> None:
         # verl compares the mode with the names of its own three trainers in several places.
@@ -98,6 +65,7 @@ class HierTrainerMixin(_Base):
             config.trainer.v1.trainer_mode = self.base_mode
         recipe = ComposedRecipe.of(config)
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
+        self.update_options = recipe.hier.update
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._curriculum: Curriculum | None = None
         self._step: TrainingStep | None = None
@@ -159,28 +127,9 @@ class HierTrainerMixin(_Base):
                 worker = worker_with_losses(ActorRolloutRefWorker, self.hier.plugins)
                 self.role_worker_mapping[role] = ray.remote(worker)
 
-    # ---- optimiser steps do not depend on the number of rows ---------------------------------------------------------
-
-    def _mini_batches(self, mini_batch_size: int) -> int:
-        """Optimiser steps of a batch: prompts of the batch over prompts of a mini-batch."""
-        prompts = self.config.data.train_batch_size // self.parameter_sync_step
-        return max(1, prompts // mini_batch_size)
-
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        config = self.config
-        steps = self._mini_batches(config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        if self.use_critic:
-            steps = math.lcm(steps, self._mini_batches(config.critic.ppo_mini_batch_size))
-        return dp_size * steps
-
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        config, group = self.config.actor_rollout_ref.actor, self.actor_rollout_wg
         asked = dict(batch.extra_info)
-        self.actor_rollout_wg = _MiniBatches(group, self._mini_batches(config.ppo_mini_batch_size))
-        try:
-            batch = super()._update_actor(batch, metrics)
-        finally:
-            self.actor_rollout_wg = group
+        batch = super()._update_actor(batch, metrics)
         if self.schedule.reads_losses:
             # What the update added to the request is no concern of a forward pass.
             updated, batch.extra_info = batch.extra_info, asked
@@ -203,14 +152,6 @@ class HierTrainerMixin(_Base):
         columns = {name: [row.numpy() for row in data[name].unbind()] for name in fields}
         group, losses = self._step.row_losses(list(batch.keys), columns, low, high)
         self.schedule.learned(group, losses, self.global_steps)
-
-    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        config, group = self.config.critic, self.critic_wg
-        self.critic_wg = _MiniBatches(group, self._mini_batches(config.ppo_mini_batch_size))
-        try:
-            return super()._update_critic(batch, metrics)
-        finally:
-            self.critic_wg = group
 
     # ---- from rows to credit -----------------------------------------------------------------------------------------
 
@@ -237,10 +178,7 @@ class HierTrainerMixin(_Base):
         ]
         self._step = TrainingStep(rows, batch.keys)
         self._step.check_losses(self.hier.rollout.max_failed_share)
-        padded = super()._balance_batch(batch, metrics, *args, **kwargs)
-        metrics["hier/rows/trained"] = float(len(rows))
-        metrics["hier/rows/padding"] = float(len(padded) - len(rows))
-        return padded
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
 
     def _row_order(self, keys: list[str], records: list[dict[str, Any]]) -> list[int]:
         """By task, episode and row: verl's own order is that of arrival, which no seed controls."""

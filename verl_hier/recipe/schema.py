@@ -74,6 +74,47 @@ class GuardOptions:
 
 
 @dataclass(frozen=True)
+class MiniBatchOptions:
+    """What one optimiser step trains on: at most one of the three."""
+
+    prompts: int | None = None
+    """Tasks of one optimiser step, with all their rows."""
+    rows: int | None = None
+    """Rows of one optimiser step at most; the number of steps follows from how many rows the episodes made."""
+    steps: int | None = None
+    """Optimiser steps of a batch, whatever its number of rows."""
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(f"give one of prompts, rows and steps; got {' and '.join(given)}")
+        for name, value in given.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def given(self) -> bool:
+        """Whether one of the three is set."""
+        return any(value is not None for value in vars(self).values())
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How a batch is divided among optimiser steps; see docs/guards.md."""
+
+    mini_batch: MiniBatchOptions = field(default_factory=MiniBatchOptions)
+    """Size of a mini-batch, for actor and critic; `{}` takes verl's `ppo_mini_batch_size` of either, in prompts."""
+    epochs: int | None = None
+    """Times that each batch is trained; null takes verl's `ppo_epochs` of actor and critic."""
+    keep_tasks_together: bool = False
+    """Whether the rows of a task stay in one mini-batch; rows that are not trained fill the shorter ones."""
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+
+
+@dataclass(frozen=True)
 class CurriculumOptions:
     """Longer tasks later; see docs/schedules.md."""
 
@@ -183,6 +224,7 @@ class HierConfig:
     """Plugin or distribution name to enabled; only what is listed and true is loaded."""
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     guards: GuardOptions = field(default_factory=GuardOptions)
+    update: UpdateOptions = field(default_factory=UpdateOptions)
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,6 +132,7 @@ def test_a_row_tells_the_trainer_the_versions_it_spans():
     first = roll(step=1)
     second = roll(step=3, unfinished=list(UnfinishedEpisode.left_in(first)))
     worker = object.__new__(agent_loop.HierAgentLoopWorker)
+    worker._runner = SimpleNamespace(recipe=SimpleNamespace(rewards={}))
     for row in graph_rows(second, lambda node: True):
         output = worker._output(second, row)
         ages = {second.nodes[turn].policy_version[0] for turn in trained_turns(row)}

@@ -69,7 +69,7 @@ class Sizes:
         data_parallel: trainer ranks that see different rows.
         tasks: tasks a step; the number of groups.
         episodes: trained episodes a task.
-        optimiser_steps: a step's updates, whatever the number of rows.
+        optimiser_steps: a step's updates, all epochs; None where they follow from the number of rows.
         longest_row: tokens of the longest row.
     """
 
@@ -77,7 +77,7 @@ class Sizes:
     data_parallel: int
     tasks: int
     episodes: int
-    optimiser_steps: int
+    optimiser_steps: int | None
     longest_row: int
     plan: Plan
 
@@ -157,6 +157,23 @@ def check_parallel(recipe: ComposedRecipe) -> None:
 
 
 @rule
+def check_mini_batches(recipe: ComposedRecipe) -> None:
+    """Refuse mini-batches that cannot be divided among the ranks, or whose rows verl would draw anew."""
+    update, ranks = recipe.hier.update, devices(recipe) // sequence_parallel(recipe)
+    rows = update.mini_batch.rows
+    if rows is not None and rows < ranks:
+        raise RecipeError(
+            f"hier.update.mini_batch.rows: {rows} row(s) cannot be divided among {ranks} data-parallel ranks; name at "
+            f"least {ranks}."
+        )
+    if update.keep_tasks_together and value(recipe.config, ACTOR + "shuffle"):
+        raise RecipeError(
+            f"hier.update.keep_tasks_together: {ACTOR}shuffle draws the rows of each mini-batch anew; set one of them "
+            "to false."
+        )
+
+
+@rule
 def check_resume(recipe: ComposedRecipe) -> None:
     """Refuse to resume from a path that is not named or not there."""
     if value(recipe.config, "trainer.resume_mode") != "resume_path":
@@ -210,11 +227,15 @@ def devices(recipe: ComposedRecipe) -> int:
     return int(value(recipe.config, "trainer.nnodes")) * int(value(recipe.config, "trainer.n_gpus_per_node"))
 
 
-def optimiser_steps(recipe: ComposedRecipe, tasks: int, mini: int) -> int:
-    """Updates a step, as the hier trainers count them: whole mini-batches of tasks, whatever the number of rows."""
+def optimiser_steps(recipe: ComposedRecipe, tasks: int, mini: int) -> int | None:
+    """Updates a step, as the hier trainers count them; None where they follow from the number of rows."""
     if value(recipe.config, "trainer.v1.trainer_mode") == "hier_separate_async":
         tasks //= int(value(recipe.config, "trainer.v1.separate_async.parameter_sync_step"))
-    return max(1, tasks // mini) * int(value(recipe.config, ACTOR + "ppo_epochs") or 1)
+    size = recipe.hier.update.mini_batch
+    if size.rows is not None:
+        return None
+    epochs = recipe.hier.update.epochs or int(value(recipe.config, ACTOR + "ppo_epochs") or 1)
+    return (size.steps or max(1, tasks // (size.prompts or mini))) * epochs
 
 
 def plan_of(recipe: ComposedRecipe) -> Plan:

@@ -1,0 +1,83 @@
+"""Rows are divided among optimiser steps and ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_hier.recipe.schema import MiniBatchOptions, UpdateOptions
+from verl_hier.training.mini_batches import arrange, divide, even_parts, padded_size
+
+
+def options(together: bool = False, **size: int) -> UpdateOptions:
+    return UpdateOptions(MiniBatchOptions(**size), keep_tasks_together=together)
+
+
+def alternate(rows: list[int], ranks: int) -> list[list[int]]:
+    return [rows[rank::ranks] for rank in range(ranks)]
+
+
+@given(st.integers(1, 200), st.integers(1, 30))
+def test_even_parts_hold_every_row_once_and_differ_by_one_at_most(rows, number):
+    parts = even_parts(rows, number)
+    assert [row for part in parts for row in part] == list(range(rows))
+    sizes = [len(part) for part in parts]
+    assert len(parts) == min(rows, number) and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("size", "steps"),
+    [({"rows": 64}, 4), ({"rows": 300}, 1), ({"steps": 5}, 5), ({"prompts": 4}, 2), ({"prompts": 3}, 2)],
+)
+def test_the_number_of_steps_is_what_the_recipe_says(size, steps):
+    tasks = [f"task{row // 25}" for row in range(200)]
+    parts = divide(options(**size), tasks, prompts=8)
+    assert len(parts) == steps
+    assert all(len(part) <= size.get("rows", 200) for part in parts)
+
+
+def test_only_rows_make_the_number_of_steps_depend_on_the_rows():
+    few, many = ["a"] * 40, ["a"] * 400
+    assert len(divide(options(steps=4), few, 8)) == len(divide(options(steps=4), many, 8)) == 4
+    assert len(divide(options(prompts=2), few, 8)) == len(divide(options(prompts=2), many, 8)) == 4
+    assert (len(divide(options(rows=40), few, 8)), len(divide(options(rows=40), many, 8))) == (1, 10)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.sampled_from([{"rows": 10}, {"rows": 3}, {"steps": 3}, {"prompts": 2}]),
+)
+def test_tasks_stay_together(rows_of_task, size):
+    tasks = [f"task{task}" for task, rows in enumerate(rows_of_task) for _ in range(rows)]
+    parts = divide(options(together=True, **size), tasks, prompts=len(rows_of_task))
+    assert sorted(row for part in parts for row in part) == list(range(len(tasks)))
+    homes = [{tasks[row] for row in part} for part in parts]
+    assert all(parts) and sum(map(len, homes)) == len(set(tasks))
+    if "rows" in size:
+        assert all(len(part) <= size["rows"] or len(home) == 1 for part, home in zip(parts, homes, strict=True))
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 4))
+def test_each_rank_gets_its_share_of_each_mini_batch(rows, steps, ranks):
+    parts = even_parts(rows, steps)
+    total = padded_size(parts, ranks)
+    assert rows <= total < rows + len(parts) * ranks and total % (len(parts) * ranks) == 0
+    order = arrange(parts, range(rows, total), ranks, alternate)
+    assert sorted(order) == list(range(total))
+    share, size = total // ranks, total // ranks // len(parts)
+    for number, part in enumerate(parts):
+        found = [order[rank * share + number * size + i] for rank in range(ranks) for i in range(size)]
+        assert {row for row in found if row < rows} == set(part), "no mini-batch consists of padding alone"
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        ({"rows": 4, "steps": 2}, "give one of prompts, rows and steps; got rows and steps"),
+        ({"prompts": 0}, "prompts must be at least 1, got 0"),
+    ],
+)
+def test_sizes_that_contradict_are_refused(size, reason):
+    with pytest.raises(ValueError, match=reason):
+        MiniBatchOptions(**size)

@@ -1,0 +1,149 @@
+"""Optimiser steps: how many a batch makes, which rows each of them trains, and how verl is told so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
+
+from verl_hier.errors import RolloutError
+from verl_hier.recipe.schema import UpdateOptions
+from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.v1 import PPOTrainer as _Base
+else:
+    _Base = object
+
+
+@dataclass(frozen=True)
+class _Division:
+    """The mini-batches of one batch.
+
+    Attributes:
+        parts: rows of each mini-batch, before verl pads and reorders the batch.
+        actor, critic: optimiser steps of either in one epoch; both divide the number of parts.
+    """
+
+    parts: Parts
+    actor: int
+    critic: int
+
+
+class _Requests:
+    """A worker group whose updates make a fixed number of optimiser steps.
+
+    verl derives that number from the number of rows (trainer_base.py, `_update_actor`); here only the sizes and the
+    epochs in the request are replaced, the request itself stays verl's.
+    """
+
+    def __init__(self, group: Any, steps: int, epochs: int | None) -> None:
+        self._group = group
+        self._steps = steps
+        self._epochs = epochs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def _sized(self, batch: Any) -> Any:
+        size = len(batch) // self._steps
+        batch.extra_info.update(mini_batch_size=size, global_batch_size=size)
+        if self._epochs is not None:
+            batch.extra_info["epochs"] = self._epochs
+        return batch
+
+    def update_actor(self, batch: Any) -> Any:
+        return self._group.update_actor(self._sized(batch))
+
+    def train_mini_batch(self, batch: Any) -> Any:
+        return self._group.train_mini_batch(self._sized(batch))
+
+
+class UpdateMixin(_Base):
+    """The seams of verl's trainer that decide on mini-batches; see `HierTrainerMixin`."""
+
+    update_options: UpdateOptions
+    actor_rollout_wg: Any
+    critic_wg: Any
+    _division: _Division
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Pad as verl does, then give each mini-batch its rows and each rank an equal share of their tokens.
+
+        Args:
+            batch: rows whose keys begin with their task.
+        """
+        keys = list(batch.keys)
+        self._division = self._divide([key.split("_")[0] for key in keys])
+        padded = super()._balance_batch(batch, metrics, *args, **kwargs)
+        division = self._division
+        places = {key: place for place, key in enumerate(padded.keys)}
+        workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in padded.tags], dtype=torch.int64))
+
+        def balance(rows: list[int], ranks: int) -> list[list[int]]:
+            found = get_seqlen_balanced_partitions(workloads[rows], k_partitions=ranks, equal_size=True)
+            return [[rows[i] for i in share] for share in found]
+
+        parts = [[places[keys[row]] for row in part] for part in division.parts]
+        fillers = sorted(set(places.values()) - {place for part in parts for place in part})
+        padded.reorder(arrange(parts, fillers, self._ranks(), balance))
+        actor = self.config.actor_rollout_ref.actor
+        epochs = self.update_options.epochs or actor.ppo_epochs
+        metrics["hier/update/steps"] = float(division.actor * epochs)
+        metrics["hier/update/rows_per_step"] = len(keys) / division.actor
+        metrics["hier/rows/trained"] = float(len(keys))
+        metrics["hier/rows/padding"] = float(len(padded) - len(keys))
+        return padded
+
+    def _divide(self, tasks: list[str]) -> _Division:
+        """Mini-batches of actor and critic for rows of these tasks."""
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
+        ranks = self._ranks()
+        rows = self.update_options.mini_batch.rows
+        if rows is not None and rows < ranks:
+            raise RolloutError(
+                f"hier.update.mini_batch.rows: {rows} row(s) cannot be divided among {ranks} ranks; name at least that "
+                "many."
+            )
+        if self.update_options.mini_batch.given or self.update_options.keep_tasks_together:
+            parts = divide(self.update_options, tasks, prompts)
+            return _Division(parts, len(parts), len(parts))
+        config = self.config
+        actor = max(1, prompts // config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        critic = max(1, prompts // config.critic.ppo_mini_batch_size) if self.use_critic else actor
+        if math.lcm(actor, critic) > len(tasks):
+            actor = critic = min(actor, len(tasks))
+        return _Division(even_parts(len(tasks), math.lcm(actor, critic)), actor, critic)
+
+    def _ranks(self) -> int:
+        """Data-parallel ranks of the actor; verl keeps the answer of the worker group."""
+        group = self.actor_rollout_wg
+        if "actor" not in group._dispatch_info:
+            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+        return int(max(group._dispatch_info["actor"])) + 1
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """The size itself to which verl has to pad: it is never below the number of rows."""
+        return padded_size(self._division.parts, dp_size)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        with self._requests("actor_rollout_wg", self._division.actor):
+            return super()._update_actor(batch, metrics)
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        with self._requests("critic_wg", self._division.critic):
+            return super()._update_critic(batch, metrics)
+
+    @contextmanager
+    def _requests(self, attribute: str, steps: int) -> Iterator[None]:
+        group = getattr(self, attribute)
+        setattr(self, attribute, _Requests(group, steps, self.update_options.epochs))
+        try:
+            yield
+        finally:
+            setattr(self, attribute, group)
