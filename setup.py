@@ -20,4 +20,5 @@ setup(
         "verl_hier_recipes": ["**/*.yaml"],
         "verl_hier_examples": ["**/*.py", "**/*.toml", "**/*.md", "**/*.yaml"],
     },
+    exclude_package_data={"verl_hier_examples": ["*/build/**"]},
 )

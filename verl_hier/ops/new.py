@@ -149,7 +149,8 @@ def _files(folder: Any, below: str = "") -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
-            found += [] if entry.name.startswith(("__", ".")) else _files(entry, f"{below}{entry.name}/")
+            skipped = entry.name.startswith(("__", ".")) or entry.name == "build"  # what pip leaves in a checkout
+            found += [] if skipped else _files(entry, f"{below}{entry.name}/")
         elif entry.name.endswith(TEXTS):
             found.append((below + entry.name, entry.read_text(encoding="utf-8")))
     return sorted(found, key=lambda file: file[0] != "pyproject.toml")

@@ -392,6 +392,7 @@ def test_new_makes_packages_of_every_kind_that_pass_their_tests_and_compose_a_re
         monkeypatch.syspath_prepend(str(folders[-1]))
         written = "".join(file.read_text() for file in folders[-1].rglob("*") if file.is_file()).lower()
         assert not any(old in written for old in (EXAMPLES[kind], EXAMPLES[kind].replace("_", "-")))
+        assert not (folders[-1] / "build").exists()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, folders)]
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)

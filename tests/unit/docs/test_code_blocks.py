@@ -5,6 +5,8 @@ What a comment above a block can say is described in tests/fixtures/code_blocks.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 
 @pytest.fixture
-def player(tmp_path: Path, byte_model: Path, monkeypatch: pytest.MonkeyPatch) -> PagePlayer:
+def player(tmp_path: Path, byte_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PagePlayer]:
     (tmp_path / "model").symlink_to(byte_model)
     monkeypatch.chdir(tmp_path)
-    return PagePlayer(tmp_path, monkeypatch)
+    yield PagePlayer(tmp_path, monkeypatch)
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
