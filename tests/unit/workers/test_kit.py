@@ -52,7 +52,9 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "answer"), CASES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("name", "options", "answer"), CASES, ids=[f"{name}-{options}"[:50] for name, options, _ in CASES]
+)
 def test_every_builtin_passes(name: str, options: dict[str, Any], answer: Answer | None) -> None:
     spec = SPECS[name]
     check_worker(spec, build_options(spec, options), answer=answer)
