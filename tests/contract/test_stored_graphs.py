@@ -46,6 +46,7 @@ def queue(monkeypatch):
 
 def publish(store, graph, uid, validate, phase):
     worker = object.__new__(agent_loop.HierAgentLoopWorker)
+    worker._runner = SimpleNamespace(recipe=SimpleNamespace(rewards={}))
     worker._hier = SimpleNamespace(store=store, guards=SimpleNamespace(shared_prefix="once"))
 
     async def nothing(*args, **kwargs):

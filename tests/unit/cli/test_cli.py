@@ -381,6 +381,7 @@ def installed(package: Path, name: str) -> Path:
     return package
 
 
+@pytest.mark.slow
 def test_new_makes_packages_of_every_kind_that_pass_their_tests_and_compose_a_recipe(
     verl_hier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,6 +192,7 @@ def test_every_command_is_here() -> None:
 
 
 @pytest.mark.parametrize(("command", "name", "value"), CASES)
+@pytest.mark.slow
 def test_nonsense(refused: Refused, command: str, name: str, value: str) -> None:
     refused(*words(command, **{name: value}))
 

@@ -19,6 +19,7 @@ from verl_hier_plugins.environments.alfworld.texts import shorten
 from verl_hier_plugins.environments.alfworld.world import GOALS, build_world, split_of
 
 
+@pytest.mark.slow
 def test_conforms():
     check_environment(SPEC, AlfworldOptions(goal_types=("pick", "look", "two"), level="small"), tasks=2)
 

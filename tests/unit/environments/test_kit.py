@@ -173,6 +173,7 @@ HOARD = []
         (Hoards, "left behind: {'open files'"),
     ],
 )
+@pytest.mark.slow
 def test_broken_worlds_are_refused(world, sentence):
     ENOUGH.clear()
     try:
@@ -207,6 +208,7 @@ class Guided(Silent):
         return SimpleNamespace(subgoals=("add",), advise=lambda number: "add", mistake=lambda number, rng: "slow")
 
 
+@pytest.mark.slow
 def test_worlds_that_list_nothing_are_played_by_given_actions_or_their_expert():
     check_environment(spec(factory=Silent), tasks=1, steps=3, isolated=False)
     for world, actions in ((Silent, ["add"]), (Guided, [])):

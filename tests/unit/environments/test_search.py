@@ -59,6 +59,7 @@ def test_conforms(options):
     check_environment(SPEC, options, tasks=1)
 
 
+@pytest.mark.slow
 def test_conforms_under_strange_actions():
     actions = ["search mayor", "<web_search>river</web_search>", "web", "", "<think>search x", "answer the river"]
     check_environment(SPEC, SearchOptions(), tasks=3, actions=actions, isolated=False)

@@ -49,6 +49,7 @@ def stock(path, *wanted):
     return textworld.start(str(path), textworld.EnvInfos(**dict.fromkeys(names, True)))
 
 
+@pytest.mark.slow
 def test_the_short_style_conforms():
     check_environment(SPEC, short(nb_objects=6, quest_length=4), tasks=1)
 

@@ -52,11 +52,13 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]
 
 
 @pytest.mark.parametrize("side", ["plugin", "user"])
+@pytest.mark.slow
 def test_a_sound_call_passes(complaints: dict[str, list[str]], side: str) -> None:
     assert complaints[f"sound_{side}"] == []
 
 
 @pytest.mark.parametrize("side", ["plugin", "user"])
+@pytest.mark.slow
 def test_a_wrong_call_across_the_border_is_refused(complaints: dict[str, list[str]], side: str) -> None:
     (refusal,) = complaints[f"wrong_{side}"]
     assert "incompatible type" in refusal or "Invalid index type" in refusal

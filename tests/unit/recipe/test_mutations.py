@@ -49,6 +49,7 @@ def require_refused(mutations: Sequence[dict[str, Any]], config: Any) -> None:
     assert len(passed) <= MAY_PASS, "\n".join(map(str, passed))
 
 
+@pytest.mark.slow
 def test_every_broken_recipe_is_refused() -> None:
     """In one process, from recipes that are composed once and then changed."""
     assert len(MUTATIONS) >= 150

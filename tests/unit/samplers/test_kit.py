@@ -197,6 +197,7 @@ class Resumes(Plays):
         (Resumes, {}, "resumes 4 episodes; an earlier step has left 2"),
     ],
 )
+@pytest.mark.slow
 def test_each_broken_sampler_is_refused(make: Any, changes: dict[str, Any], sentence: str) -> None:
     spec = SamplerSpec("mine", lambda options: make(), **changes)
     with pytest.raises(AssertionError, match=f"^sampler 'mine' ?({sentence})"):

@@ -239,6 +239,7 @@ def test_random_numbers_of_the_episode_are_allowed() -> None:
         (Stubborn, {}, r", with Limits\(max_turns=1.* breaks: RolloutError: worker Stubborn caught EpisodeOver"),
     ],
 )
+@pytest.mark.slow
 def test_each_broken_worker_is_refused(make: Any, changes: dict[str, Any], sentence: str) -> None:
     spec = WorkerSpec("mine", lambda options: make(), **{"roles": AGENT, **changes})
     with pytest.raises(AssertionError, match=f"^worker 'mine' ?({sentence})"):

@@ -111,6 +111,13 @@ TRAINERS = (
         removal="when verl's resuming client keeps extra_fields",
     ),
     seam(
+        "balanced_partitions",
+        "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
+        "a mini-batch is shared out among the ranks as verl shares out a batch",
+        exists("verl.utils.seqlen_balancing:calculate_workload"),
+        takes("verl.utils.seqlen_balancing:get_seqlen_balanced_partitions", "k_partitions", "equal_size"),
+    ),
+    seam(
         "mini_batch_request",
         "verl.workers.engine_workers:TrainingWorker.train_mini_batch",
         "a request carries the size of its mini-batches",

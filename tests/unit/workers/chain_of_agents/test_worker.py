@@ -331,7 +331,7 @@ def test_ten_megabytes_in_a_turn(play):
         ({"tools": {"go": "{where}"}}, "may use {content} only"),
         ({"tools": {"plan": "{content}"}}, "is a tool and another agent"),
         ({"tools": {"a b": "{content}"}}, "cannot be the tag"),
-        ({"violation_penalty": -1}, "must not be negative"),
+        ({"violation_penalty": -1}, "must be at least 0"),
         ({"turns": "word"}, "is not one of"),
         ({"grammar": {"plan": "tool"}}, "expected"),
     ],
