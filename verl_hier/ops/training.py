@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omegaconf.errors import MissingMandatoryValue
+
 from verl_hier.compat.launch import Tail, in_use, launch, parse_metrics
 from verl_hier.errors import HierError, RunEnded
 from verl_hier.ops.progress import Progress
@@ -102,8 +104,13 @@ def plan_run(
     if in_use(run.log):
         raise HierError(f"another process is training in {run.folder}; choose another --name.")
     config = compose(recipe, overrides)
-    placed = _place(run, config, {_key(text) for text in overrides}, resume)
-    plan = Plan(run, recipe, tuple(overrides), placed, config, _checkpoint_of(config))
+    try:
+        placed = _place(run, config, {_key(text) for text in overrides}, resume)
+        plan = Plan(run, recipe, tuple(overrides), placed, config, _checkpoint_of(config))
+    except MissingMandatoryValue as error:
+        from verl_hier.recipe.checks.keys import left_open
+
+        raise left_open(str(error.full_key)) from error
     if resume and not plan.step:
         raise HierError(f"{run.folder} has no checkpoint to go on from; start it anew without --resume.")
     if plan.total is not None and plan.step >= plan.total:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.distributions import model_folder
 from tests.fixtures.played_trainer import SOURCE
-from verl_hier.errors import HierError, RunEnded
+from verl_hier.errors import HierError, RecipeError, RunEnded
 from verl_hier.ops import training
 from verl_hier.ops.progress import Progress, summary
 from verl_hier.ops.runs import Run
@@ -230,3 +230,9 @@ def test_the_end_says_what_was_reached() -> None:
         "validation: 0.25 after step 0, 0.50 after step 8",
     ]
     assert summary([{"step": 1, "timing_s/step": 1.0}]) == ["1 steps in 1 s"]
+
+
+@pytest.mark.parametrize("line", ["trainer.logger", "trainer.resume_mode", "trainer.default_local_dir"])
+def test_a_value_that_is_left_open_is_named(line: str) -> None:
+    with pytest.raises(RecipeError, match=rf"{line}: the recipe leaves this value to you"):
+        plan_run("grpo_alfworld", [f"{line}=???"])

@@ -37,7 +37,14 @@ def check_open_values(recipe: ComposedRecipe) -> None:
     """Refuse a value that is left open (`???`)."""
     for line, given in _leaves(recipe.config, ""):
         if given == MISSING and not line.startswith(UNUSED):
-            raise RecipeError(f"{line}: the recipe leaves this value to you; add `{line}=…`.")
+            raise left_open(line)
+
+
+def left_open(line: str) -> RecipeError:
+    """The refusal of a value that is left open."""
+    # `data.hier` repeats the hier block, see recipes/hier/base.yaml.
+    line = line.removeprefix("data.") if line.startswith("data.hier.") else line
+    return RecipeError(f"{line}: the recipe leaves this value to you; add `{line}=…`.")
 
 
 @rule
