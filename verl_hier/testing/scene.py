@@ -95,8 +95,9 @@ class Speaker(ScriptedPolicy):
     """Answers by a rule, with log-probs that differ, and stops where a server would: at a stop string or the limit.
 
     Attributes:
-        slow: whether it answers after a while, which is another one each time.
+        slow: whether it answers after a while: those who ask first wait longest.
         asked: what it was asked for besides tokens: `scores` and `top_logprobs`.
+        requests: number of turns that it was asked for.
         tokens: number of tokens that it has generated.
     """
 
@@ -105,12 +106,15 @@ class Speaker(ScriptedPolicy):
     def __init__(self, tokenizer: WordTokenizer, answer: Answer) -> None:
         super().__init__(tokenizer, answer)
         self.asked: set[str] = set()
+        self.requests = 0
         self.tokens = 0
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`."""
+        self.requests += 1
         if self.slow:
-            for _ in range(random.SystemRandom().randrange(6)):
+            # The jitter is smaller than the distance, so that the order of the first answers is always reversed.
+            for _ in range(max(0, 16 - 2 * self.requests) + random.SystemRandom().randrange(2)):
                 await asyncio.sleep(0)
         self.prompts.append(list(prompt))
         text = self._answer(self.tokenizer.decode(prompt), sampling)
@@ -133,7 +137,7 @@ class Speaker(ScriptedPolicy):
 
 
 class SlowSpeaker(Speaker):
-    """Answers in another order each time."""
+    """Answers in another order than it is asked."""
 
     slow = True
 
