@@ -113,8 +113,9 @@ class Speaker(ScriptedPolicy):
         """See `rollout.Policy.generate`."""
         self.requests += 1
         if self.slow:
-            # The jitter is smaller than the distance, so that the order of the first answers is always reversed.
-            for _ in range(max(0, 16 - 2 * self.requests) + random.SystemRandom().randrange(2)):
+            # The order of the first answers is always reversed; the distance is more than the event loop needs to
+            # wake up who waits for one of them.
+            for _ in range(max(0, 80 - 10 * self.requests) + random.SystemRandom().randrange(6)):
                 await asyncio.sleep(0)
         self.prompts.append(list(prompt))
         text = self._answer(self.tokenizer.decode(prompt), sampling)
