@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -127,7 +128,11 @@ def test_interrupted_and_resumed_by_the_command_line(whole, byte_model, probes, 
     def command_line(*arguments):
         command = [sys.executable, "-m", "verl_hier.cli.main", "train", *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **variables}, text=True, **pipes)
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and their processes with them.
+        heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(
+            command, cwd=tmp_path, env={**os.environ, **variables}, text=True, preexec_fn=heard, **pipes
+        )
 
     with only_trainer():
         started = command_line(*recipe, *WHOLE, stored_in(run.folder), "--name", "parts")
