@@ -24,8 +24,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import docs_papers
 import typer
 import yaml
+from docs_markdown import cell, table
 
 from verl_hier.cli.main import app
 from verl_hier.graph import read_graphs
@@ -329,11 +331,6 @@ def cold_starts() -> Iterator[str]:
         yield from ("", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.")
 
 
-def cell(text: str) -> str:
-    """Text for a table cell."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def rules_of_the_check() -> Iterator[str]:
     """What `verl-hier check` refuses, a table for each topic."""
     for topic, found in itertools.groupby(rules(), key=lambda rule: rule.topic):
@@ -358,14 +355,6 @@ def words() -> Iterator[str]:
     yield from table(("recipe line", "expected"), *((f"`{line}`", text) for line, text in rows))
 
 
-def table(head: typing.Sequence[str], *rows: typing.Sequence[str]) -> Iterator[str]:
-    """The lines of a Markdown table."""
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + "---|" * len(head)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
-
-
 BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     **{kind: lambda name, kind=kind: part(kind, name) for kind in KINDS},
     "parts": parts,
@@ -385,6 +374,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "options": lambda reference: options(pkgutil.resolve_name(reference)),
     "fields": lambda path, reference: fields(path, pkgutil.resolve_name(reference)),
     "part_pages": part_pages,
+    **docs_papers.BLOCKS,
 }
 
 

@@ -21,6 +21,7 @@ from verl_hier.recipe.checks.resources import Sizes, sizes_of
 from verl_hier.recipe.checks.rule import needs_critic, rules
 from verl_hier.recipe.checks.world import missing_module
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.papers import contradictions
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
 
@@ -168,7 +169,7 @@ def _notes(recipe: ComposedRecipe) -> list[str]:
         notes.append(f"the environment's package {package!r} is not installed on this machine.")
     if needs_critic(config) and not parts.estimator.spec.needs_critic:
         notes.append(f"a critic is trained, but estimator {parts.estimator.spec.name!r} does not read its values.")
-    return notes
+    return notes + contradictions(config)
 
 
 def _validate(config: Mapping[str, Any]) -> list[str]:

@@ -131,6 +131,32 @@ class CurriculumOptions:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A setting of the authors that the recipe does not take over."""
+
+    theirs: Any
+    """What the authors have."""
+    why: str
+    """Why the recipe has something else."""
+    where: str = ""
+    """Where in the source the authors' value is."""
+    ours: Any = None
+    """What the recipe has instead, for a setting that is no recipe line; a line's value is read from the recipe."""
+
+
+@dataclass(frozen=True)
+class PaperOptions:
+    """What a group of `hier/paper` notes about itself; see docs/papers.md. Nothing here changes a run."""
+
+    name: str | None = None
+    """The group; null when none is chosen."""
+    source: str = ""
+    """Where the authors' settings were read: a repository with the script, or the section of a paper."""
+    differs: Mapping[str, Difference] = field(default_factory=dict)
+    """Recipe lines, and settings that are no recipe line, in which the recipe differs from the authors."""
+
+
+@dataclass(frozen=True)
 class StoreOptions:
     """Where rollout graphs are stored."""
 
@@ -230,6 +256,8 @@ class HierConfig:
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)
+    paper: PaperOptions = field(default_factory=PaperOptions)
+    """The authors' settings that the recipe takes over, where a group of `hier/paper` is chosen."""
     seed: int | None = 0
     """Root of every named generator; null leaves request seeds to the rollout server."""
     poll_interval_s: Positive = 0.05

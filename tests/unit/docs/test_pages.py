@@ -9,6 +9,7 @@ import importlib.util
 import json
 import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_pages_are_finished(page):
 # ---- generated text -------------------------------------------------------------------------------------------------
 
 SCRIPT = importlib.util.spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
+sys.path.insert(0, str(ROOT / "scripts"))
 docs_script = importlib.util.module_from_spec(SCRIPT)
 SCRIPT.loader.exec_module(docs_script)
 

@@ -1,0 +1,96 @@
+"""The tables that compare us with the authors: their settings, what is claimed, and what the audit found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from docs_markdown import cell, table
+from omegaconf import OmegaConf
+
+from verl_hier.recipe.checks.rule import there, value
+from verl_hier.recipe.compose import compose
+from verl_hier.recipe.papers import groups, settings_of
+from verl_hier.recipe.schema import HierConfig
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+CLAIMS = DOCS / "claims.yaml"
+"""What the README claims of each method, and the files and tests that back each claim."""
+AUDIT = DOCS / "audit.yaml"
+"""What an audit against released code found, and what became of it."""
+
+
+def paper(group: str) -> Iterator[str]:
+    """The authors' settings beside those of the recipe of that name at size `node`."""
+    config = at_node(group)
+    options = HierConfig.of(config).paper
+    rows = [
+        (f"`{setting.line}`", *shown(setting.value, value(config, setting.line)), cell(setting.where))
+        for setting in settings_of(group)
+    ]
+    for what, difference in options.differs.items():
+        known = there(config, what)
+        ours = value(config, what) if known else difference.ours
+        rows.append((f"`{what}`" if known else cell(what), *shown(difference.theirs, ours), cell(difference.why)))
+    yield f"The authors' settings, read from {options.source}; `size=node` and `size=cluster` take them over."
+    yield from ("", *table(("setting", "theirs", "ours", "where it is, or why ours differs"), *rows))
+
+
+def at_node(recipe: str) -> Mapping[str, Any]:
+    """A recipe at size `node`, as plain containers."""
+    plain = OmegaConf.to_container(compose(recipe, ["size=node"]), resolve=True)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def shown(theirs: Any, ours: Any) -> tuple[str, str]:
+    """Two values as cells; equal ones are said to be so."""
+    return word(theirs), "the same" if theirs == ours else word(ours)
+
+
+def word(setting: Any) -> str:
+    """A value as YAML writes it, prose as it is."""
+    if isinstance(setting, str):
+        return cell(setting)
+    return f"`{yaml.safe_dump(setting, default_flow_style=True).removesuffix('...' + chr(10)).strip()}`"
+
+
+def paper_groups() -> Iterator[str]:
+    """The groups of authors' settings with their sources."""
+    rows = []
+    for group in groups():
+        config = at_node(group)
+        differs = len(HierConfig.of(config).paper.differs)
+        rows.append((f"`{group}`", cell(value(config, "hier.paper.source")), str(len(settings_of(group))), str(differs)))
+    yield from table(("group", "source", "settings taken over", "different"), *rows)
+
+
+def claims(folder: str = "") -> Iterator[str]:
+    """What is whole of each method, and how that is known.
+
+    Args:
+        folder: `docs` for a page there; empty for the README.
+    """
+    methods = "methods" if folder else "docs/methods"
+    rows = []
+    for method, claim in yaml.safe_load(CLAIMS.read_text("utf-8")).items():
+        settings = ", ".join(f"`{group}`" for group in claim["settings"]) or "none published"
+        cells = (claim[column]["says"] for column in ("formula", "loop"))
+        rows.append((f"[{method}]({methods}/{claim['page']})", *cells, settings, claim["proof"]["says"]))
+    yield from table(("method", "formula", "training loop", "authors' settings", "shown to learn"), *rows)
+
+
+def audit(kind: str) -> Iterator[str]:
+    """One part of the audit: `deviations` or `options`."""
+    found: Mapping[str, Any] = yaml.safe_load(AUDIT.read_text("utf-8"))[kind]
+    rows = []
+    for name, entry in found.items():
+        tests = ", ".join(f"`{test.rpartition('/')[2]}`" for test in entry.get("tests", ()))
+        state = "; ".join(text for text in (entry["now"], tests) if text)
+        rows.append((cell(str(name)), cell(entry["was"]), cell(state)))
+    yield from table(("", "what was different", "what holds now, and the test"), *rows)
+
+
+BLOCKS = {"paper": paper, "paper_groups": paper_groups, "claims": claims, "audit": audit}
