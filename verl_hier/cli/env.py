@@ -37,7 +37,7 @@ def env(
     from verl_hier.errors import HierError
     from verl_hier.ops.players import EXPERT, player_of
     from verl_hier.ops.rollouts import finish
-    from verl_hier.ops.telling import by_hand, recipe_for, tell
+    from verl_hier.ops.live_episode import by_hand, recipe_for, play_live
     from verl_hier.recipe.composed import ComposedRecipe
 
     given = list(overrides or ())
@@ -62,7 +62,7 @@ def env(
         line("Ctrl-D ends the episode.")
     parts = chosen.parts
     line(f"{parts.environment.spec.name}, worker {parts.worker.spec.name}, played by {player.name}")
-    finish(tell(chosen, player, task, line, split, seed))
+    finish(play_live(chosen, player, task, line, split, seed))
 
 
 def _ask(prompt: str) -> str | None:

@@ -20,7 +20,7 @@ from verl_hier.coldstart.expert_policy import Noise, can_play
 from verl_hier.coldstart.filters import Filters
 from verl_hier.coldstart.rows import count_rows
 from verl_hier.coldstart.sft import LOG_NAME, Progress, no_progress, run_sft
-from verl_hier.coldstart.spoken import spoken_texts
+from verl_hier.coldstart.worker_texts import worker_texts
 from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
 from verl_hier.compat.tokenizer import load_tokenizer
@@ -190,7 +190,7 @@ def texts_of(recipe: ComposedRecipe, seed: int = 0, walks: int = 96) -> Iterator
     for environment in _environments(recipe):
         yield from collect_texts(environment, [worker], walks, seed)
         if can_play(system or worker):
-            yield from spoken_texts(environment, worker, system, recipe.limits, seed, settings.remember)
+            yield from worker_texts(environment, worker, system, recipe.limits, seed, settings.remember)
 
 
 def random_model(recipes: Sequence[ComposedRecipe], folder: Path) -> Path:

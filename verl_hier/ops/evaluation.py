@@ -11,7 +11,7 @@ from typing import Any
 from verl_hier.errors import RolloutError
 from verl_hier.graph import Node, RolloutGraph
 from verl_hier.ops.players import Source
-from verl_hier.ops.rollouts import Plan, Progress, roll_out, settle
+from verl_hier.ops.rollouts import Plan, Progress, roll_out, resolve_plan
 from verl_hier.recipe.composed import ComposedRecipe
 
 CONFIDENCE = 0.95
@@ -155,7 +155,7 @@ async def evaluate(
     """
     plan, started = plan or Plan(), time.perf_counter()
     graphs, player = await roll_out(source, recipe, plan, served_model, on_progress)
-    settled, parts = settle(recipe, plan), recipe.parts
+    resolved, parts = resolve_plan(recipe, plan), recipe.parts
     if not any(True for graph in graphs for _ in graph.complete()):
         refused = f" {player.refused} requests were refused by the endpoint." if player.refused else ""
         lost = next(episode.error for graph in graphs for episode in graph.episodes)
@@ -165,11 +165,11 @@ async def evaluate(
         recipe=recipe.hier.recipe.name,
         environment=parts.environment.spec.name,
         worker=parts.worker.spec.name,
-        split=settled.split,
-        n=settled.n,
-        temperature=settled.sampling.temperature,
-        top_p=settled.sampling.top_p,
-        top_k=settled.sampling.top_k,
+        split=resolved.split,
+        n=resolved.n,
+        temperature=resolved.sampling.temperature,
+        top_p=resolved.sampling.top_p,
+        top_k=resolved.sampling.top_k,
         seed=recipe.hier.seed if plan.seed is None else plan.seed,
         refused=player.refused,
         seconds=time.perf_counter() - started,

@@ -55,7 +55,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedPlan:
     """A plan with what the recipe says where the plan does not.
 
     Attributes:
@@ -71,7 +71,7 @@ class Settled:
     sampling: Sampling
 
 
-def settle(recipe: ComposedRecipe, plan: Plan) -> Settled:
+def resolve_plan(recipe: ComposedRecipe, plan: Plan) -> ResolvedPlan:
     """Fill in a plan from a recipe.
 
     Raises:
@@ -99,7 +99,7 @@ def settle(recipe: ComposedRecipe, plan: Plan) -> Settled:
         raise RecipeError(f"there is no task {missing[0]}: the split {split!r} has {len(made)} tasks, from 0 on.")
     temperature = settings["temperature"] if plan.temperature is None else plan.temperature
     sampling = Sampling(float(temperature), float(settings["top_p"]), int(settings["top_k"]))
-    return Settled(split, tuple((number, made[number]) for number in numbers), plan.n or settings["n"], sampling)
+    return ResolvedPlan(split, tuple((number, made[number]) for number in numbers), plan.n or settings["n"], sampling)
 
 
 async def play(
@@ -122,10 +122,10 @@ async def play(
         One graph a task, in the order of the plan.
 
     Raises:
-        RecipeError: see `settle`.
+        RecipeError: see `resolve_plan`.
         RolloutError: when the policy is gone or a plugin is broken.
     """
-    settled = settle(recipe, plan)
+    resolved = resolve_plan(recipe, plan)
     slots = asyncio.Semaphore(recipe.hier.rollout.concurrent_tasks)
     source = recipe.parts.environment.spec.name
     done = 0
@@ -135,23 +135,23 @@ async def play(
         request = Request(
             task=task,
             identity={
-                "uid": f"{settled.split}-{number}",
+                "uid": f"{resolved.split}-{number}",
                 "index": number,
                 "data_source": str(task.get("data_source", source)),
                 "instruction": str(task.get("instruction", "")),
             },
-            n=settled.n,
+            n=resolved.n,
             step=plan.step or 0,
             validate=not plan.trees,
-            sampling=settled.sampling,
+            sampling=resolved.sampling,
         )
         async with slots:
             graph = await player.play(request, sampler)
         done += 1
-        on_progress(graph, done, len(settled.tasks))
+        on_progress(graph, done, len(resolved.tasks))
         return graph
 
-    playing = [asyncio.ensure_future(one(number, task)) for number, task in settled.tasks]
+    playing = [asyncio.ensure_future(one(number, task)) for number, task in resolved.tasks]
     try:
         return list(await asyncio.gather(*playing))
     finally:
@@ -178,7 +178,7 @@ async def roll_out(
     if plan.step is None:
         run = run_of(source)
         plan = replace(plan, step=run.step if run else 0)
-    settle(recipe, plan)  # before a model is loaded
+    resolve_plan(recipe, plan)  # before a model is loaded
     if recipe.parts.environment.spec.tasks is None:
         from verl_hier.compat.data_set import verl_score
 

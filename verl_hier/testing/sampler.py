@@ -127,7 +127,7 @@ class _Subject:
     def run(self, when: str, play: Coroutine[Any, Any, Any]) -> Any:
         return attempt(f"{self.name}, {when},", play, self.patience)
 
-    def cast(self, **changes: Any) -> dict[str, Any]:
+    def arguments(self, **changes: Any) -> dict[str, Any]:
         """Arguments of a scripted rollout."""
         return {
             "environment": self.environment,
@@ -141,7 +141,7 @@ class _Subject:
 
     def play(self, when: str, *, policy: type[ScriptedPolicy] = Speaker, **changes: Any) -> RolloutGraph:
         """Roll out a task; fails with the sampler's name, and `when` it went wrong."""
-        given = self.cast(**{"answer": self.answer, "n": self.numbers[0], "tokenizer": self.tokenizer, **changes})
+        given = self.arguments(**{"answer": self.answer, "n": self.numbers[0], "tokenizer": self.tokenizer, **changes})
         kept = given["sampler"] = _Kept(given["sampler"])
         graph, spoken = self.run(when, roll_out_scripted(**given, policy=policy))
         self.expected = kept.expected
@@ -159,7 +159,7 @@ class _Subject:
 
     def replay(self, when: str, stored: RolloutGraph, **changes: Any) -> None:
         """Repeat a rollout from its file."""
-        again = self.run(when, replay_scripted(stored, self.tokenizer, **self.cast(**changes)))
+        again = self.run(when, replay_scripted(stored, self.tokenizer, **self.arguments(**changes)))
         places = differences(stored, again)
         if places:
             self.fail(

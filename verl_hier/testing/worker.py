@@ -92,7 +92,7 @@ class _Subject:
     def fail(self, sentence: str) -> None:
         raise AssertionError(f"{self.name} {sentence}")
 
-    def cast(self, watch: Watch, twist: Twist = as_it_is) -> dict[str, Any]:
+    def arguments(self, watch: Watch, twist: Twist = as_it_is) -> dict[str, Any]:
         """Arguments of a scripted rollout."""
         return {
             "environment": lambda: Watched(self.environment(), watch, twist),
@@ -114,7 +114,7 @@ class _Subject:
         """Roll out a task; fails with the worker's name, and `when` it went wrong."""
         watch = Watch()
         rollout = roll_out_scripted(
-            **self.cast(watch, twist),
+            **self.arguments(watch, twist),
             sampler=sampler,
             answer=answer or self.answer,
             limits=limits,
@@ -192,7 +192,7 @@ def check_replay(subject: _Subject) -> None:
             again = replay_scripted(
                 stored,
                 subject.tokenizer,
-                **subject.cast(Watch()),
+                **subject.arguments(Watch()),
                 sampler=SideBySide(),
                 limits=ROOMY,
             )

@@ -1,4 +1,4 @@
-"""One episode told while it is played: what each agent reads and says, through any worker, by a person or a policy."""
+"""One episode, reported turn by turn while a person or a policy plays it through any worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LISTS = "?"
 """What a person types for the list of possible actions."""
 
 
-class Narrator(Sampler):
+class LiveReport(Sampler):
     """One episode, with a report of every message that an agent reads and of every answer."""
 
     def __init__(self, report: Report, shows_answers: bool) -> None:
@@ -113,7 +113,7 @@ def by_hand(recipe: ComposedRecipe, ask: Ask, report: Report) -> LocalPlayer:
     return LocalPlayer(PERSON, recipe, make)
 
 
-async def tell(
+async def play_live(
     recipe: ComposedRecipe, player: Player, task: int, report: Report, split: str | None = None, seed: int | None = None
 ) -> RolloutGraph:
     """Play one task and report it; closes the player.
@@ -131,7 +131,7 @@ async def tell(
     """
     plan = Plan(split=split, tasks=[task], n=1, seed=seed)
     try:
-        graphs = await play(recipe, player, plan, sampler=Narrator(report, player.name != PERSON))
+        graphs = await play(recipe, player, plan, sampler=LiveReport(report, player.name != PERSON))
     finally:
         await player.close()
     return graphs[0]

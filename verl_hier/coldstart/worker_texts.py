@@ -19,7 +19,7 @@ NOISE = Noise(random_action=0.2, skip_stage=0.0)
 """Enough mistakes to hear what is said after one."""
 
 
-def spoken_texts(
+def worker_texts(
     environment: Part,
     worker: Part,
     system: Part | None,
@@ -40,10 +40,10 @@ def spoken_texts(
         remember: see `ExpertPolicy`.
         episodes: tasks of the training split that are played.
     """
-    yield from asyncio.run(_spoken(environment, worker, system, limits, seed, remember, episodes))
+    yield from asyncio.run(_worker_texts(environment, worker, system, limits, seed, remember, episodes))
 
 
-async def _spoken(
+async def _worker_texts(
     environment: Part, worker: Part, system: Part | None, limits: Limits, seed: int, remember: bool, episodes: int
 ) -> list[str]:
     local, messages = LocalEnvironment(environment.spec.factory(environment.options)), Messages()

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 from tests.fixtures.chat_endpoint import Endpoint
 from verl_hier.cli.main import app
 from verl_hier.errors import HierError
-from verl_hier.ops.telling import recipe_for
+from verl_hier.ops.live_episode import recipe_for
 
 SMALL = ["hier.environment.pool=2", "hier.environment.validation=2", "hier.environment.goals=1"]
 
