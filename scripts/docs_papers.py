@@ -63,7 +63,9 @@ def paper_groups() -> Iterator[str]:
     for group in groups():
         config = at_node(group)
         differs = len(HierConfig.of(config).paper.differs)
-        rows.append((f"`{group}`", cell(value(config, "hier.paper.source")), str(len(settings_of(group))), str(differs)))
+        rows.append(
+            (f"`{group}`", cell(value(config, "hier.paper.source")), str(len(settings_of(group))), str(differs))
+        )
     yield from table(("group", "source", "settings taken over", "different"), *rows)
 
 

@@ -35,9 +35,9 @@ def env(
 ) -> None:
     """Play one task in the terminal, by hand or by a policy."""
     from verl_hier.errors import HierError
+    from verl_hier.ops.live_episode import by_hand, play_live, recipe_for
     from verl_hier.ops.players import EXPERT, player_of
     from verl_hier.ops.rollouts import finish
-    from verl_hier.ops.live_episode import by_hand, recipe_for, play_live
     from verl_hier.recipe.composed import ComposedRecipe
 
     given = list(overrides or ())

@@ -20,9 +20,9 @@ from verl_hier.coldstart.expert_policy import Noise, can_play
 from verl_hier.coldstart.filters import Filters
 from verl_hier.coldstart.rows import count_rows
 from verl_hier.coldstart.sft import LOG_NAME, Progress, no_progress, run_sft
-from verl_hier.coldstart.worker_texts import worker_texts
 from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
+from verl_hier.coldstart.worker_texts import worker_texts
 from verl_hier.compat.tokenizer import load_tokenizer
 from verl_hier.errors import RecipeError
 from verl_hier.graph.atomic_write import atomic_write

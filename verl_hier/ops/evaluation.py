@@ -11,7 +11,7 @@ from typing import Any
 from verl_hier.errors import RolloutError
 from verl_hier.graph import Node, RolloutGraph
 from verl_hier.ops.players import Source
-from verl_hier.ops.rollouts import Plan, Progress, roll_out, resolve_plan
+from verl_hier.ops.rollouts import Plan, Progress, resolve_plan, roll_out
 from verl_hier.recipe.composed import ComposedRecipe
 
 CONFIDENCE = 0.95

@@ -105,12 +105,18 @@ class Recipe:
     def require_offered(self, overrides: Sequence[str]) -> None:
         """Refuse a size, model or server that the recipe does not offer, or that do not go together.
 
-        Names that are unknown altogether are left to Hydra, which lists the known ones.
+        Names that are unknown altogether are left to Hydra, which lists the known ones, except those of `hier/paper`:
+        the recipes have them as an optional group, which Hydra leaves out when there is no such file.
 
         Raises:
             RecipeError: naming the choice to change.
         """
         given = {word[1]: word[2] for word in map(_CHOICE.fullmatch, overrides) if word}
+        if (paper := given.get("paper")) is not None and paper not in (known := papers()):
+            raise RecipeError(
+                f"hier/paper: there are no authors' settings {paper!r}{did_you_mean(paper, known)}; they have the "
+                "names of the recipes that take them over, and `none` takes none."
+            )
         chosen = {**self.groups, **given}
         size = chosen.get("size", "")
         if size not in SIZES:
@@ -120,13 +126,13 @@ class Recipe:
                 f"hier/size: the recipe {self.name} is not offered for size={size}; it has "
                 f"{_either('size', self.sizes)} (`verl-hier recipes` shows what each recipe offers)."
             )
-        known = {
+        offered = {
             "model": (SIZES[size].models, [name for other in SIZES.values() for name in other.models]),
             "server": (self.servers(size), [name for other in SIZES.values() for name in other.servers]),
         }
         if "variant" in self.groups:
             chosen.setdefault("server", SIZES[size].servers[0])
-        for kind, (fitting, names) in known.items():
+        for kind, (fitting, names) in offered.items():
             name = chosen.get(kind)
             if name in names and name not in fitting:
                 others = [other for other in self.sizes if name in (*SIZES[other].models, *self.servers(other))]
@@ -158,6 +164,11 @@ class Recipe:
 def folder() -> Path:
     """The folder of the shipped recipes."""
     return package_folder(PACKAGE)
+
+
+def papers() -> list[str]:
+    """The choices of `hier/paper`."""
+    return sorted(path.stem for path in (folder() / "hier" / "paper").glob("*.yaml"))
 
 
 def recipes() -> list[Recipe]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.recipe.catalogue import folder
+from verl_hier.recipe.catalogue import folder, papers
 from verl_hier.recipe.checks.rule import value
 
 _LINE = re.compile(r"( *)([\w]+):\s*([^#]*?)\s*(?:#\s*(.*))?$")
@@ -34,7 +34,7 @@ class Setting:
 
 def groups() -> list[str]:
     """The groups of `hier/paper` that set something, by name."""
-    return sorted(path.stem for path in (folder() / "hier" / "paper").glob("*.yaml") if path.stem != NONE)
+    return [name for name in papers() if name != NONE]
 
 
 def settings_of(group: str) -> list[Setting]:

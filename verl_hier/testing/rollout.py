@@ -185,7 +185,7 @@ async def roll_out_scripted(
         unfinished=tuple(unfinished),
     )
     setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy)
-    return await roll_out(Rollout(request, setup, *_worker_and_roles(worker, options)), sampler or SideBySide()), scripted
+    return await roll_out(Rollout(request, setup, *_worker_of(worker, options)), sampler or SideBySide()), scripted
 
 
 async def replay_scripted(
@@ -207,10 +207,10 @@ async def replay_scripted(
     """
     setup = _setup(RecordedPolicy(stored), tokenizer, environment, stored.seed, limits, budget, entropy)
     request = Request.of(stored, task or _TASK)
-    return await roll_out(Rollout(request, setup, *_worker_and_roles(worker, options)), sampler)
+    return await roll_out(Rollout(request, setup, *_worker_of(worker, options)), sampler)
 
 
-def _worker_and_roles(worker: WorkerSpec | Callable[[], Worker], options: Any) -> tuple[Callable[[], Worker], Roles | None]:
+def _worker_of(worker: WorkerSpec | Callable[[], Worker], options: Any) -> tuple[Callable[[], Worker], Roles | None]:
     if not isinstance(worker, WorkerSpec):
         return worker, None
     options = worker.options() if options is None else options
