@@ -6,6 +6,7 @@ Here are methods whose rows are turns or episodes, the policy losses, the reward
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -60,12 +61,12 @@ def at_grpo(case: Case) -> Outputs:
     }
     table = make_table(turns)
     table.turns["turn"] = np.asarray(case["turn_idx"])
-    keys = turn_keys(table, ("group", "turn", "agent"))
-    return {
-        "kept_rows": np.arange(len(table)),
-        "group": first_seen(keys),
-        "grpo_adv": credit_of("at_grpo", table),
-    }
+    alone = case.get("rollout_mode") == "no_tree"
+    columns = ("episode",) if alone else ("group", "turn", "agent")
+    credit = full_credit("at_grpo", table, group_by=columns, keep="last_turn" if alone else "all")
+    kept = np.flatnonzero(np.ones(len(table)) if credit.weight is None else credit.weight)
+    keys = turn_keys(table, columns)[kept]
+    return {"kept_rows": kept, "group": first_seen(keys), "grpo_adv": np.asarray(credit.values)[kept]}
 
 
 def metaagentx(case: Case) -> Outputs:
@@ -76,7 +77,7 @@ def metaagentx(case: Case) -> Outputs:
     designer[design[role == 0]] = np.flatnonzero(role == 0)
     plan = np.where(role == 0, -1, designer[design])
     turns = {"group": case["problem"], "level": role, "plan": plan, "return": reward}
-    mode, executions = case["executor_group_mode"], case["execute_sample_num"]
+    mode, executions = case["executor_group_mode"] or "auto", case["execute_sample_num"]
     options = {"executor_group": mode, "executions": executions}
     table = make_table(turns)
     spec = estimator("metaagent_x")
@@ -185,8 +186,15 @@ def aepo_policy_loss(case: Case) -> Outputs:
 
 
 def arise(case: Case) -> Outputs:
-    """Marginal value of a skill."""
-    return {"out": plugin_module("estimators.arise").skill_value(case["unaided"], case["verify"])}
+    """Marginal value of a skill, or the rewards of an episode (of several, where a case has lists)."""
+    module = plugin_module("estimators.arise")
+    if "unaided" in case:
+        return {"out": module.skill_value(case["unaided"], case["verify"])}
+    used, correct = (np.atleast_1d(np.asarray(case[name], bool)) for name in ("skill_used", "correct"))
+    table = make_table({"reward": correct.astype(float), "skill_used": used}, episodes={"success": correct})
+    total = module.episode_rewards(table, module.ARISEOptions())
+    parts = {"out": total, "total": total, "r_task": correct.astype(float), "r_skill": total - correct}
+    return parts if np.ndim(case["correct"]) else {name: values[0] for name, values in parts.items()}
 
 
 _OPTIONS = ("initial_rollouts", "beam_size", "branch_probability", "entropy_weight")
@@ -222,7 +230,8 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "hiper_hae": critic_fixtures.hiper,
     "marft_action_gae": critic_fixtures.marft,
     "ragen_bilevel_gae": critic_fixtures.ragen,
-    "igpo_repo_discounted": critic_fixtures.igpo_repo,
+    "igpo": partial(critic_fixtures.igpo, form="trainer"),
+    "igpo_repo_discounted": partial(critic_fixtures.igpo, form="discounted"),
     "mars": critic_fixtures.mars,
     "arpo_rollout": arpo_rollout,
     "aepo_rollout": aepo_rollout,

@@ -17,8 +17,16 @@ from verl_hier.testing.tables import make_table
 Array = NDArray[Any]
 
 
+def read_values(case: Case, name: str) -> Array:
+    """Value of each row at the first place of its mask, or at its last token where the mask is empty."""
+    valid = np.asarray(case["response_mask"], bool)
+    at = np.asarray(case[f"value_mask_{name}"], bool) & valid
+    place = np.where(at.any(1), at.argmax(1), np.maximum(valid.sum(1) - 1, 0))
+    return np.asarray(case[f"value_{name}"], np.float64)[np.arange(len(valid)), place]
+
+
 def hiper_table(case: Case) -> TurnTable:
-    """Rows are turns; values are read at the place of their mask, 0 where it is empty."""
+    """Rows are turns, each with one value of every head that the case has."""
     mask = np.asarray(case["response_mask"], bool)
     rows, columns = np.nonzero(mask)
     turns: dict[str, Any] = {
@@ -30,44 +38,58 @@ def hiper_table(case: Case) -> TurnTable:
         "switch": case["switch"],
     }
     for name, column in (("low", "value"), ("high", "value_high"), ("term", "value_term")):
-        if case.get(f"value_{name}") is not None:
-            at = np.asarray(case[f"value_mask_{name}"], bool)
-            values = np.where(at, np.asarray(case[f"value_{name}"], np.float64), 0.0)
-            turns[column] = values.sum(1) / np.maximum(at.sum(1), 1)
+        if case.get(f"value_{name}") is not None and case.get(f"value_mask_{name}") is not None:
+            turns[column] = read_values(case, name)
     order = np.lexsort((np.asarray(turns["turn"]), np.asarray(turns["episode"])))
     segment = np.empty(len(order), np.int64)
     segment[order] = np.cumsum(np.asarray(case["switch"])[order])
     turns["segment"] = segment
-    subgoal = np.asarray(case["subgoal_mask"], bool)
-    texts = [tuple(np.asarray(r)[m]) for r, m in zip(case["responses"], subgoal, strict=True)]
+    # A mask that the function is not given: all tokens act, and no token belongs to a subgoal or a switch.
+    given = {
+        name: mask & (np.asarray(case[key], bool) if case.get(key) is not None else name == "action")
+        for name, key in ((name, f"{name}_mask") for name in ("action", "subgoal", "switch"))
+    }
+    texts = [tuple(np.asarray(r)[m]) for r, m in zip(case["responses"], given["subgoal"], strict=True)]
     numbers = {text: number for number, text in enumerate(sorted(set(texts) - {()}))}
     turns["subgoal"] = np.asarray([numbers.get(text, -1) for text in texts])
-    masks = {name: np.asarray(case[f"{name}_mask"], bool)[rows, columns] for name in ("action", "subgoal", "switch")}
-    return make_table(turns, tokens={"turn": rows, **masks})
+    return make_table(turns, tokens={"turn": rows, **{name: at[rows, columns] for name, at in given.items()}})
+
+
+HIPER_OPTIONS = {
+    "keep_consistency_penalty": "consistency_penalty",
+    "keep_consistency_requires_both": "consistency_needs_both",
+    "invalid_action_penalty_coef": "format_penalty",
+    "assign_high_to_subgoal": "high_to_subgoal",
+    "assign_high_to_switch": "high_to_switch",
+    "assign_term_to_switch": "term_to_switch",
+}
+"""The released configuration's names of our options."""
+HIPER_UNUSED = ("value_key_low", "value_key_high", "value_key_term", "include_tags_mask")
 
 
 def hiper(case: Case) -> Outputs:
     """All three levels at their masked places, and the sum over tokens."""
-    table, cfg = hiper_table(case), dict(case["cfg"])
-    names = {"keep_consistency_penalty": "consistency_penalty", "invalid_action_penalty_coef": "invalid_penalty"}
-    defaults = {"norm_adv": False, "invalid_penalty": 0.0}
-    options = estimator("hiper").options(**defaults | {names.get(key, key): value for key, value in cfg.items()})
+    table = hiper_table(case)
+    cfg = {HIPER_OPTIONS.get(key, key): value for key, value in case["cfg"].items() if key not in HIPER_UNUSED}
+    defaults = {"norm_adv": False, "format_penalty": 0.0, "keep_penalty_mode": "fixed"}
+    options = estimator("hiper").options(**defaults | cfg)
     module = plugin_module("estimators.hiper")
     levels = module.hae(table, module.shaped_rewards(table, options), options)
     turn = table["tokens.turn"]
-    action, subgoal, switch = module.token_masks(table, levels)
+    low, high, term = module.token_masks(table, levels, options)
+    mask = np.asarray(case["response_mask"], bool)
     out: Outputs = {}
-    for name, values, target, mask in (
-        ("low", levels.low, levels.low_target, action),
-        ("high", levels.high, levels.high_target, subgoal),
-        ("term", levels.term, levels.term_target, switch),
+    for name, values, target, carries in (
+        ("low", levels.low, levels.low_target, low),
+        ("high", levels.high, levels.high_target, high),
+        ("term", levels.term, levels.term_target, term),
     ):
-        here = np.bincount(turn, mask, len(table)) > 0
-        read = np.asarray(case[f"value_mask_{name}"], bool).any(1) if f"value_mask_{name}" in case else here
-        level = module.level_values(table, values, turn, mask, options)
+        here = np.bincount(turn, carries, len(table)) > 0
+        known = case.get(f"value_mask_{name}")
+        read = np.zeros(len(mask), bool) if known is None else (np.asarray(known, bool) & mask).any(1)
+        level = module.level_values(table, values, turn, carries, options)
         out[f"advantages_{name}"] = np.where(here, level, 0.0)
         out[f"returns_{name}"] = np.where(read, 0.0 if target is None else target, 0.0)
-    mask = np.asarray(case["response_mask"], bool)
     full = np.zeros(mask.shape)
     full[mask] = estimate(estimator("hiper"), table, options).values
     out["advantages_full"] = full
@@ -123,57 +145,79 @@ def ragen(case: Case) -> Outputs:
     return out
 
 
-def igpo_repo(case: Case) -> Outputs:
+def igpo_table(case: Case) -> TurnTable:
     """Rows of tokens; a masked place cuts the chain, so every run of the mask is a turn."""
     mask, rewards = np.asarray(case["response_mask"], bool), np.asarray(case["token_level_rewards"], np.float64)
     rows, columns = np.nonzero(mask)
     starts = np.append(True, (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1] + 1))
     first = np.flatnonzero(starts)
-    table = make_table(
+    length = np.diff(np.append(first, len(rows)))
+    behind = columns[first] + length
+    before = np.append(0, np.where(rows[first][1:] == rows[first][:-1], behind[:-1], 0))
+    return make_table(
         {
             "group": np.asarray(case["index"])[rows[first]],
             "episode": rows[first],
             "info_gain": np.zeros(len(first)),
+            "n_tokens": length,
+            "n_prompt": columns[first] - before,
         },
         tokens={"turn": np.cumsum(starts) - 1, "reward": rewards[rows, columns]},
     )
-    credit = full_credit("igpo", table, form="repo", gamma=case["gamma"], eps=case["epsilon"])
+
+
+def igpo(case: Case, form: str) -> Outputs:
+    """Advantages and returns of a form of the estimator, on the mask."""
+    mask = np.asarray(case["response_mask"], bool)
+    names = {"gamma": "gamma", "epsilon": "eps", "norm_adv_by_std_in_grpo": "scale"}
+    options = {ours: case[name] for name, ours in names.items() if name in case}
+    credit = full_credit("igpo", igpo_table(case), form=form, **options)
     out = {name: np.zeros(mask.shape) for name in ("advantages", "returns")}
     out["advantages"][mask], out["returns"][mask] = credit.values, credit.returns
     return out
 
 
 def mars(case: Case) -> Outputs:
-    """Rows are one player's view of a game; turns end at `turn_end`. Outputs drop the first token."""
+    """Rows are one player's view of a game; turns end at `turn_end`. Outputs drop the first token.
+
+    Behind the last turn of a row nothing follows, and at a prompt the discounted return of the next place does.
+    """
     ends, mask = np.asarray(case["turn_end"], bool), np.asarray(case["response_mask"], bool)
     rewards = np.asarray(case["turn_rewards"], np.float64)
     rows, columns = np.nonzero(ends)
-    player = np.asarray([name.rsplit("_p", 1)[1] for name in case["group_ids"]])
+    player = np.asarray([name.rsplit("_p", 1)[-1] if "_p" in name else "0" for name in case["group_ids"]])
+    games = np.unique(case.get("tags") or [""] * len(ends), return_inverse=True)[1]
     upto = np.cumsum(ends[:, ::-1], 1)[:, ::-1]
     turn_of = np.cumsum(np.append(0, ends.sum(1)))[1:, None] - upto
-    live = upto > 0
+    live = (upto > 0) & mask
     table = make_table(
         {
             "episode": rows,
             "agent": player[rows].astype(np.int64),
             "reward": rewards[rows, columns],
-            "n_tokens": np.bincount(turn_of[live & mask], minlength=len(rows)),
-        }
+            "n_tokens": np.bincount(turn_of[live], minlength=len(rows)),
+            "n_prompt": np.bincount(turn_of[(upto > 0) & ~mask], minlength=len(rows)),
+        },
+        episodes={"source": games[np.unique(rows)]},
+        tokens={"turn": turn_of[live]},
     )
     module, spec = plugin_module("estimators.mars"), estimator("mars")
-    names = ("reward_norm", "separate_players", "whiten_rewards", "whiten_advantages", "advantage_norm", "gamma")
-    options = spec.options(**{name: case[name] for name in names})
+    names = ("separate_players", "whiten_rewards", "whiten_advantages", "gamma")
+    norms = {name: _norm(case.get(name)) for name in ("reward_norm", "advantage_norm")}
+    padded = bool((~mask[:, 1:] & (upto[:, 1:] == 0)).any())
+    games_apart = case.get("grouping", "tags") == "tags"
+    given = {name: case[name] for name in names}
+    options = spec.options(**given, **norms, separate_games=games_apart, padding_value=padded)
     shaped = module.player_rewards(table, options)
-    returns = module.player_returns(table, shaped, options)
-    values = np.asarray(estimate(spec, table, options).values)
-
-    def spread(per_turn: Array, where: Array) -> Array:
-        return np.where(where, per_turn[np.where(live, turn_of, 0)], 0.0)[:, 1:]
-
-    at_ends = np.zeros(ends.shape)
+    at_ends, returns, values = (np.zeros(ends.shape) for _ in range(3))
     at_ends[ends] = shaped
-    return {
-        "rewards_after_player_norm": at_ends[:, 1:],
-        "raw_returns": spread(returns, live),
-        "advantages": spread(values, live & mask),
-    }
+    returns[live] = module.token_returns(table, shaped, options)
+    for place in reversed(range(ends.shape[1] - 1)):
+        returns[:, place] = np.where(live[:, place], returns[:, place], options.gamma * returns[:, place + 1])
+    values[live] = np.asarray(estimate(spec, table, options).values)
+    return {"rewards_after_player_norm": at_ends[:, 1:], "raw_returns": returns[:, 1:], "advantages": values[:, 1:]}
+
+
+def _norm(name: str | None) -> str:
+    """Our name of a normalisation, whose absence has several."""
+    return "none" if name in (None, "", "identity", "none") else name

@@ -121,6 +121,8 @@ def treepo(case: Case) -> Outputs:
         paths = [values[table.step_turn[table.step_episode == row]].tolist() for row in rows]
         out[f"segment_adv_{label}"] = dict(zip(case["path"], paths, strict=True))
     width = mask.shape[1]
-    segment = [np.minimum(np.arange(width) // case["step_size"], len(path) - 1) for path in paths]
-    out["spo"] = mask * np.stack([np.asarray(path)[place] for path, place in zip(paths, segment, strict=True)])
+    segment = np.arange(width) // case["step_size"]
+    # Tokens behind the last segment have no advantage.
+    ended = [np.append(path, 0.0)[np.minimum(segment, len(path))] for path in paths]
+    out["spo"] = mask * np.stack(ended)
     return out

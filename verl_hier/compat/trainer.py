@@ -40,6 +40,7 @@ from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.step import TrainingStep, store_graphs, train_step
 
 STATE_FILE = "hier.json"
+MASK = "response_mask"
 WEIGHTS = "rollout_is_weights"
 NOTHING_TO_TRAIN = (
     "no row of this step can be trained: every episode was lost, or no turn belongs to the levels that learn; "
@@ -207,7 +208,7 @@ class HierTrainerMixin(UpdateMixin):
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         assert self._step is not None
-        columns = ["response_mask", "old_log_probs", "rollout_log_probs", "entropy", "values"]
+        columns = [MASK, "old_log_probs", "rollout_log_probs", "entropy", "values"]
         native = self.parts.estimator.spec.native
         if native:
             batch = super()._compute_advantage(batch, metrics)
@@ -229,8 +230,11 @@ class HierTrainerMixin(UpdateMixin):
         )
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
-            # Only the loss weights may exist already: verl's correction makes them too.
+            # Only the masks and the loss weights may exist already: verl's correction makes them too.
             output[name] = row_products(output[name], ours) if name in output else ours
+        if MASK in result:
+            # verl divides losses by the tokens of a copy of the mask.
+            output[MASK] = output["loss_mask"] = output[MASK].to(data[MASK].dtype)
         metrics["hier/store/failed"] = float(self._store())
         if not output:
             return batch

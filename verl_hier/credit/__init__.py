@@ -21,6 +21,7 @@ from verl_hier.credit.paths import code_mask as code_mask
 from verl_hier.credit.paths import episode_sum as episode_sum
 from verl_hier.credit.paths import episode_votes as episode_votes
 from verl_hier.credit.paths import episodes_to_turns as episodes_to_turns
+from verl_hier.credit.paths import format_penalty as format_penalty
 from verl_hier.credit.paths import optional as optional
 from verl_hier.credit.paths import rewards_to_go as rewards_to_go
 from verl_hier.credit.paths import share as share
@@ -37,6 +38,7 @@ from verl_hier.credit.paths import unordered as unordered
 from verl_hier.credit.relative import RETURN_COLUMNS as RETURN_COLUMNS
 from verl_hier.credit.relative import drop_weights as drop_weights
 from verl_hier.credit.relative import episode_advantage as episode_advantage
+from verl_hier.credit.relative import return_advantage as return_advantage
 from verl_hier.credit.relative import turn_advantage as turn_advantage
 from verl_hier.credit.segments import chain_links as chain_links
 from verl_hier.credit.segments import discounted_sum as discounted_sum

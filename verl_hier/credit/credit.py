@@ -20,12 +20,15 @@ class Credit:
         weight: optional non-negative loss weight of each turn (T,), multiplied into the policy loss; None means 1.
             A turn with weight 0 is not trained.
         returns: optional critic targets in the layout of `values`.
+        tokens: optional (N,) bool, the action tokens that are trained at all: the others leave the policy loss with its
+            KL and entropy terms, and the loss of the critic. None keeps all.
     """
 
     values: NDArray[Any]
     per: Literal["turn", "step", "token"] = "turn"
     weight: NDArray[Any] | None = None
     returns: NDArray[Any] | None = None
+    tokens: NDArray[Any] | None = None
 
     @classmethod
     def of(cls, result: Credit | NDArray[Any]) -> Credit:

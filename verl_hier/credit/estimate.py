@@ -90,6 +90,8 @@ def _check_result(name: str, table: TurnTable, credit: Credit) -> None:
         )
     if not np.isfinite(values).all():
         raise CreditError(f"estimator {name!r} returned {values[~np.isfinite(values)][0]}.")
+    if credit.tokens is not None and np.asarray(credit.tokens).shape != (tokens,):
+        raise CreditError(f"estimator {name!r} must say of each of the {tokens} action tokens whether it is trained.")
     if credit.weight is not None:
         weight = np.asarray(credit.weight)
         if weight.shape != (len(table),) or not (weight >= 0).all():

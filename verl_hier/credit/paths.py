@@ -190,6 +190,18 @@ def trained_only(table: TurnTable, values: ArrayLike) -> Floats:
     return np.where(np.asarray(table["trained"], bool), np.asarray(values, np.float64), 0.0)
 
 
+def format_penalty(table: TurnTable, amount: float) -> Floats:
+    """(T,) the amount on turns whose format is wrong, 0 on the others.
+
+    Workers say so in the column `format`; without it, turns that are not valid count.
+    """
+    if not amount:
+        return np.zeros(len(table))
+    known = optional(table, "format")
+    wrong = ~np.asarray(table["valid"], bool) if known is None else np.asarray(known) == 0
+    return amount * wrong.astype(np.float64)
+
+
 def code_mask(table: TurnTable, vocabulary: str, names: Sequence[str]) -> Bools:
     """(T,) true where an integer column names one of `names`, for instance role planner or designer.
 

@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from verl_hier.credit.groups import Floats, Normalisation, group_advantage, group_ids, singletons
-from verl_hier.credit.paths import WeightBy, episode_votes, trained_only, turn_keys, turn_votes
+from verl_hier.credit.paths import (
+    WeightBy,
+    episode_votes,
+    episodes_to_turns,
+    format_penalty,
+    trained_only,
+    turn_keys,
+    turn_votes,
+)
 
 if TYPE_CHECKING:
     from typing import Unpack  # since Python 3.11
@@ -41,6 +49,24 @@ def episode_advantage(
     data = table["episodes.return"] if scores is None else scores
     trained = np.asarray(table["episodes.trained"], bool)
     return group_advantage(data, keys, weights=episode_votes(table, weight_by), where=trained, **kernel)
+
+
+def return_advantage(
+    table: TurnTable, penalty: float = 0.0, *, weight_by: WeightBy = "episode", **kernel: Unpack[Normalisation]
+) -> Floats:
+    """(T,) advantage of the episodes through every trained turn; a penalty gives each turn a score of its own.
+
+    Args:
+        table: the turn table.
+        penalty: taken from the return where the format of the turn is wrong, see `paths.format_penalty`. The score of
+            no other turn changes, but the statistics of the task do, in which the turns then vote.
+        weight_by: how many votes an episode has, or, with a penalty, the unit of turns that has one.
+        **kernel: centre, scale, eps, singleton, zero_variance of `groups.group_advantage`.
+    """
+    if not penalty:
+        return episodes_to_turns(table, episode_advantage(table, weight_by=weight_by, **kernel))
+    scores = np.asarray(table["return"], np.float64) - format_penalty(table, penalty)
+    return turn_advantage(table, scores, ("group",), weight_by=weight_by, **kernel)
 
 
 def turn_advantage(

@@ -6,13 +6,16 @@ Shapes: T turns, N action tokens of a flat batch, B x L of a padded one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from verl_hier.credit.groups import Bools, Floats, Ints
 from verl_hier.errors import CreditError
+
+if TYPE_CHECKING:
+    from verl_hier.graph.turn_table import TurnTable
 
 Combine = Literal["sum", "weighted", "disjoint", "replace"]
 
@@ -78,3 +81,21 @@ def combine_levels(parts: Sequence[ArrayLike], rule: Combine = "sum", weights: A
         votes = ((stack != 0) * factor).sum(0)
         return np.divide(total, votes, out=np.zeros_like(total), where=votes != 0)
     return total
+
+
+def row_positions(table: TurnTable) -> Ints:
+    """(N,) place of each action token in the response of its row: 0 behind the row's first prompt, and later prompts
+    count."""
+    row, length = np.asarray(table["row"]), np.asarray(table["n_tokens"], np.int64)
+    order = np.lexsort((np.asarray(table["depth"]), row))
+    prompt = np.asarray(table["n_prompt"], np.int64)[order]
+    first = np.flatnonzero(np.append(True, row[order][1:] != row[order][:-1])) if order.size else order
+    prompt[first] = 0
+    ends = np.cumsum(prompt + length[order])
+    starts = ends - length[order]
+    offset = np.repeat((starts - prompt)[first], np.diff(np.append(first, order.size)))
+    start = np.empty(order.size, np.int64)
+    start[order] = starts - offset
+    turn = np.asarray(table["tokens.turn"])
+    within = np.arange(turn.size) - np.searchsorted(turn, turn)
+    return start[turn] + within

@@ -111,6 +111,7 @@ class TableBuilder:
             "valid": node.valid,
             "complete": node.stop_reason not in ("length", "aborted"),
             "n_tokens": len(node.action),
+            "n_prompt": len(node.observation),
             "anchor": anchor,
             "entropy": entropy,
             **{name: value for name, value in node.extra.items() if isinstance(value, int | float)},

@@ -38,6 +38,7 @@ TURN_COLUMNS: dict[str, str] = {
     "complete": "bool; the turn ended by itself, and was not cut by its limit of tokens",
     "trained": "bool; the turn may be credited and trained (false for greedy evaluation and frozen roles)",
     "n_tokens": "int; action tokens of the turn",
+    "n_prompt": "int; tokens that the prompt of the turn adds to its sequence, before the action",
     "anchor": "int; state before the action, equal numbers mean equal states, -1 when the environment gives none",
     "entropy": "float; mean entropy of its tokens (nats), from hier.rollout.entropy, else -log p of what was sampled",
 }

@@ -96,6 +96,7 @@ def random_table(
     base["valid"] = rng.random(count) < 0.9
     base["anchor"] = rng.integers(0, 4, count)
     base["n_tokens"] = rng.integers(1, 5, count)
+    base["n_prompt"] = np.arange(count) % 3
     base["entropy"] = rng.random(count)
     extra = dict(columns or {})
     for name, fill in {**TURN_FILLS, **{k: v for k, v in extra.items() if not k.startswith("tokens.")}}.items():

@@ -143,6 +143,7 @@ def _fill(columns: dict[str, Array], step_episode: Array, step_turn: Array, coun
             if "truncated" in columns:
                 columns[name] &= ~columns["truncated"].astype(bool)
     columns.setdefault("n_tokens", np.ones(count, np.int64))
+    columns.setdefault("n_prompt", np.zeros(count, np.int64))
     columns.setdefault("anchor", np.full(count, -1, np.int64))
     columns.setdefault("entropy", np.zeros(count))
 

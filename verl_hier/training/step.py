@@ -117,8 +117,8 @@ def train_step(
         metrics: everything that is logged is added to it.
 
     Returns:
-        `advantages` and `returns`, which a native estimator leaves as they are, and `rollout_is_weights` when weights
-        are not all 1; in the order of `keys`.
+        `advantages` and `returns`, which a native estimator leaves as they are, `rollout_is_weights` when weights are
+        not all 1, and `response_mask` when the credit leaves tokens out; in the order of `keys`.
     """
     ledger = step.ledger
     places = step.places(keys)
@@ -142,7 +142,12 @@ def train_step(
     metrics.update(credit_metrics(ledger.table, credit))
     metrics.update(host.metrics(table=ledger.table, credit=credit, step=number))
     ledger.node_credit(credit)
-    fields = {} if native else _advantages(ledger, credit, mask, guards)
+    fields: dict[str, NDArray[Any]] = {}
+    if credit.tokens is not None:
+        mask = mask * ledger.spread(credit.tokens, "token", guards.shared_prefix)
+        fields["response_mask"] = mask
+    if not native:
+        fields |= _advantages(ledger, credit, mask, guards)
     weights = ledger.weights(credit, mask, guards.weight_by, guards.shared_prefix)
     if weights is not None:
         fields["rollout_is_weights"] = weights

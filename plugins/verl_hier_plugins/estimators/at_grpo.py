@@ -3,18 +3,24 @@
 GRPO with other keys.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from verl_hier.credit import WeightBy
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_hier.credit import Credit, WeightBy, turn_advantage
+from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage
+from verl_hier_plugins.estimators import grpo
 
 __all__ = ["ATGRPOOptions", "advantage"]
 
 
 @dataclass(frozen=True)
-class ATGRPOOptions(GRPOOptions):
+class ATGRPOOptions(grpo.GRPOOptions):
     """GRPO's options; candidates of one state are compared by the reward of their own turn."""
 
     score: str = "reward"
@@ -23,6 +29,23 @@ class ATGRPOOptions(GRPOOptions):
     """Candidates that were sampled from one state."""
     weight_by: WeightBy = "turn"
     """Every candidate has one vote."""
+    keep: Literal["all", "last_turn"] = "all"
+    """`last_turn` compares and trains the turns of the last turn number of each episode alone; with `group_by:
+    [episode]` it is the mode `no_tree` of the released code."""
+
+
+def advantage(table: TurnTable, options: ATGRPOOptions) -> Credit:
+    """Credit per turn: the z-score of the turn's own reward among the candidates of its state."""
+    if options.keep == "all":
+        return grpo.advantage(table, options)
+    number, episode = np.asarray(table["turn"]), np.asarray(table["episode"])
+    last = np.zeros(int(episode.max(initial=-1)) + 1, number.dtype)
+    np.maximum.at(last, episode, number)
+    kept = number == last[episode]
+    scores = grpo.turn_scores(table, options)
+    kernel = grpo.normalisation(options)
+    values = turn_advantage(table, scores, options.group_by, weight_by=options.weight_by, where=kept, **kernel)
+    return Credit(values, weight=kept.astype(np.float64))
 
 
 @hookimpl

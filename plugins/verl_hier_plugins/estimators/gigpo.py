@@ -14,10 +14,10 @@ from verl_hier.credit import (
     Ints,
     Scale,
     WeightBy,
-    episode_advantage,
-    episodes_to_turns,
+    format_penalty,
     group_advantage,
     group_ids,
+    return_advantage,
     rewards_to_go,
     trained_only,
 )
@@ -43,6 +43,9 @@ class GiGPOOptions:
     each one vote."""
     similarity: ZeroToOne | None = None
     """Least text similarity for two states to count as one; null compares exactly."""
+    format_penalty: NonNegative = 0.0
+    """Taken from the score of a turn whose format is wrong (`format` is 0, or not `valid` where no worker fills that
+    column), on both levels; neither the return nor the reward-to-go of another turn changes."""
     eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
@@ -50,8 +53,10 @@ class GiGPOOptions:
 def advantage(table: TurnTable, options: GiGPOOptions) -> Floats:
     """(T,) episode advantage plus omega times the advantage among turns of the task with the same anchor state."""
     scale: Scale = "sample" if options.norm == "mean_std_norm" else "none"
-    episode = episode_advantage(table, weight_by=options.weight_by, scale=scale, eps=options.eps)
-    return trained_only(table, episodes_to_turns(table, episode) + options.omega * steps(table, options))
+    episode = return_advantage(
+        table, options.format_penalty, weight_by=options.weight_by, scale=scale, eps=options.eps
+    )
+    return trained_only(table, episode + options.omega * steps(table, options))
 
 
 def steps(table: TurnTable, options: GiGPOOptions) -> Floats:
@@ -59,8 +64,9 @@ def steps(table: TurnTable, options: GiGPOOptions) -> Floats:
     anchor = np.asarray(table["anchor"])
     if options.similarity is not None:
         anchor = similar_anchors(table["group"], anchor, table.anchors, options.similarity)
+    returns = rewards_to_go(table, options.gamma) - format_penalty(table, options.format_penalty)
     return group_advantage(
-        rewards_to_go(table, options.gamma),
+        returns,
         group_ids(table["group"], anchor),
         where=np.asarray(table["trained"], bool) & (anchor >= 0),
         scale="sample" if options.norm == "mean_std_norm" else "none",

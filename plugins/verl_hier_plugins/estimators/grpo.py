@@ -20,6 +20,7 @@ from verl_hier.credit import (
     drop_weights,
     episode_advantage,
     episode_votes,
+    format_penalty,
     group_ids,
     share,
     singletons,
@@ -54,19 +55,16 @@ class GRPOOptions:
     """A group without spread; only `mad` scales can have one that is not trivially 0."""
     shared: Shared = "average"
     """What a turn gets that several episodes share."""
+    format_penalty: NonNegative = 0.0
+    """Taken from the score of turns whose format is wrong (`format` is 0, or not `valid` where no worker fills that
+    column), and of no other turn. Above 0, turns are compared with turns, each by the return of its episodes."""
 
 
 def advantage(table: TurnTable, options: GRPOOptions) -> Credit:
     """Credit per turn (per step with `shared: repeat`): the z-score of the score in its group."""
-    kernel: Normalisation = {
-        "centre": options.centre,
-        "scale": options.scale,
-        "eps": options.eps,
-        "singleton": options.singleton,
-        "zero_variance": options.zero_variance,
-    }
-    if options.score != "return" or not set(options.group_by) <= {"group", "tree"}:
-        scores = table[options.score]
+    kernel = normalisation(options)
+    if options.score != "return" or options.format_penalty or not set(options.group_by) <= {"group", "tree"}:
+        scores = turn_scores(table, options)
         values = turn_advantage(table, scores, options.group_by, weight_by=options.weight_by, **kernel)
         kept = drop_weights(table, options.group_by, options.weight_by) if options.singleton == "drop" else None
         return Credit(values, weight=kept)
@@ -76,6 +74,22 @@ def advantage(table: TurnTable, options: GRPOOptions) -> Credit:
         kept = step_mean(table, compared(table, options)[table.step_episode])
         credit.weight = kept if credit.weight is None else credit.weight * kept
     return credit
+
+
+def normalisation(options: GRPOOptions) -> Normalisation:
+    """The arguments of the group kernel."""
+    return {
+        "centre": options.centre,
+        "scale": options.scale,
+        "eps": options.eps,
+        "singleton": options.singleton,
+        "zero_variance": options.zero_variance,
+    }
+
+
+def turn_scores(table: TurnTable, options: GRPOOptions) -> Floats:
+    """(T,) the score of each turn by itself, less the penalty for a wrong format."""
+    return np.asarray(table[options.score], np.float64) - format_penalty(table, options.format_penalty)
 
 
 def compared(table: TurnTable, options: GRPOOptions) -> Floats:

@@ -12,10 +12,10 @@ from verl_hier.credit import (
     Floats,
     Ints,
     Scale,
-    episode_advantage,
-    episodes_to_turns,
+    format_penalty,
     group_advantage,
     group_ids,
+    return_advantage,
     rewards_to_go,
     trained_only,
 )
@@ -41,6 +41,9 @@ class HGPOOptions:
     """Whether a group divides by its population standard deviation."""
     base_group: bool = False
     """Whether the episode advantage joins the levels with weight 1."""
+    format_penalty: NonNegative = 0.0
+    """Taken from the score of a turn whose format is wrong (`format` is 0, or not `valid` where no worker fills that
+    column), on every level; neither the return nor the reward-to-go of another turn changes."""
     eps: NonNegative = 1e-6
     """Added to the standard deviation and to the sum of the weights."""
 
@@ -50,10 +53,11 @@ def advantage(table: TurnTable, options: HGPOOptions) -> Floats:
     scaled = options.norm == "mean_std_norm"
     total, weight = np.zeros(len(table)), np.full(len(table), options.eps)
     if options.base_group:
-        episode = episode_advantage(table, scale="sample" if scaled else "none", weight_by="turn", eps=options.eps)
-        _join(total, weight, episodes_to_turns(table, episode), 1.0)
+        sample: Scale = "sample" if scaled else "none"
+        episode = return_advantage(table, options.format_penalty, scale=sample, weight_by="turn", eps=options.eps)
+        _join(total, weight, episode, 1.0)
     scale: Scale = "population" if scaled else "none"
-    returns = rewards_to_go(table, options.gamma)
+    returns = rewards_to_go(table, options.gamma) - format_penalty(table, options.format_penalty)
     for size, (keys, member) in enumerate(histories(table, options.history), start=1):
         values = group_advantage(returns, keys, where=member, scale=scale, eps=options.eps, singleton="zero")
         _join(total, weight, values, (size + 1.0) ** options.alpha)

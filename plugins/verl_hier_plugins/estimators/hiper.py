@@ -14,6 +14,7 @@ from verl_hier.credit import (
     Ints,
     chain_links,
     discounted_sum,
+    format_penalty,
     gae,
     optional,
     segment_starts,
@@ -31,7 +32,8 @@ from verl_hier.host.specs import EstimatorSpec
 
 @dataclass(frozen=True)
 class HiPEROptions:
-    """Defaults are the released code's; the ALFWorld script sets both penalties to -0.3 and bootstraps."""
+    """Defaults are the released code's; its ALFWorld script sets the keep and the consistency penalty to -0.3 and
+    bootstraps."""
 
     gamma: ZeroToOne = 1.0
     """Discount a turn."""
@@ -43,39 +45,48 @@ class HiPEROptions:
     """Whether each level is z-scored over the turns that carry it (on in all scripts)."""
     bootstrap_truncated: bool = False
     """Whether a path that ends without `done` bootstraps from its own last values."""
-    keep_penalty: NonNegative = 0.0
-    """Added to the reward of turns that keep their subgoal."""
+    keep_penalty: float = 0.0
+    """Added to the reward of turns that keep their subgoal; negative ones discourage it."""
     keep_penalty_mode: Literal["normalized", "fixed"] = "normalized"
     """normalized divides the penalty by the turns of the episode, so that it counts the share of kept turns."""
-    consistency_penalty: NonNegative = 0.0
+    consistency_penalty: float = 0.0
     """Added when a turn keeps its subgoal but words it differently; needs the turn column `subgoal`."""
-    invalid_penalty: NonNegative = 0.1
-    """Taken from the reward of an action that was not understood; set 0 when the environment does it."""
+    consistency_needs_both: bool = True
+    """Whether only subgoals that are written twice are compared; otherwise a missing one differs from any other."""
+    format_penalty: NonNegative = 0.1
+    """Taken from the reward of a turn whose format is wrong (`format` is 0, or not `valid` where no worker fills that
+    column); set 0 when the worker or the environment does it."""
+    high_to_subgoal: bool = True
+    """Whether the subgoal tokens of a segment's first turn carry the high level."""
+    high_to_switch: bool = False
+    """Whether its switch tokens carry the high level; where they carry the termination level too, both are added."""
+    term_to_switch: bool = True
+    """Whether switch tokens carry the termination level, where the critic has a head for it."""
+    only_credited: bool = True
+    """Whether tokens without a level leave the loss, as in the released code: its KL and entropy terms too."""
 
 
 def advantage(table: TurnTable, options: HiPEROptions) -> Credit:
     """Credit per token: action, subgoal and switch tokens each by their own level; the other tokens get none."""
     levels = hae(table, shaped_rewards(table, options), options)
     turn = np.asarray(table["tokens.turn"])
-    action, subgoal, switch = token_masks(table, levels)
+    low, high, term = masks = token_masks(table, levels, options)
     parts = [
         on_mask(level_values(table, values, turn, mask, options), turn, mask)
-        for values, mask in ((levels.high, subgoal), (levels.term, switch), (levels.low, action))
+        for values, mask in ((levels.high, high), (levels.term, term), (levels.low, low))
     ]
-    return Credit(combine_levels(parts, "sum"), per="token", returns=levels.low_target[turn])
+    credited = np.logical_or.reduce(masks) if options.only_credited else None
+    return Credit(combine_levels(parts, "sum"), per="token", returns=levels.low_target[turn], tokens=credited)
 
 
-def token_masks(table: TurnTable, levels: Levels) -> tuple[Bools, Bools, Bools]:
-    """(N,) action tokens (the whole turn without a tag), subgoal tokens of segment starts, switch tokens."""
+def token_masks(table: TurnTable, levels: Levels, options: HiPEROptions) -> tuple[Bools, Bools, Bools]:
+    """(N,) tokens that carry the low, the high and the termination level; they may overlap."""
     turn = np.asarray(table["tokens.turn"])
-    tagged = np.asarray(table["tokens.action"], bool)
-    action = tagged | ~has_token(turn, tagged, len(table))[turn]
-    subgoal = np.asarray(table["tokens.subgoal"], bool) & levels.starts[turn]
-    switch = np.asarray(table["tokens.switch"], bool)
-    if levels.term is None:
-        switch = np.zeros_like(switch)
     trained = np.asarray(table["trained"], bool)[turn]
-    return action & trained, subgoal & trained, switch & trained
+    subgoal, switch = (np.asarray(table[f"tokens.{name}"], bool) & trained for name in ("subgoal", "switch"))
+    high = (subgoal & options.high_to_subgoal) | (switch & options.high_to_switch)
+    term = switch & (options.term_to_switch and levels.term is not None)
+    return np.asarray(table["tokens.action"], bool) & trained, high & levels.starts[turn], term
 
 
 def level_values(table: TurnTable, values: Floats | None, turn: Ints, mask: Bools, options: HiPEROptions) -> Floats:
@@ -116,8 +127,9 @@ def hae(table: TurnTable, rewards: Floats, options: HiPEROptions) -> Levels:
     first = np.flatnonzero(starts)
     ends = np.append(first[1:], len(turn)) - 1 if len(first) else first
     reward = rewards[turn]
-    low = np.asarray(table["value"], np.float64)[turn]
-    high = np.asarray(optional(table, "value_high", table["value"]), np.float64)[turn]
+    value = low_values(table)
+    low = value[turn]
+    high = np.asarray(optional(table, "value_high", value), np.float64)[turn]
     alive = (~np.asarray(table["done"], bool)[turn]).astype(np.float64)
     follows = chain_links(chain)[ends]
     cut = 1.0 if options.bootstrap_truncated else 0.0
@@ -138,13 +150,33 @@ def hae(table: TurnTable, rewards: Floats, options: HiPEROptions) -> Levels:
     low_turns = step_mean(table, low_adv)
     return Levels(
         low=low_turns,
-        low_target=low_turns + np.asarray(table["value"], np.float64),
+        low_target=low_turns + value,
         high=step_mean(table, at_start),
         high_target=step_mean(table, target),
         term=None if term is None else rest - np.asarray(term, np.float64),
         term_target=None if term is None else rest,
         starts=step_mean(table, starts) > 0,
     )
+
+
+def low_values(table: TurnTable) -> Floats:
+    """(T,) the critic at the first token behind the subgoal of each turn, or behind its switch, or at its first token.
+
+    Without values of tokens: the column `value`.
+    """
+    values = optional(table, "tokens.value")
+    if values is None:
+        return np.asarray(table["value"], np.float64)
+    turn = np.asarray(table["tokens.turn"])
+    start = np.searchsorted(turn, np.arange(len(table)))
+    stop = np.searchsorted(turn, np.arange(len(table)), side="right")
+    place = start
+    for name in ("switch", "subgoal"):
+        inside = np.flatnonzero(np.asarray(table[f"tokens.{name}"], bool))
+        behind = np.zeros(len(table), np.int64)
+        np.maximum.at(behind, turn[inside], inside + 1)
+        place = np.where((behind > 0) & (behind < stop), behind, place)
+    return np.asarray(values, np.float64)[np.minimum(place, max(len(values) - 1, 0))]
 
 
 def kept(table: TurnTable) -> Bools:
@@ -157,21 +189,22 @@ def kept(table: TurnTable) -> Bools:
 
 
 def shaped_rewards(table: TurnTable, options: HiPEROptions) -> Floats:
-    """(T,) rewards with the keep, invalid-action and consistency penalties, in this order."""
+    """(T,) rewards with the penalties for a kept subgoal, a wrong format and a reworded subgoal, in this order."""
     keep = kept(table)
     turns = np.asarray(table["episodes.turns"], np.float64)[np.asarray(table["episode"])]
     penalty = np.full(len(table), options.keep_penalty)
     if options.keep_penalty_mode == "normalized":
         penalty = np.where(turns > 1, penalty / np.maximum(turns, 1), 0.0)
     reward = np.asarray(table["reward"], np.float64) + np.where(keep, penalty, 0.0)
-    reward = reward - options.invalid_penalty * ~np.asarray(table["valid"], bool)
+    reward = reward - format_penalty(table, options.format_penalty)
     subgoal = optional(table, "subgoal")
     if subgoal is None or options.consistency_penalty == 0:
         return reward
     text, parent = np.asarray(subgoal), np.asarray(table["parent"])
     before = np.where(parent >= 0, text[np.maximum(parent, 0)], -1)
-    reworded = keep & (text >= 0) & (before >= 0) & (text != before)
-    return reward + options.consistency_penalty * reworded
+    written = (text >= 0) & (before >= 0)
+    differs = written & (text != before) if options.consistency_needs_both else ~written | (text != before)
+    return reward + options.consistency_penalty * (keep & (parent >= 0) & differs)
 
 
 @hookimpl

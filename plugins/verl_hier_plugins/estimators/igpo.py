@@ -1,6 +1,6 @@
 """IGPO, information gain per turn (arXiv 2510.14967), docs/methods/igpo.md.
 
-The paper and the released code differ; both forms are here (the paper is confidence B, the code A).
+The paper, the trainer that was released, and a function that this trainer does not call differ; all three are here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from verl_hier.credit import (
     token_chain,
     trained_only,
 )
+from verl_hier.credit.tokens import row_positions
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative, ZeroToOne
@@ -31,24 +32,33 @@ from verl_hier.host.specs import EstimatorSpec
 
 @dataclass(frozen=True)
 class IGPOOptions:
-    """The paper's form, or the one that the repository runs."""
+    """The form decides what the other options mean."""
 
-    form: Literal["paper", "repo"] = "paper"
-    """paper: z-score all turn rewards of the task jointly, then discount; repo: discount tokens inside a turn, then
-    normalise by the first-token returns of the task's episodes."""
+    form: Literal["trainer", "paper", "discounted"] = "trainer"
+    """trainer: each turn by its own reward, minus the mean of the task's rows at the same token position; paper:
+    z-score all turn rewards of the task jointly, then discount from turn to turn; discounted: discount tokens inside a
+    turn, then normalise by the first-token returns of the task's episodes, as the released function of this name that
+    nothing calls."""
     gamma: ZeroToOne = 1.0
-    """Discount, from turn to turn (paper) or from token to token (repo)."""
+    """Discount, from turn to turn (paper) or from token to token (discounted); the trainer has none."""
+    scale: bool = True
+    """Whether the form `discounted` divides by the standard deviation."""
     eps: NonNegative = 1e-6
     """Added to the standard deviation."""
 
 
 def advantage(table: TurnTable, options: IGPOOptions) -> Credit:
-    """Credit per turn (paper) or per token (repo) from the information gain of the turns and the final reward."""
-    if options.form == "repo":
-        return repo_form(table, options)
-    keys, trained = group_ids(table["group"]), np.asarray(table["trained"], bool)
-    pooled = group_advantage(turn_rewards(table), keys, where=trained, eps=options.eps, singleton="zero")
-    return Credit(trained_only(table, rewards_to_go(table, options.gamma, pooled)))
+    """Credit per token from the information gain of the turns and the final reward; equal inside a turn in the paper's
+    form."""
+    turn = np.asarray(table["tokens.turn"])
+    trained = np.asarray(table["trained"], bool)
+    if options.form == "paper":
+        keys = group_ids(table["group"])
+        pooled = group_advantage(turn_rewards(table), keys, where=trained, eps=options.eps, singleton="zero")
+        return Credit(trained_only(table, rewards_to_go(table, options.gamma, pooled))[turn], per="token")
+    returns = token_returns(table, options)
+    values = by_position(table, returns) if options.form == "trainer" else by_first_token(table, returns, options)
+    return Credit(np.where(trained[turn], values, 0.0), per="token", returns=returns)
 
 
 def turn_rewards(table: TurnTable) -> Floats:
@@ -59,32 +69,52 @@ def turn_rewards(table: TurnTable) -> Floats:
     return reward
 
 
-def repo_form(table: TurnTable, options: IGPOOptions) -> Credit:
-    """Credit per token of the released function; `tokens.reward` overrides the reward on each turn's last token."""
+def token_returns(table: TurnTable, options: IGPOOptions) -> Floats:
+    """(N,) rewards from each token to the end of its turn; `tokens.reward` overrides the reward on the last token."""
     turn = np.asarray(table["tokens.turn"])
     links = chain_links(turn)
     reward = optional(table, "tokens.reward")
     if reward is None:
         reward = np.where(links, 0.0, turn_rewards(table)[turn])
-    returns = discounted_sum(reward, links, options.gamma)
+    return discounted_sum(reward, links, options.gamma if options.form == "discounted" else 1.0)
+
+
+def by_position(table: TurnTable, returns: Floats) -> Floats:
+    """(N,) returns minus the mean over the rows of the task at the same position of the response.
+
+    Every row of the task counts at every position. Where it has no action token it counts as 0, but at the last
+    position before a turn it counts with the return of that turn, which the released recurrence leaves there.
+    """
+    turn, row = np.asarray(table["tokens.turn"]), np.asarray(table["row"])
+    trained = np.asarray(table["trained"], bool)[turn]
+    position = row_positions(table)
+    first = np.unique(turn, return_index=True)[1]
+    first = first[(position[first] > 0) & (np.asarray(table["n_prompt"])[turn[first]] > 0)]
+    group = np.asarray(table["group"])[turn]
+    keys = group_ids(np.append(group, group[first]), np.append(position, position[first] - 1))
+    counted = np.append(trained, trained[first])
+    total = np.bincount(keys, np.append(returns, returns[first]) * counted)[keys[: turn.size]]
+    rows = np.unique(np.stack([group[trained], row[turn[trained]]]), axis=1)[0]
+    size = np.bincount(rows, minlength=int(group.max(initial=0)) + 1)
+    return returns - total / np.maximum(size[group], 1)
+
+
+def by_first_token(table: TurnTable, returns: Floats, options: IGPOOptions) -> Floats:
+    """(N,) returns, standardised by the first tokens of the task's episodes; one episode has deviation 1."""
+    turn = np.asarray(table["tokens.turn"])
     episode = np.asarray(table["episode"])[turn]
     order = token_chain(table)[0]
     votes = np.zeros(turn.size)
     votes[order[np.unique(episode[order], return_index=True)[1]]] = 1.0
     votes *= np.asarray(table["trained"], bool)[turn]
-    keys = group_ids(np.asarray(table["group"])[turn])
-    values = first_token_normalised(returns, keys, votes, options.eps)
-    trained = np.asarray(table["trained"], bool)[turn]
-    return Credit(np.where(trained, values, 0.0), per="token", returns=returns)
-
-
-def first_token_normalised(returns: Floats, keys: Ints, votes: Floats, eps: float) -> Floats:
-    """(N,) returns, standardised over the tokens of the group that have a vote; one vote alone has deviation 1."""
+    keys: Ints = group_ids(np.asarray(table["group"])[turn])
     size = np.maximum(np.bincount(keys, votes), 1.0)
     mean = np.bincount(keys, votes * returns) / size
+    if not options.scale:
+        return returns - mean[keys]
     square = np.bincount(keys, votes * (returns - mean[keys]) ** 2)
     spread = np.where(size > 1, np.sqrt(square / np.maximum(size - 1, 1)), 1.0)
-    return (returns - mean[keys]) / (spread[keys] + eps)
+    return (returns - mean[keys]) / (spread[keys] + options.eps)
 
 
 @hookimpl
@@ -93,8 +123,20 @@ def hier_estimators() -> EstimatorSpec:
         "igpo",
         advantage,
         IGPOOptions,
-        summary="information gain of the turns and the outcome, z-scored jointly, then discounted",
-        source="arXiv 2510.14967 §3; GuoqingWang1/IGPO core_algos.py (form repo)",
-        requires=("group", "info_gain", "trained", "episodes.return", "episodes.leaf"),
-        confidence="B",
+        summary="information gain of each turn, minus the mean of the task's rows at the same position",
+        source="arXiv 2510.14967 §3; GuoqingWang1/IGPO core_algos.py::compute_grpo_outcome_advantage",
+        requires=(
+            "group",
+            "row",
+            "turn",
+            "n_prompt",
+            "n_tokens",
+            "info_gain",
+            "trained",
+            "episodes.return",
+            "episodes.leaf",
+            "tokens.turn",
+        ),
+        granularity="token",
+        confidence="A",
     )

@@ -25,6 +25,8 @@ class SPOOptions:
     form: Literal["rloo", "grpo", "treepo_plain", "treepo_siblings"] = "rloo"
     """rloo: value minus the parent's; grpo: divided by the standard deviation of the rewards below the parent;
     treepo_plain: as rloo with 0 above the first segment; treepo_siblings: values z-scored among siblings first."""
+    only_child: Literal["raw", "zero"] = "raw"
+    """What a node without siblings has in the form `treepo_siblings`: its raw value, as in the released code, or 0."""
     drop_zero: bool = True
     """Whether segments whose advantage plus prover advantage is 0 are left out of the loss (rloo and grpo forms)."""
     best_of: Count = 4
@@ -37,7 +39,7 @@ def advantage(table: TurnTable, options: SPOOptions) -> Credit:
     value = children_mean(parent, table["return"])
     if options.form == "treepo_siblings":
         siblings = sibling_ids(parent, table["group"])
-        value = group_advantage(value, siblings, scale="population", eps=0.0, singleton="zero")
+        value = group_advantage(value, siblings, scale="population", eps=0.0, singleton=options.only_child)
     if options.form.startswith("treepo"):
         return Credit(trained_only(table, node_difference(parent, value)))
     return segments(table, options, parent, value)

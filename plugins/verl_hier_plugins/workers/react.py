@@ -7,7 +7,7 @@ from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import Template
+from verl_hier.host.constraints import NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -33,6 +33,12 @@ class ReactOptions:
     """The whole prompt of a turn when `history` > 0."""
     action_tag: str | None = None
     """When set, the action is the text inside <tag>…</tag>, and a turn without it is invalid."""
+    required_tags: tuple[str, ...] = ()
+    """Further tags, such as `think`, that a turn has to have for its format to count as right; its action is taken in
+    any case."""
+    format_penalty: NonNegative = 0.0
+    """Taken from the reward, and so from the return, of a turn without its tags. Estimators have an option of this name
+    that leaves the return as it is."""
 
     def __post_init__(self) -> None:
         if self.history < 0:
@@ -82,9 +88,14 @@ class React(Worker):
             past.append(f"{seen} > {turn.text}")
 
     async def _act(self, episode: EpisodeView, turn: Turn) -> StepResult:
-        action = parse_action(turn.text, self._options.action_tag)
+        options = self._options
+        action = parse_action(turn.text, options.action_tag)
         if action is None:
             turn.mark(valid=False)
+        form = action is not None and all(parse_action(turn.text, tag) is not None for tag in options.required_tags)
+        turn.mark(format=int(form))
+        if options.format_penalty and not form:
+            turn.reward(-options.format_penalty)
         return await episode.act(action or "")
 
 
@@ -97,4 +108,5 @@ def hier_workers() -> WorkerSpec:
         summary="one agent acts turn by turn, on its whole history or on a window of it",
         source="ReAct, arXiv 2210.03629 §2; windowed prompts as verl-agent's memory",
         roles={"agent": 0},
+        provides=("format",),
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import Template
+from verl_hier.host.constraints import NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -42,6 +42,9 @@ class SwitchKeepOptions:
     """The whole prompt of a later turn when `history` > 0."""
     longest_subgoal: int = 500
     """Characters of a subgoal that are kept for later prompts."""
+    format_penalty: NonNegative = 0.0
+    """Taken from the reward, and so from the return, of a turn that lacks one of the tags or whose switch says neither
+    SWITCH nor KEEP. Estimators have an option of this name that leaves the return as it is."""
 
     def __post_init__(self) -> None:
         if self.history < 0 or self.longest_subgoal < 1:
@@ -69,6 +72,11 @@ class Reading:
         """Whether it leaves the subgoal: a `<switch>` with any text but KEEP; a missing or empty one counts as KEEP."""
         text = self.content.get("switch", "").strip()
         return bool(text) and text.upper() != KEEP
+
+    @property
+    def complete(self) -> bool:
+        """Whether all three tags are there and the first one says SWITCH or KEEP."""
+        return set(TAGS) <= set(self.content) and self.content["switch"].upper() in (SWITCH, KEEP)
 
 
 def read(text: str) -> Reading:
@@ -112,7 +120,10 @@ class SwitchKeep(Worker):
                 subgoal = reading.content.get("subgoal", subgoal)[: options.longest_subgoal]
             written = reading.content.get("subgoal", "")
             number = known_subgoals.setdefault(written, len(known_subgoals)) if written else -1
-            turn.mark(masks=masks_of(context, turn, reading), switch=int(switches), subgoal=number)
+            said, form = int(reading.switches), int(reading.complete)
+            turn.mark(masks=masks_of(context, turn, reading), switch=said, subgoal=number, format=form)
+            if options.format_penalty and not form:
+                turn.reward(-options.format_penalty)
             seen, step = step.text, await self._act(episode, turn, reading)
             past.append(f"{seen} > {turn.text}")
 
@@ -124,12 +135,13 @@ class SwitchKeep(Worker):
 
 
 def masks_of(context: Context, turn: Turn, reading: Reading) -> dict[str, list[list[int]]]:
-    """Token spans of the tags, markers included; a missing tag has none."""
+    """Token spans of the tags, markers included; a missing tag has none, but a turn without an action is all action."""
     # Space before a tag may be part of its first token or of the one before.
     starts = {tag: len(turn.text[: span[0]].rstrip()) for tag, span in reading.ends.items()}
     places = sorted({*starts.values(), *(span[1] for span in reading.ends.values())})
     tokens = dict(zip(places, context.tokens_until(turn.tokens, places), strict=True)) | {0: 0}
-    return {tag: [[tokens[starts[tag]], tokens[reading.ends[tag][1]]]] if tag in starts else [] for tag in TAGS}
+    found = {tag: [[tokens[starts[tag]], tokens[reading.ends[tag][1]]]] if tag in starts else [] for tag in TAGS}
+    return found | {"action": found["action"] or [[0, len(turn.tokens)]]}
 
 
 def transcribe(options: SwitchKeepOptions, transcript: Transcript) -> list[str]:
@@ -163,6 +175,6 @@ def hier_workers() -> WorkerSpec:
         summary="one agent that says at every turn whether it keeps its subgoal, which it is, and what to do",
         source="HiPER, arXiv 2602.16165; JonP07/HiPER-agent hier_mask.py (confidence A)",
         roles={"agent": 0},
-        provides=("switch", "subgoal", "tokens.switch", "tokens.subgoal", "tokens.action"),
+        provides=("format", "switch", "subgoal", "tokens.switch", "tokens.subgoal", "tokens.action"),
         transcribe=transcribe,
     )

@@ -9,7 +9,7 @@ from verl_hier.credit.estimate import check_needs, estimate
 from verl_hier.errors import CreditError, PluginError
 from verl_hier.graph import TURN_COLUMNS
 from verl_hier.testing import builtin_estimators, credit_of, make_table
-from verl_hier.testing.builtin import estimator
+from verl_hier.testing.builtin import estimator, full_credit
 from verl_hier.testing.estimator import random_table
 
 CHAINS, TREES = random_table(21, groups=5), random_table(22, groups=5, tree=True)
@@ -24,7 +24,7 @@ TABLES = pytest.mark.parametrize("table", [CHAINS, TREES], ids=["chains", "trees
         ("gigpo", {"omega": 0.0}, {"weight_by": "turn", "scale": "none"}),
         ("portool", {"fork_weight": 0.0}, {}),
         ("hrpo", {"action_weight": 0.0}, {}),
-        ("rlvmr", {"alpha": 1.0}, {}),
+        ("rlvmr", {"step_weight": 0.0, "norm": "mean_std_norm"}, {"weight_by": "turn"}),
         ("seeupo", {"max_weight": 1.0}, {}),
         ("arpo", {"attribution": "hard"}, {}),
         ("tree_grpo", {"variant": "inter", "shared": "average"}, {}),
@@ -134,8 +134,53 @@ def test_hiper_levels_only_speak_on_their_tokens():
     covered = table["tokens.action"] | table["tokens.subgoal"] | table["tokens.switch"]
     assert covered.all() and credit.any()
     later = table["turn"][table["tokens.turn"]] % 2 == 1
-    tagged = np.bincount(table["tokens.turn"], table["tokens.action"], len(table))[table["tokens.turn"]] > 0
-    assert not credit[table["tokens.subgoal"] & later & tagged].any()
+    assert not credit[table["tokens.subgoal"] & later].any()
+    both = credit_of("hiper", table, norm_adv=False, high_to_switch=True)
+    first = table["tokens.switch"] & ~later
+    high = credit_of("hiper", table, norm_adv=False, high_to_switch=True, term_to_switch=False)
+    np.testing.assert_allclose(both[first], credit[first] + high[first])
+
+
+def test_hiper_trains_the_tokens_that_carry_a_level():
+    table = random_table(9)
+    later = table["turn"][table["tokens.turn"]] % 2 == 1
+    carried = table["tokens.action"] | (table["tokens.subgoal"] & ~later) | table["tokens.switch"]
+    expected = carried & table["trained"][table["tokens.turn"]]
+    assert np.array_equal(full_credit("hiper", table).tokens, expected)
+    assert full_credit("hiper", table, only_credited=False).tokens is None
+    del table.turns["value_term"]
+    assert not full_credit("hiper", table).tokens[table["tokens.switch"]].any()
+
+
+def test_hiper_reads_the_low_value_behind_the_subgoal():
+    tokens = {
+        "turn": [0, 0, 0, 0, 1, 1, 2, 2],
+        "switch": [True, False, False, False, True, False, False, False],
+        "subgoal": [False, True, True, False, False, False, True, True],
+        "action": [False, False, False, True, False, True, False, False],
+        "value": np.arange(8.0),
+    }
+    table = make_table({"episode": [0, 0, 0], "value": [9.0, 9.0, 9.0]}, tokens=tokens)
+    read = plugin_module("estimators.hiper").low_values
+    # Behind the subgoal, behind the switch where there is none, and the first token where nothing follows.
+    assert read(table).tolist() == [3, 5, 6]
+    del table.tokens["value"]
+    assert read(table).tolist() == [9, 9, 9]
+
+
+def test_hiper_compares_subgoals_that_are_missing_where_asked():
+    turns = {"episode": [0] * 5, "segment": [0] * 5, "subgoal": [0, 0, 1, -1, -1], "switch": [1, 0, 0, 0, 0]}
+    table = make_table({**turns, "value": np.zeros(5), "valid": [True, False, True, True, True]})
+    module, options = plugin_module("estimators.hiper"), estimator("hiper").options
+
+    def shaped(**given):
+        return module.shaped_rewards(table, options(format_penalty=0.0, **given)).tolist()
+
+    assert shaped(consistency_penalty=-0.3) == [0, 0, -0.3, 0, 0]
+    assert shaped(consistency_penalty=-0.3, consistency_needs_both=False) == [0, 0, -0.3, -0.3, -0.3]
+    assert module.shaped_rewards(table, options(format_penalty=0.1)).tolist() == [0, -0.1, 0, 0, 0]
+    table.turns["format"] = np.array([0, 1, 1, 1, 1])
+    assert module.shaped_rewards(table, options(format_penalty=0.1)).tolist() == [-0.1, 0, 0, 0, 0]
 
 
 def test_hiper_without_heads_falls_back():
@@ -210,9 +255,10 @@ def test_utility_of_a_skill():
 
 
 def test_whitened_estimators_are_white():
-    for name in ("mars", "mae"):
-        values = credit_of(name, CHAINS)
-        np.testing.assert_allclose(values, whiten(values, CHAINS["trained"], weights=CHAINS["n_tokens"]), atol=1e-6)
+    values = credit_of("mae", CHAINS)
+    np.testing.assert_allclose(values, whiten(values, CHAINS["trained"], weights=CHAINS["n_tokens"]), atol=1e-6)
+    tokens = credit_of("mars", CHAINS)
+    np.testing.assert_allclose(tokens, whiten(tokens, CHAINS["trained"][CHAINS["tokens.turn"]]), atol=1e-6)
 
 
 def test_nan_rewards_are_refused_by_name():

@@ -157,9 +157,9 @@ def test_similar_states_join_the_first_that_fits():
 def test_mars_players_do_not_see_each_other():
     """Changing one player's rewards leaves the other's credit alone, before the batch is whitened."""
     plain = {"whiten_rewards": False, "whiten_advantages": False}
-    turns = {"episode": [0, 0, 0, 0], "agent": [0, 1, 0, 1]}
-    one = credit_of("mars", make_table({**turns, "reward": [1.0, 0.0, 0.5, 0.0]}), **plain)
-    two = credit_of("mars", make_table({**turns, "reward": [1.0, 9.0, 0.5, 3.0]}), **plain)
+    turns, tokens = {"episode": [0, 0, 0, 0], "agent": [0, 1, 0, 1]}, {"turn": [0, 1, 2, 3]}
+    one = credit_of("mars", make_table({**turns, "reward": [1.0, 0.0, 0.5, 0.0]}, tokens=tokens), **plain)
+    two = credit_of("mars", make_table({**turns, "reward": [1.0, 9.0, 0.5, 3.0]}, tokens=tokens), **plain)
     np.testing.assert_allclose(one[[0, 2]], two[[0, 2]])
     assert not np.allclose(one[[1, 3]], two[[1, 3]])
 

@@ -164,6 +164,22 @@ def test_invalid_actions_cost_and_change_nothing():
     assert environment.step("look").truncated
 
 
+def test_a_win_pays_what_the_options_say_and_states_may_go_by_their_text():
+    tasks, options = tasks_of(pool=2, win_reward=10.0, invalid_penalty=0.0, anchor="text", observation="short")
+    plain = AlfworldEnvironment(AlfworldOptions(pool=2))
+    for task in tasks:
+        environment = AlfworldEnvironment(options)
+        first, intro = environment.reset(task, 0), plain.reset(task, 0).text
+        assert first.anchor == intro != first.text
+        refused = environment.step("heat the moon")
+        assert (refused.reward, refused.anchor) == (0.0, "Nothing happens.")
+        looked = environment.step("look")
+        assert looked.anchor.startswith("You are in the middle of a room") and looked.anchor != looked.text
+        steps = [step for _, step in play(AlfworldEnvironment(options), task)]
+        assert [step.reward for step in steps] == [0.0] * (len(steps) - 1) + [10.0]
+        assert steps[-1].done and steps[-1].info["score"] == 1.0
+
+
 def test_observation_styles():
     tasks, options = tasks_of(pool=1, observation="short", show_admissible=True)
     step = AlfworldEnvironment(options).reset(tasks[0], 0)
@@ -191,6 +207,7 @@ def test_observation_styles():
         ({"objects": 2, "goals": 3}, "objects must be at least 3"),
         ({"max_steps": 0}, "max_steps must be at least 1"),
         ({"invalid_penalty": -1.0}, "must not be negative"),
+        ({"win_reward": 0.0}, "win_reward must be above 0"),
         ({"levl": "tiny"}, "did you mean 'level'"),
     ],
 )

@@ -207,3 +207,33 @@ def test_credit_metrics_look_at_trained_turns():
         }
     )
     assert credit_metrics(build_table([]), Credit(np.zeros(0))) == {}
+
+
+def test_tokens_without_credit_leave_the_loss():
+    """They are 0 in the mask that verl reads, and the weights are shared out among the others."""
+    graph = rollout_graphs.hierarchical()
+
+    def first_token(table, options):
+        turn = table["tokens.turn"]
+        first = np.append(True, turn[1:] != turn[:-1])
+        return Credit(np.ones(len(turn)), per="token", tokens=first)
+
+    spec = EstimatorSpec("first", first_token, NoOptions, granularity="token", needs_groups=False)
+    _, rows, fields, _ = run(graph, spec, [*range(len(graph_rows(graph, lambda node: True))), None])
+    assert fields["response_mask"][-1].tolist() == [0]
+    kept = 0
+    for row, mask, weight, credit in zip(
+        rows, fields["response_mask"], fields["rollout_is_weights"], fields["advantages"], strict=False
+    ):
+        starts = [i for i, turn in enumerate(row.turn_index) if turn >= 0 and (i == 0 or row.turn_index[i - 1] != turn)]
+        expected = [float(i in starts and bool(row.mask[i])) for i in range(len(row.mask))]
+        assert mask.tolist() == credit.tolist() == expected
+        assert not weight[mask == 0].any()
+        kept += mask.sum()
+    assert sum(weight.sum() for weight in fields["rollout_is_weights"]) == pytest.approx(kept)
+
+    def short(table, options):
+        return Credit(np.ones(len(table)), tokens=np.ones(1, bool))
+
+    with pytest.raises(CreditError, match="must say of each of the"):
+        run(graph, EstimatorSpec("short", short, NoOptions))

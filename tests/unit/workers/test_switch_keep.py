@@ -44,7 +44,8 @@ def roll(said, **options):
 def test_segments_begin_where_it_switches(history):
     graph, _ = roll(SAID, history=history)
     assert [n.segment for n in graph.nodes] == [0, 0, 1, 1]
-    assert [n.extra["switch"] for n in graph.nodes] == [1, 0, 1, 0]
+    assert [n.extra["switch"] for n in graph.nodes] == [0, 0, 1, 0], "what the turn says, also the first one"
+    assert [n.extra["format"] for n in graph.nodes] == [1, 1, 1, 0]
     assert [n.extra["subgoal"] for n in graph.nodes] == [0, 0, 1, -1]
     assert graph.episodes[0].status == "finished" and [n.valid for n in graph.nodes] == [True, True, False, True]
 
@@ -58,6 +59,21 @@ def test_masks_hold_the_tags_and_nothing_else():
                 assert text.startswith(f"<{tag}>") and text.endswith(f"</{tag}>")
     last = graph.nodes[3]
     assert last.masks["switch"] == last.masks["subgoal"] == [] and last.masks["action"] == [[0, len(last.action) - 1]]
+
+
+def test_a_turn_without_an_action_is_all_action():
+    graph, _ = roll(["<switch>KEEP</switch> what now", *SAID[:2], SAID[3]])
+    first = graph.nodes[0]
+    assert first.masks["action"] == [[0, len(first.action)]] and first.masks["subgoal"] == []
+    assert (first.valid, first.extra["format"], first.reward) == (False, 0, 0.0)
+
+
+def test_a_wrong_format_costs_the_turn_where_the_worker_says_so():
+    said = ["<switch>MAYBE</switch><subgoal>a</subgoal><action>right</action>", *SAID[:2]]
+    plain, penalised = roll(said)[0], roll(said, format_penalty=0.25)[0]
+    assert [n.extra["format"] for n in penalised.nodes] == [0, 1, 1]
+    assert [a.reward - b.reward for a, b in zip(plain.nodes, penalised.nodes, strict=True)] == [0.25, 0, 0]
+    assert plain.episodes[0].ret - penalised.episodes[0].ret == 0.25
 
 
 def test_the_estimator_of_the_paper_reads_it():

@@ -78,7 +78,7 @@ class AlfworldEnvironment(Environment):
             return self._answer(NOTHING_HAPPENS, valid=False)
         before = self.node.won
         self.node, text = walked
-        return self._answer(text, reward=float(self.node.won and not before))
+        return self._answer(text, reward=self._options.win_reward * (self.node.won and not before))
 
     def fork(self) -> AlfworldEnvironment:
         """A copy that refers to the same state; the two move on independently."""
@@ -109,6 +109,7 @@ class AlfworldEnvironment(Environment):
 
     def _answer(self, text: str, reward: float = 0.0, valid: bool = True) -> StepResult:
         node, options = self.node, self._options
+        said = text if self._steps else node.game.intro
         if options.observation == "short" and self._steps:
             text = shorten(text)
         if options.show_admissible:
@@ -121,7 +122,7 @@ class AlfworldEnvironment(Environment):
             truncated=not node.won and self._steps >= options.max_steps,
             valid=valid,
             admissible=node.admissible,
-            anchor=node.anchor,
+            anchor=node.anchor if options.anchor == "state" else said,
             info={
                 "won": node.won,
                 "score": float(node.won),

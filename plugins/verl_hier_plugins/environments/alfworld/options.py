@@ -47,8 +47,14 @@ class AlfworldOptions:
     """`full` gives ALFWorld's own texts; `short` drops articles and repeated sentences."""
     show_admissible: bool = False
     """Append the admissible commands to each observation."""
+    win_reward: float = 1.0
+    """Reward of the action that wins."""
     invalid_penalty: float = 0.02
-    """Subtracted from the reward of an action that is not admissible."""
+    """Subtracted from the reward of an action that is not admissible, and so from the return. What a wrong format costs
+    is said by `format_penalty` of the worker or of the estimator."""
+    anchor: Literal["state", "text"] = "state"
+    """What names a state for estimators that compare turns from equal states: `state` is all that the game's logic can
+    tell apart; `text` is the game's last answer as it stands, so that "Nothing happens." is one state."""
 
     def __post_init__(self) -> None:
         unknown = [t for t in self.goal_types if t not in GOAL_TYPES]
@@ -70,6 +76,8 @@ class AlfworldOptions:
             raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
         if self.invalid_penalty < 0:
             raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
+        if self.win_reward <= 0:
+            raise ValueError(f"win_reward must be above 0, got {self.win_reward}")
 
     @property
     def goal_counts(self) -> tuple[int, ...]:
