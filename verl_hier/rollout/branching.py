@@ -68,18 +68,36 @@ async def fork_episodes(rollout: Rollout, places: Sequence[ForkPoint], beside: i
     return made
 
 
-async def advance_turn(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:
+async def advance_turn(
+    rollout: Rollout,
+    episodes: Iterable[Episode],
+    tokens: int | None = None,
+    watch: Callable[[Episode], bool] = lambda episode: False,
+) -> list[Episode]:
     """One turn of each episode, to its end also where a budget cuts it into pieces.
+
+    Args:
+        rollout: of the episodes.
+        episodes: those that take a turn.
+        tokens: tokens of the first piece of a turn; None for no limit.
+        watch: called between two pieces, for instance to force tokens; as long as it says so, the next piece has that
+            limit too.
 
     Returns:
         Those that are still running or complete, in their order.
     """
-    episodes = list(episodes)
-    await rollout.advance(episodes)
-    while unfinished := [e for e in episodes if not e.over and e.last_node is not None and e.last_node.partial]:
+    watched = episodes = list(episodes)
+    await rollout.advance(episodes, tokens)
+    while watched := [episode for episode in watched if _in_a_turn(episode) and watch(episode)]:
+        await rollout.advance(watched, tokens)
+    while unfinished := [episode for episode in episodes if _in_a_turn(episode)]:
         await rollout.advance(unfinished)
     _discard_idle(rollout, episodes)
     return [episode for episode in episodes if episode.complete or not episode.over]
+
+
+def _in_a_turn(episode: Episode) -> bool:
+    return not episode.over and episode.last_node is not None and episode.last_node.partial
 
 
 async def play_out(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episode]:

@@ -14,8 +14,8 @@ from verl_hier.credit import (
     Credit,
     Floats,
     Scale,
-    episode_advantage,
-    episodes_to_turns,
+    WeightBy,
+    return_advantage,
     rewards_to_go,
     trained_only,
 )
@@ -41,6 +41,10 @@ class EPOOptions:
     """Upper end of the range."""
     scale: Scale = "sample"
     """What returns are divided by, as in `grpo`."""
+    weight_by: WeightBy = "episode"
+    """What has one vote in the statistics of the task; the released code counts rows (`turn`)."""
+    format_penalty: float = 0.0
+    """Taken from the score of turns whose format is wrong, and of no other turn, as in `grpo`."""
     eps: float = 1e-6
     """Added to the scale."""
 
@@ -48,8 +52,9 @@ class EPOOptions:
 def advantage(table: TurnTable, options: EPOOptions) -> Credit:
     """Credit per token: the z-score of the episode, plus the push of tokens whose entropy is out of range."""
     turn = np.asarray(table["tokens.turn"])
-    episode = episode_advantage(table, scale=options.scale, eps=options.eps)
-    credit = episodes_to_turns(table, episode)[turn]
+    credit = return_advantage(
+        table, options.format_penalty, weight_by=options.weight_by, scale=options.scale, eps=options.eps
+    )[turn]
     weight = trained_only(table, np.asarray(table["smoothing"], np.float64))[turn]
     return Credit(credit + options.strength * options.penalty * weight * push(table, options), per="token")
 

@@ -1,17 +1,21 @@
-"""T²PO: a turn that is as uncertain as the one before is sampled again (arXiv 2605.02178), docs/methods/t2po.md."""
+"""T²PO: a turn that is as uncertain as the one before is sampled again, and a thought whose uncertainty stands still is
+closed (arXiv 2605.02178), docs/methods/t2po.md."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from verl_hier.graph.nodes import CONTINUED
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, start_episodes
 
 RESAMPLED = "resampled"
+CLOSED = "thoughts_closed"
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,22 @@ class T2POOptions:
     """Weight of the entropy in the uncertainty of a token; the rest is that of the missing confidence (α)."""
     top: int = 5
     """Likeliest tokens that make the confidence of a token (j)."""
+    window: int | None = None
+    """Tokens over which the uncertainty inside of a thought is watched; turns are then sampled in pieces of so many
+    tokens. Null leaves thoughts alone."""
+    least_token_change: float = 0.05
+    """A thought is closed, once in a turn, when the uncertainty changes by less than this from token to token, on average
+    over the window (ε)."""
+    thought: tuple[str, str] = ("<think>", "</think>")
+    """What opens a thought, and what is inserted to close it."""
 
     def __post_init__(self) -> None:
         if self.least_change < 0 or self.attempts < 0 or self.top < 1:
             raise ValueError("least_change and attempts must be at least 0, top at least 1")
+        if self.window is not None and self.window < 2:
+            raise ValueError(f"window must be at least 2 tokens, got {self.window}")
+        if len(self.thought) != 2 or not all(self.thought):
+            raise ValueError(f"thought must be the text that opens one and the text that closes it, got {self.thought}")
         if not 0 <= self.entropy_weight <= 1:
             raise ValueError(f"entropy_weight must be within [0, 1], got {self.entropy_weight}")
 
@@ -64,11 +80,41 @@ class T2PO(Sampler):
         lines = [_Line(episode) for episode in start_episodes(rollout, rollout.n)]
         while running := [line for line in lines if not line.episode.over]:
             turns = [len(line.episode.boundaries) for line in running]
-            await advance_turn(rollout, [line.episode for line in running])
+            await self._advance(rollout, {line.episode: line for line in running})
             # A budget may end within a turn, which then cannot be measured.
             moved = [line for line, n in zip(running, turns, strict=True) if len(line.episode.boundaries) > n]
             while moved := [line for line in moved if self._stalls(rollout, line)]:
                 moved = await self._again(rollout, moved)
+
+    async def _advance(self, rollout: Rollout, lines: Mapping[Episode, _Line]) -> list[Episode]:
+        """A turn of each episode; see `advance_turn`. Between the pieces, thoughts that stand still are closed."""
+        if self._options.window is None:
+            return await advance_turn(rollout, lines)
+
+        def watch(episode: Episode) -> bool:
+            return self._thinks_on(rollout, episode, lines[episode].tokens)
+
+        return await advance_turn(rollout, lines, self._options.window, watch)
+
+    def _thinks_on(self, rollout: Rollout, episode: Episode, before: list[tuple[float, float]]) -> bool:
+        """Close the thought of the present turn if it stands still; False when there is no more to watch in the turn."""
+        options, (opening, closing) = self._options, self._options.thought
+        start = episode.boundaries[-1]
+        pieces = episode.nodes[start:]
+        text = "".join(piece.text for piece in pieces)
+        if closing in text:
+            return False
+        turn = measure(rollout, episode, start, len(episode.nodes))
+        window = options.window or 0
+        if opening not in text or len(turn) <= window:
+            return True
+        if not stands_still(uncertainties(before + turn, options.entropy_weight), window, options.least_token_change):
+            return True
+        action = [token for piece in pieces for token in piece.action]
+        insert = [{"role": CONTINUED, "content": closing}]
+        episode.force(rollout.renderer.render(action, [], insert)[len(action) :])
+        rollout.count(CLOSED)
+        return False
 
     def _stalls(self, rollout: Rollout, line: _Line) -> bool:
         """Measure the turn that was just taken; False when it is kept."""
@@ -90,7 +136,8 @@ class T2PO(Sampler):
         """Sample the last turn of episodes again; returns those whose new turn replaced the old one."""
         places = [ForkPoint(line.episode, line.episode.boundaries[-2], {"attempt": line.tries}) for line in lines]
         forks = await fork_episodes(rollout, places)
-        alive = set(map(id, await advance_turn(rollout, forks)))
+        of_fork = dict(zip(forks, lines, strict=False))
+        alive = set(map(id, await self._advance(rollout, of_fork)))
         replaced: list[_Line] = []
         for line, fork in zip(lines, forks, strict=False):
             if id(fork) not in alive:
@@ -125,9 +172,19 @@ def uncertainty(tokens: Sequence[tuple[float, float]], last: int, weight: float)
     """
     if not last:
         return 0.0
+    return math.exp(sum(math.log(max(value, 1e-6)) for value in uncertainties(tokens, weight)[-last:]) / last)
+
+
+def uncertainties(tokens: Sequence[tuple[float, float]], weight: float) -> list[float]:
+    """Uncertainty of each token of an episode; see `uncertainty`."""
     entropies, confidences = (_scaled(column) for column in zip(*tokens, strict=True))
-    mixed = [weight * h + (1 - weight) * (1 - c) for h, c in zip(entropies[-last:], confidences[-last:], strict=True)]
-    return math.exp(sum(math.log(max(value, 1e-6)) for value in mixed) / last)
+    return [weight * h + (1 - weight) * (1 - c) for h, c in zip(entropies, confidences, strict=True)]
+
+
+def stands_still(values: Sequence[float], window: int, least_change: float) -> bool:
+    """Whether the last `window` steps from one token to the next change less than `least_change` on average."""
+    steps = [abs(after - before) for before, after in pairwise(values[-window - 1 :])]
+    return sum(steps) < least_change * len(steps)
 
 
 def _scaled(values: Sequence[float]) -> list[float]:
@@ -152,4 +209,6 @@ def hier_samplers() -> SamplerSpec:
         episodes=at_least(1, "t2po sampler completes n episodes"),
         needs_fork=True,
         needs_top_logprobs=True,
+        # The tokens that close a thought are not sampled; their log-probs come from the server.
+        needs_scores=True,
     )

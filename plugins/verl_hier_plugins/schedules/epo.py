@@ -30,12 +30,16 @@ class EPOScheduleOptions:
     """What is compared with the range: the entropy of each token, or the mean over the turn."""
     steps: int | None = 150
     """Steps over which the weight of the smoothing falls, first slowly, then fast; null keeps it at 1."""
+    from_turn: int = 0
+    """Turns below this number are never penalised. The released code waits for the second half of the longest episode."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most:
             raise ValueError(f"least must be between 0 and most, got {self.least} and {self.most}")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.from_turn < 0:
+            raise ValueError(f"from_turn must not be negative, got {self.from_turn}")
 
 
 class EPO(Schedule):
@@ -62,7 +66,7 @@ class EPO(Schedule):
         known = ~np.isnan(means[number])
         weight = 1.0 if options.steps is None else smoothing_weight(step - 1, options.steps)
         table.turns["entropy_mean"] = np.where(known, means[number], entropy)
-        table.turns["smoothing"] = np.where(known, weight, 0.0)
+        table.turns["smoothing"] = np.where(known & (number >= options.from_turn), weight, 0.0)
         metrics = self._metrics(table, entropy, weight)
         self._remember(number, entropy, np.asarray(table["trained"], bool))
         return metrics
