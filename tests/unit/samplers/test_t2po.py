@@ -12,7 +12,8 @@ import pytest
 from tests.fixtures.sampler_cases import BUDGETS, Steady, check_budgets, check_repeatable, roll, spec
 from verl_hier.errors import RecipeError
 from verl_hier.host.specs import build_options
-from verl_hier_plugins.samplers.t2po import T2PO, T2POOptions, stalls, uncertainty
+from verl_hier_plugins.samplers.t2po import T2PO, T2POOptions, stalls, stands_still, uncertainty
+from verl_hier_plugins.workers.react import React, ReactOptions
 
 
 def make(**options):
@@ -66,8 +67,48 @@ def test_without_attempts_it_samples_independently():
     assert len(graph.episodes) == 3 and all(e.source < 0 for e in graph.episodes)
 
 
+WORKER = {"worker": lambda: React(ReactOptions(action_tag="action"))}
+
+
+def think(prompt, sampling):
+    """Eleven times the same word, unless the thought was closed."""
+    said = prompt.rsplit("<act>", 1)[-1].split()
+    if "</think>" in said:
+        return "<action> right </action>"
+    return " ".join([*["<think>", *["hm"] * 11][len(said) :], "</think> <action> right </action>"])
+
+
+def texts(graph):
+    """What was said in each turn of the complete episodes."""
+    said = {}
+    for episode in graph.complete():
+        for number in graph.path(episode.id):
+            node = graph.nodes[number]
+            said.setdefault((episode.id, node.turn), []).append(node.text)
+    return [" ".join(" ".join(pieces).split()) for pieces in said.values()]
+
+
+def test_a_thought_that_stands_still_is_closed_once():
+    graph = roll(make(window=4, attempts=0)(), n=2, answer=think, policy=Steady, **WORKER)
+    # The window is full with the fifth token, so the second piece of four ends the thought.
+    assert texts(graph) == ["<think> hm hm hm hm hm hm hm </think> <action> right </action>"] * 8
+    assert graph.counts["thoughts_closed"] == 8 and all(e.success for e in graph.complete())
+    closed = [node for node in graph.nodes if node.decision.get("forced")]
+    assert len(closed) == 8 and all(node.logprobs and len(node.logprobs) == len(node.action) for node in closed)
+    loud = roll(make(window=4, attempts=0)(), n=2, answer=think, policy=Moody, **WORKER)
+    assert "thoughts_closed" not in loud.counts
+    assert texts(loud) == ["<think>" + " hm" * 11 + " </think> <action> right </action>"] * 8
+    plain = roll(make(attempts=0)(), n=2, answer=think, policy=Steady, **WORKER)
+    assert "thoughts_closed" not in plain.counts and texts(plain) == texts(loud)
+
+
+def test_standing_still_is_a_small_mean_change():
+    assert stands_still([0.0, 0.5, 0.51, 0.5], 2, 0.02) and not stands_still([0.0, 0.5, 0.51, 0.5], 3, 0.02)
+
+
 def test_the_same_seed_makes_the_same_episodes_and_budgets_hold():
     check_repeatable(make(), n=3)
+    check_repeatable(make(window=4), n=3, answer=think, **WORKER)
     check_budgets(make(), n=3)
     for budget in BUDGETS:
         first, again = (roll(make()(), n=3, policy=Moody, budget=budget).to_dict() for _ in range(2))
@@ -83,3 +124,7 @@ def test_options():
         build_options(registered, {"entropy_weight": 2.0})
     with pytest.raises(RecipeError, match="top at least 1"):
         build_options(registered, {"top": 0})
+    with pytest.raises(RecipeError, match="window must be at least 2"):
+        build_options(registered, {"window": 1})
+    with pytest.raises(RecipeError, match="the text that opens one"):
+        build_options(registered, {"thought": ["<think>"]})

@@ -198,6 +198,14 @@ def test_epo_compares_with_earlier_steps_alone():
     assert metrics["hier/epo/penalty"] == pytest.approx(0.5 * (1 - np.mean(inside)))
 
 
+def test_epo_may_wait_for_later_turns():
+    schedule = EPO(EPOScheduleOptions(compare="turn", steps=None, from_turn=1))
+    first, second = batch(0), batch(1)
+    schedule.table_ready(first, 1)
+    schedule.table_ready(second, 2)
+    assert second["smoothing"].tolist() == second["turn"].tolist()
+
+
 def test_the_weight_of_the_smoothing_falls():
     weights = [smoothing_weight(step_, 100) for step_ in range(101)]
     assert weights[0] == 1 and weights[50] == pytest.approx(1 - 0.2 * (1 - math.exp(-2)))
@@ -242,6 +250,7 @@ def test_untrained_episodes_move_no_mean():
         ("gdro", {"focus": {"low": 1.0}}, "focus must map"),
         ("gdro", {"exploration": 1.5}, "exploration and ema"),
         ("epo", {"least": 2.0}, "least must be between"),
+        ("epo", {"from_turn": -1}, "from_turn must not be negative"),
         ("epo", {"steps": 0}, "steps must be at least 1"),
         ("rae", {"decay": 2.0}, "decay must be within"),
     ],
