@@ -49,9 +49,10 @@ def hiper_table(case: Case) -> TurnTable:
         name: mask & (np.asarray(case[key], bool) if case.get(key) is not None else name == "action")
         for name, key in ((name, f"{name}_mask") for name in ("action", "subgoal", "switch"))
     }
-    texts = [tuple(np.asarray(r)[m]) for r, m in zip(case["responses"], given["subgoal"], strict=True)]
-    numbers = {text: number for number, text in enumerate(sorted(set(texts) - {()}))}
-    turns["subgoal"] = np.asarray([numbers.get(text, -1) for text in texts])
+    if case.get("subgoal_mask") is not None:
+        texts = [tuple(np.asarray(r)[m]) for r, m in zip(case["responses"], given["subgoal"], strict=True)]
+        numbers = {text: number for number, text in enumerate(sorted(set(texts) - {()}))}
+        turns["subgoal"] = np.asarray([numbers.get(text, -1) for text in texts])
     return make_table(turns, tokens={"turn": rows, **{name: at[rows, columns] for name, at in given.items()}})
 
 
