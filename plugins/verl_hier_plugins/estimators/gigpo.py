@@ -53,9 +53,7 @@ class GiGPOOptions:
 def advantage(table: TurnTable, options: GiGPOOptions) -> Floats:
     """(T,) episode advantage plus omega times the advantage among turns of the task with the same anchor state."""
     scale: Scale = "sample" if options.norm == "mean_std_norm" else "none"
-    episode = return_advantage(
-        table, options.format_penalty, weight_by=options.weight_by, scale=scale, eps=options.eps
-    )
+    episode = return_advantage(table, options.format_penalty, weight_by=options.weight_by, scale=scale, eps=options.eps)
     return trained_only(table, episode + options.omega * steps(table, options))
 
 

@@ -52,9 +52,7 @@ class RLVMROptions:
 def advantage(table: TurnTable, options: RLVMROptions) -> Floats:
     """(T,) the episode's advantage over the task, plus the step's among the steps of the task with the same tag."""
     scale: Scale = "sample" if options.norm == "mean_std_norm" else "none"
-    episode = return_advantage(
-        table, options.format_penalty, weight_by=options.weight_by, scale=scale, eps=options.eps
-    )
+    episode = return_advantage(table, options.format_penalty, weight_by=options.weight_by, scale=scale, eps=options.eps)
     compared = None if options.untagged == "group" else np.asarray(table["tag"]) >= 0
     kernel: Normalisation = {"scale": scale, "eps": options.eps, "singleton": options.singleton}
     step = turn_advantage(table, table["tag_reward"], ("group", "tag"), where=compared, **kernel)

@@ -35,8 +35,8 @@ class T2POOptions:
     """Tokens over which the uncertainty inside of a thought is watched; turns are then sampled in pieces of so many
     tokens. Null leaves thoughts alone."""
     least_token_change: float = 0.05
-    """A thought is closed, once in a turn, when the uncertainty changes by less than this from token to token, on average
-    over the window (ε)."""
+    """A thought is closed, once in a turn, when the uncertainty changes by less than this from token to token, on
+    average over the window (ε)."""
     thought: tuple[str, str] = ("<think>", "</think>")
     """What opens a thought, and what is inserted to close it."""
 
@@ -97,7 +97,7 @@ class T2PO(Sampler):
         return await advance_turn(rollout, lines, self._options.window, watch)
 
     def _thinks_on(self, rollout: Rollout, episode: Episode, before: list[tuple[float, float]]) -> bool:
-        """Close the thought of the present turn if it stands still; False when there is no more to watch in the turn."""
+        """Close the thought of the present turn if it stands still; False when the turn needs no more watching."""
         options, (opening, closing) = self._options, self._options.thought
         start = episode.boundaries[-1]
         pieces = episode.nodes[start:]

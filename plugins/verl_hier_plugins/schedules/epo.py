@@ -31,7 +31,8 @@ class EPOScheduleOptions:
     steps: int | None = 150
     """Steps over which the weight of the smoothing falls, first slowly, then fast; null keeps it at 1."""
     from_turn: int = 0
-    """Turns below this number are never penalised. The released code waits for the second half of the longest episode."""
+    """Turns below this number are never penalised; the released code waits for the second half of the longest
+    episode."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most:

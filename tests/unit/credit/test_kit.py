@@ -42,7 +42,12 @@ VARIANTS = {
     "tree_grpo": [{"variant": "tree_2norm", "shared": "repeat"}, {"singleton": "raw"}],
     "treerl": [{"centre": "token"}, {"centre": "step", "inherit": False, "state_value": False}],
     "treepo": [{"average": "plain", "drop_flat": True}],
-    "spo": [{"form": "grpo"}, {"form": "treepo_siblings"}, {"form": "treepo_siblings", "only_child": "zero"}, {"best_of": 0}],
+    "spo": [
+        {"form": "grpo"},
+        {"form": "treepo_siblings"},
+        {"form": "treepo_siblings", "only_child": "zero"},
+        {"best_of": 0},
+    ],
     "portool": [{"aggregate": "max", "score_weight": 0.5}],
     "mars": [
         {"advantage_norm": "mean_std", "separate_players": False},

@@ -190,7 +190,9 @@ def released_mars(table, rewards, gamma, mode, whiten_rewards, whiten_advantages
 
 
 @SEEDS
-@pytest.mark.parametrize(("gamma", "mode", "whiten"), [(1.0, "mean", False), (0.9, "mean_std", True), (1.0, "mean", True)])
+@pytest.mark.parametrize(
+    ("gamma", "mode", "whiten"), [(1.0, "mean", False), (0.9, "mean_std", True), (1.0, "mean", True)]
+)
 def test_mars_position_by_position(seed, gamma, mode, whiten):
     table = chains(seed)
     table.turns["agent"] = np.random.default_rng(seed).integers(0, 2, len(table))
