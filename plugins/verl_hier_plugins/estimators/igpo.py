@@ -128,7 +128,7 @@ def hier_estimators() -> EstimatorSpec:
         requires=(
             "group",
             "row",
-            "turn",
+            "depth",
             "n_prompt",
             "n_tokens",
             "info_gain",

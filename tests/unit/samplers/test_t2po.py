@@ -74,7 +74,7 @@ def think(prompt, sampling):
     """Eleven times the same word, unless the thought was closed."""
     said = prompt.rsplit("<act>", 1)[-1].split()
     if "</think>" in said:
-        return "<action> right </action>"
+        return " ".join(["<action>", "right", "</action>"][len(said) - said.index("</think>") - 1 :])
     return " ".join([*["<think>", *["hm"] * 11][len(said) :], "</think> <action> right </action>"])
 
 
@@ -95,7 +95,7 @@ def test_a_thought_that_stands_still_is_closed_once():
     assert graph.counts["thoughts_closed"] == 8 and all(e.success for e in graph.complete())
     closed = [node for node in graph.nodes if node.decision.get("forced")]
     assert len(closed) == 8 and all(node.logprobs and len(node.logprobs) == len(node.action) for node in closed)
-    loud = roll(make(window=4, attempts=0)(), n=2, answer=think, policy=Moody, **WORKER)
+    loud = roll(make(window=4, least_token_change=0.02, attempts=0)(), n=2, answer=think, policy=Moody, **WORKER)
     assert "thoughts_closed" not in loud.counts
     assert texts(loud) == ["<think>" + " hm" * 11 + " </think> <action> right </action>"] * 8
     plain = roll(make(attempts=0)(), n=2, answer=think, policy=Steady, **WORKER)

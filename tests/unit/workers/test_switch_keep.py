@@ -65,7 +65,7 @@ def test_a_turn_without_an_action_is_all_action():
     graph, _ = roll(["<switch>KEEP</switch> what now", *SAID[:2], SAID[3]])
     first = graph.nodes[0]
     assert first.masks["action"] == [[0, len(first.action)]] and first.masks["subgoal"] == []
-    assert (first.valid, first.extra["format"], first.reward) == (False, 0, 0.0)
+    assert (first.valid, first.extra["format"], first.reward) == (False, 0, -0.1)
 
 
 def test_a_wrong_format_costs_the_turn_where_the_worker_says_so():
