@@ -78,7 +78,7 @@ def claims(folder: str = "") -> Iterator[str]:
     methods = "methods" if folder else "docs/methods"
     rows = []
     for method, claim in yaml.safe_load(CLAIMS.read_text("utf-8")).items():
-        settings = ", ".join(f"`{group}`" for group in claim["settings"]) or "none published"
+        settings = ", ".join(f"`{group}`" for group in claim["settings"]) or "not taken over"
         cells = (claim[column]["says"] for column in ("formula", "loop"))
         rows.append((f"[{method}]({methods}/{claim['page']})", *cells, settings, claim["proof"]["says"]))
     yield from table(("method", "formula", "training loop", "authors' settings", "shown to learn"), *rows)
