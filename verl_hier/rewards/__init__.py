@@ -1,1 +1,1 @@
-"""Reward functions that a recipe can name in `hier.rewards`: format checks and a judge model."""
+"""Reward functions that a recipe can name in `hier.rewards`: format checks, answers, and a judge model."""

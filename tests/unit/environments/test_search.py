@@ -21,7 +21,7 @@ from verl_hier_plugins.environments.search.corpus import corpus_of
 from verl_hier_plugins.environments.search.index import Collection, _index, library, split_words
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.questions import follow
-from verl_hier_plugins.environments.search.scoring import exact_match, f1, normalise
+from verl_hier.environments.scoring import exact_match, f1, normalise
 from verl_hier_plugins.environments.search.world import RELATIONS, build_world, write_document
 
 
@@ -331,11 +331,11 @@ def test_scores_are_shares(answer, truth):
     assert (f1(answer, [truth]) == 1.0) >= exact_match(answer, [truth])
 
 
-@pytest.mark.parametrize(("reward", "earned"), [("em", 0.0), ("f1", 2 / 3)])
+@pytest.mark.parametrize(("reward", "earned"), [("em", 0.0), ("f1", 2 / 3), ("none", 0.0)])
 def test_an_answer_ends_the_episode_and_earns_what_the_recipe_says(reward, earned):
     environment, task, _ = begin(reward=reward)
     right = environment.fork().step(f"answer {task['answers'][0]}")
-    assert right.done and right.reward == 1.0 and right.info["won"] and right.info["score"] == right.info["f1"] == 1.0
+    assert right.done and right.reward == (reward != "none") and right.info["won"] and right.info["score"] == right.info["f1"] == 1.0
     half = environment.step(f"<answer>perhaps {task['answers'][0]}</answer>")
     assert half.done and not half.info["won"]
     assert half.reward == half.info["score"] == pytest.approx(earned) and half.info["f1"] == pytest.approx(2 / 3)
@@ -493,7 +493,7 @@ def test_a_skipped_stage_is_the_last_hop():
         ({"pool": 0}, "at least 1 for generated"),
         ({"corpus_path": "x.jsonl"}, "corpus_path needs data_path"),
         ({"data_path": "x.jsonl", "pool": -1}, "must not be negative"),
-        ({"reward": "rouge"}, "is not one of 'em', 'f1'"),
+        ({"reward": "rouge"}, "is not one of 'em', 'f1', 'none'"),
         ({"topk": 3}, "did you mean 'top_k'"),
     ],
 )

@@ -37,7 +37,7 @@ LAYERS = {
     "compat": {"environments", "graph", "host", "recipe", "rollout", "runtime_cpu", "training"},
     "coldstart": {"compat", "environments", "graph", "host", "recipe", "rollout", "served"},
     "served": {"graph", "rollout"},
-    "rewards": {"rollout", "served"},
+    "rewards": {"environments", "rollout", "served"},
     "testing": {"credit", "environments", "graph", "host", "hookspecs", "rollout", "sandbox", "training"},
 }
 OPEN_TO_PLUGINS = {

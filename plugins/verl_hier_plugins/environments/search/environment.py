@@ -9,13 +9,13 @@ from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
+from verl_hier.environments.scoring import exact_match, f1
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.search.actions import Action, describe, parse_action
 from verl_hier_plugins.environments.search.corpus import GeneratedCorpus, corpus_of
 from verl_hier_plugins.environments.search.index import Found, Library, library
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.questions import follow
-from verl_hier_plugins.environments.search.scoring import exact_match, f1
 from verl_hier_plugins.environments.search.world import build_world, write_document
 
 NOTHING = {"full": "Nothing was found.", "short": "nothing"}
@@ -77,8 +77,7 @@ class SearchEnvironment(Environment):
         if parsed.kind == "answer":
             self.last = ()
             self._scores = exact_match(parsed.text, self.task["answers"]), f1(parsed.text, self.task["answers"])
-            reward = float(self._scores[0]) if self._options.reward == "em" else self._scores[1]
-            return self._answer("", reward=reward)
+            return self._answer("", reward=self._reward(*self._scores))
         self.last = self._library[parsed.kind].search(parsed.text, self._options.top_k)
         self.found |= {document.name for document in self.last}
         self._titles |= {document.title for document in self.last}
@@ -138,13 +137,16 @@ class SearchEnvironment(Environment):
             anchor=" | ".join((self.task["question"], *sorted(self.found))),
             info={
                 "won": won,
-                "score": float(won) if self._options.reward == "em" else share,
+                "score": share if self._options.reward == "f1" else float(won),
                 "f1": share,
                 "documents": [found.name for found in self.last] if valid else [],
                 **self._recall(),
                 **({} if self._steps else {"commands": self._help()}),
             },
         )
+
+    def _reward(self, won: bool, share: float) -> float:
+        return {"em": float(won), "f1": share, "none": 0.0}[self._options.reward]
 
     def _recall(self) -> dict[str, float]:
         """The share of supporting documents that were found, where they are known."""

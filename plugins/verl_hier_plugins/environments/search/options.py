@@ -50,8 +50,9 @@ class SearchOptions:
     """The form of actions in texts and demonstrations: `plain` words or XML `tags`. Both are always understood."""
     observation: Literal["full", "short"] = "full"
     """`full` numbers the documents and explains the actions; `short` is one line of titles and texts."""
-    reward: Literal["em", "f1"] = "em"
-    """Reward of an answer: `em` (1 for an exact match) or `f1` (overlap of words)."""
+    reward: Literal["em", "f1", "none"] = "em"
+    """Reward of an answer: `em` (1 for an exact match), `f1` (overlap of words), or `none`, where `hier.rewards` judges
+    answers alone."""
     invalid_penalty: float = 0.02
     """Subtracted from the reward of a turn that is not an action."""
 

@@ -1,0 +1,124 @@
+"""Rewards of answers: how well an answer matches the true ones, what was found, and whether the tools were used.
+
+Every function takes an episode or a turn. The true answers stand in the task of the environment, by default in its field
+`answers`. Scores are those of SQuAD (arXiv 1606.05250) on normalised words; see `verl_hier.environments.scoring`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from verl_hier.environments import scoring
+from verl_hier.rollout.rewards import RatedEpisode, RatedTurn
+
+Rated = RatedEpisode | RatedTurn
+ANSWER = r"<answer>([^<]*)</answer>|^\s*answer\s+(.*)"
+"""An answer in either form of the search environment: `<answer>Paris</answer>`, or `answer Paris` as the whole turn."""
+
+
+def f1(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0, offset: float = 0.0) -> float:
+    """Token-level F1 of the answer in the last turn, for the best matching true answer.
+
+    Args:
+        rated: the episode, or a turn.
+        answer: regular expression for the answer, which is its last group that matches; of several the last counts.
+        truths: field of the task with the true answer or answers.
+        missing: what a turn without an answer has instead of 0.
+        offset: added in any case; with `weight: 6` and `offset: -0.5` the reward is 6 F1 - 3.
+    """
+    given = _answer(rated, answer)
+    return offset + (missing if given is None else scoring.f1(given, _truths(rated, truths)))
+
+
+def exact_match(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0) -> float:
+    """1 when the answer in the last turn equals a true answer after normalisation, else 0; see `f1` for the options."""
+    given = _answer(rated, answer)
+    return missing if given is None else float(scoring.exact_match(given, _truths(rated, truths)))
+
+
+def found(
+    rated: Rated, pattern: str = r"<refine>([^<]*)</refine>", roles: Sequence[str] = (), truths: str = "answers"
+) -> float:
+    """1 when a true answer stands in what some turn has noted, else 0.
+
+    Args:
+        rated: the episode, or a turn.
+        pattern: regular expression for notes in the text of a turn; its last group that matches is the note.
+        roles: roles whose turns are searched; empty: all.
+        truths: field of the task with the true answer or answers.
+    """
+    turns = [turn for turn in _turns(rated) if not roles or turn.role in roles]
+    notes = [scoring.normalise(note) for turn in turns for note in _matches(pattern, turn.text)]
+    true = [scoring.normalise(truth) for truth in _truths(rated, truths)]
+    return float(any(truth and truth in note for truth in true for note in notes))
+
+
+def answer_and_tools(
+    rated: Rated,
+    tools: Mapping[str, Sequence[str]] | Sequence[str] = (),
+    answer: str = ANSWER,
+    truths: str = "answers",
+    invalid: float = 0.0,
+    wrong: float = 0.0,
+    right: float = 0.0,
+) -> float:
+    """The F1 of an answer, with something for the use of tools: the rewards of HierSearch, ARPO and AEPO.
+
+    The turns that count are those of the agent that took the last turn. Without an answer there, or when one of these
+    turns was refused, the reward is `invalid`. An answer that shares no word with a true one has `wrong` times the share
+    of tools that were used, any other one its F1 plus `right` when all tools were used.
+
+    HierSearch (arXiv 2508.08088) has `wrong: 0.1`; ARPO (arXiv 2507.19849) has `invalid: -1` and `right: 0.1`.
+
+    Args:
+        rated: the episode, or a turn.
+        tools: beginnings of actions, such as `<search>`, one for each tool; or lists of them by the name of the agent.
+        answer, truths: see `f1`.
+        invalid: reward without a sound answer.
+        wrong: reward of a wrong answer for which all tools were used.
+        right: added to the F1 of an answer for which all tools were used.
+    """
+    speaker = _turns(rated)[-1].agent
+    turns = [turn for turn in _turns(rated) if turn.agent == speaker]
+    given = _answer(rated, answer)
+    if given is None or not all(turn.valid for turn in turns):
+        return invalid
+    own = tools.get(speaker, ()) if isinstance(tools, Mapping) else tools
+    used = [any(tool in turn.text for turn in turns) for tool in own]
+    share = sum(used) / len(used) if used else 1.0
+    score = scoring.f1(given, _truths(rated, truths))
+    return score + right * (share == 1.0) if score > 0 else wrong * share
+
+
+def _turns(rated: Rated) -> tuple[RatedTurn, ...]:
+    return (rated,) if isinstance(rated, RatedTurn) else rated.turns
+
+
+def _truths(rated: Rated, field: str) -> list[str]:
+    """The true answers of a task.
+
+    Raises:
+        ValueError: when the task has none.
+    """
+    if field not in rated.task:
+        raise ValueError(
+            f"the task has no field {field!r}; name the one with the true answer by the option `truths` of the reward"
+        )
+    value = rated.task[field]
+    return [value] if isinstance(value, str) else [str(truth) for truth in value]
+
+
+def _answer(rated: Rated, pattern: str) -> str | None:
+    return next(reversed(_matches(pattern, rated.text)), None)
+
+
+def _matches(pattern: str, text: str) -> list[str]:
+    """What each match of a pattern captures: its last group that took part, the whole match without groups."""
+    return [match[match.lastindex or 0].strip() for match in _compiled(pattern).finditer(text)]
+
+
+@lru_cache(maxsize=64)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
