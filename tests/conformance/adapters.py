@@ -77,8 +77,8 @@ def metaagentx(case: Case) -> Outputs:
     designer[design[role == 0]] = np.flatnonzero(role == 0)
     plan = np.where(role == 0, -1, designer[design])
     turns = {"group": case["problem"], "level": role, "plan": plan, "return": reward}
-    mode, executions = case["executor_group_mode"] or "auto", case["execute_sample_num"]
-    options = {"executor_group": mode, "executions": executions}
+    # Without a number of executions a design is executed once.
+    options = {"executor_group": case["executor_group_mode"], "executions": case["execute_sample_num"] or 1}
     table = make_table(turns)
     spec = estimator("metaagent_x")
     split = plugin_module("estimators.metaagent_x").by_design(table, spec.options(**options))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import RETURN_COLUMNS, Credit, episode_advantage, episodes_to_turns, group_ids, group_mean
+from verl_hier.credit import RETURN_COLUMNS, Credit, episode_advantage, episodes_to_turns
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative
@@ -15,10 +15,8 @@ from verl_hier.host.specs import EstimatorSpec
 
 @dataclass(frozen=True)
 class ChainOfAgentsOptions:
-    """Defaults are the web and code agents'."""
+    """The z-score of verl's GRPO; tasks without a signal are replaced by the rollout (`hier.refill`)."""
 
-    filter_groups: bool = True
-    """Whether tasks whose episodes all have one return are left out of the loss."""
     mask: str = ""
     """Boolean token column that limits the credit to the tags of some agents; empty credits all action tokens."""
     eps: NonNegative = 1e-6
@@ -26,23 +24,12 @@ class ChainOfAgentsOptions:
 
 
 def advantage(table: TurnTable, options: ChainOfAgentsOptions) -> Credit:
-    """Credit per turn, or per token with a mask: the z-score of the episode; flat tasks get no weight."""
-    episode = episode_advantage(table, eps=options.eps)
-    values = episodes_to_turns(table, episode)
-    weight = varied(table)[np.asarray(table["episode"])] if options.filter_groups else None
+    """Credit per turn, or per token with a mask: the z-score of the episode, 0 where the episodes of a task agree."""
+    values = episodes_to_turns(table, episode_advantage(table, eps=options.eps))
     if not options.mask:
-        return Credit(values, weight=weight)
+        return Credit(values)
     turn, mask = np.asarray(table["tokens.turn"]), np.asarray(table[f"tokens.{options.mask}"], bool)
-    return Credit(np.where(mask, values[turn], 0.0), per="token", weight=weight)
-
-
-def varied(table: TurnTable) -> np.ndarray:
-    """(E,) 1 where the trained episodes of the task differ in return, else 0."""
-    keys = group_ids(table["episodes.group"])
-    trained, returns = np.asarray(table["episodes.trained"], bool), np.asarray(table["episodes.return"], np.float64)
-    mean = group_mean(returns, keys, trained)[keys]
-    spread = np.bincount(keys, trained * np.abs(returns - mean))[keys]
-    return (spread > 1e-9 * (1.0 + np.abs(mean))).astype(np.float64)
+    return Credit(np.where(mask, values[turn], 0.0), per="token")
 
 
 @hookimpl
@@ -51,8 +38,8 @@ def hier_estimators() -> EstimatorSpec:
         "chain_of_agents",
         advantage,
         ChainOfAgentsOptions,
-        summary="GRPO with flat tasks filtered and credit on the tags of chosen agents",
+        summary="GRPO with credit on the tags of chosen agents",
         source="arXiv 2508.13167; OPPO Agent_Foundation_Models",
-        requires=("episode", *RETURN_COLUMNS),
+        requires=RETURN_COLUMNS,
         confidence="A",
     )

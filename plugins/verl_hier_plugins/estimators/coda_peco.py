@@ -1,4 +1,4 @@
-"""CoDA with PECO, groups with the planners as baseline (arXiv 2512.12716), docs/methods/coda.md."""
+"""CoDA with PECO, groups with the highest level that learns as baseline (arXiv 2512.12716), docs/methods/coda.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl_hier.host.specs import EstimatorSpec
 
 @dataclass(frozen=True)
 class CoDAOptions:
-    """Planners are the turns of level 0."""
+    """Planners are the turns of level 0; where they do not learn, the highest level that does takes their place."""
 
     singleton: Singleton = "raw"
     """A task with one rollout."""
@@ -24,12 +24,19 @@ class CoDAOptions:
 
 
 def advantage(table: TurnTable, options: CoDAOptions) -> Floats:
-    """(T,) return of the rollout, standardised over the planners of the task, for planners and executors alike."""
+    """(T,) return of the rollout, standardised over the rollouts of the task, for the turns of all levels that learn.
+
+    Each rollout has one vote, shared by its trained turns of the highest level that learns: the planners' (level 0), or
+    those of the agents below while the planners are frozen.
+    """
     keys = group_ids(table["group"])
-    planner = (np.asarray(table["level"]) == 0) & np.asarray(table["trained"], bool)
+    trained, level = np.asarray(table["trained"], bool), np.asarray(table["level"])
+    highest = np.full(keys.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(highest, keys[trained], level[trained])
+    voter = trained & (level == highest[keys])
     blocks = group_ids(keys, table["episode"])
-    count = np.bincount(blocks, planner)[blocks]
-    votes = np.where(planner, 1.0 / np.maximum(count, 1.0), 0.0)
+    count = np.bincount(blocks, voter)[blocks]
+    votes = np.where(voter, 1.0 / np.maximum(count, 1.0), 0.0)
     kernel: Normalisation = {"singleton": options.singleton, "eps": options.eps}
     return trained_only(table, group_advantage(table["return"], keys, weights=votes, **kernel))
 
@@ -40,7 +47,7 @@ def hier_estimators() -> EstimatorSpec:
         "coda_peco",
         advantage,
         CoDAOptions,
-        summary="rollout return by the statistics of the planners, for planners and executors",
+        summary="rollout return by the statistics of the planners, or of the highest level that learns",
         source="arXiv 2512.12716; liuxuanzhang718/CoDA core_algos.py",
         requires=("group", "episode", "level", "return", "trained"),
         levels=(0, 1),

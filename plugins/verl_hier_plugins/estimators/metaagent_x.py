@@ -7,7 +7,19 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Floats, Normalisation, Singleton, WeightBy, group_ids, turn_advantage
+from verl_hier.credit import (
+    Bools,
+    Floats,
+    Ints,
+    Normalisation,
+    Singleton,
+    WeightBy,
+    group_advantage,
+    group_ids,
+    trained_only,
+    turn_advantage,
+    turn_votes,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import CountOrZero, NonNegative
@@ -18,11 +30,14 @@ from verl_hier.host.specs import EstimatorSpec
 class MetaAgentXOptions:
     """Level 0 turns are designs, the others executions; `plan` of an execution turn is its design."""
 
-    executor_group: Literal["question", "design", "auto"] = "question"
-    """Executions are compared over the whole task (paper) or under one design; `auto` takes the task when a design
-    has at most two executions."""
+    executor_group: Literal["question", "design", "auto"] | None = None
+    """Executions are compared over the whole task (`question`) or under one design. Null and `auto` take the task when a
+    design has at most two executions, else the design. With one execution a design it is always the task."""
     executions: CountOrZero = 0
-    """Executions per design that `auto` goes by; 0 counts them in the batch."""
+    """Executions per design that null and `auto` go by; 0 counts them in the batch."""
+    failed_designs: Literal["count", "ignore"] = "ignore"
+    """Whether each execution of a design that no executor could work on has a vote among the executions, with its
+    return; the released code keeps a row of the executor for it."""
     weight_by: WeightBy = "turn"
     """Votes among executions: the released code counts rows, so executions with more calls weigh more."""
     singleton: Singleton = "raw"
@@ -36,14 +51,39 @@ def advantage(table: TurnTable, options: MetaAgentXOptions) -> Floats:
     designer = np.asarray(table["level"]) == 0
     kernel: Normalisation = {"singleton": options.singleton, "eps": options.eps}
     designs = turn_advantage(table, table["return"], ("group",), where=designer, **kernel)
-    columns = ("group", "plan") if by_design(table, options) else ("group",)
-    calls = turn_advantage(table, table["return"], columns, weight_by=options.weight_by, where=~designer, **kernel)
-    return np.where(designer, designs, calls)
+    return np.where(designer, designs, _executions(table, options, ~designer, kernel))
+
+
+def _executions(table: TurnTable, options: MetaAgentXOptions, executor: Bools, kernel: Normalisation) -> Floats:
+    """(T,) advantage of the executors' turns; failed executions follow the turns as rows of their own, (T + F)."""
+    design, failed = _failed(table) if options.failed_designs == "count" else (np.zeros(0, np.int64),) * 2
+    columns = [np.append(table["group"], np.asarray(table["group"])[design])]
+    if by_design(table, options):
+        columns.append(np.append(table["plan"], design))
+    keys = group_ids(*columns)
+    turns = slice(0, len(table))
+    chosen = executor & np.asarray(table["trained"], bool)
+    votes = turn_votes(table, keys[turns], options.weight_by, chosen)
+    scores = np.append(table["return"], np.asarray(table["episodes.return"])[failed])
+    weights = None if votes is None else np.append(votes, np.ones(len(failed)))
+    counted = np.append(chosen, np.ones(len(failed), bool))
+    return trained_only(table, group_advantage(scores, keys, weights=weights, where=counted, **kernel)[turns])
+
+
+def _failed(table: TurnTable) -> tuple[Ints, Ints]:
+    """(F,) design turns that are the end of a trained episode and that no executor's turn follows, and (F,) episodes."""
+    leaf = np.asarray(table["episodes.leaf"])
+    plan = np.asarray(table["plan"])
+    executed = np.bincount(plan[plan >= 0], minlength=len(table)) > 0
+    failed = np.asarray(table["episodes.trained"], bool) & ~executed[leaf] & (np.asarray(table["level"])[leaf] == 0)
+    return leaf[failed], np.flatnonzero(failed)
 
 
 def by_design(table: TurnTable, options: MetaAgentXOptions) -> bool:
     """Whether executions are grouped under their design."""
-    if options.executor_group != "auto":
+    if options.executions == 1:
+        return False
+    if options.executor_group in ("question", "design"):
         return options.executor_group == "design"
     if options.executions:
         return options.executions > 2
@@ -61,7 +101,7 @@ def hier_estimators() -> EstimatorSpec:
         MetaAgentXOptions,
         summary="designs by their executions' mean return, executions over the task or their design",
         source="arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
-        requires=("group", "level", "return", "trained"),
+        requires=("group", "level", "return", "trained", "episodes.return", "episodes.trained"),
         levels=(0, 1),
         confidence="A",
     )

@@ -19,9 +19,10 @@ class DesignsOptions:
     """Designs a task (M)."""
     executions: int = 4
     """Executions of each design (N)."""
-    failed: Literal["drop", "keep"] = "drop"
-    """What happens to a design whose first turn is invalid: it is dropped from its group (the paper), or it stays a
-    leaf with the return that its worker gives it."""
+    failed: Literal["keep", "drop"] = "keep"
+    """What happens to a design that cannot be executed, because its script is missing or refused: it stays in its group,
+    each of its executions with the return that the worker gives it (0 in the released code), or it is dropped. A design
+    that was lost to its environment is always dropped."""
 
     def __post_init__(self) -> None:
         if self.designs < 1 or self.executions < 1:
@@ -41,23 +42,24 @@ class Designs(Sampler):
         await rollout.advance(designs)
         executions: list[Episode] = []
         for number, design in enumerate(designs):
-            if not self._valid(rollout, design):
+            if not self._stays(rollout, design):
                 continue
             executions.append(design)
             for execution in range(1, options.executions):
                 executions.append(await design.fork(after=1, design=number, execution=execution))
         await rollout.run(executions)
 
-    def _valid(self, rollout: Rollout, design: Episode) -> bool:
-        """Whether a design can be executed; a failed one is counted and, as the recipe says, dropped."""
+    def _stays(self, rollout: Rollout, design: Episode) -> bool:
+        """Whether a design is executed; one that cannot be is counted and, as the recipe says, dropped."""
         first = design.last_node
         if first is not None and first.valid and not design.over:
             return True
-        if design.complete:
-            rollout.count("failed_designs")
-            if self._options.failed == "drop":
-                design.discard("failed_design")
-        return False
+        if not design.complete:
+            return False
+        rollout.count("failed_designs")
+        if self._options.failed == "drop":
+            design.discard("failed_design")
+        return self._options.failed == "keep" and bool(design.path)
 
 
 def _episodes(options: DesignsOptions, n: int) -> int:
@@ -76,7 +78,7 @@ def hier_samplers() -> SamplerSpec:
         "designs",
         Designs,
         DesignsOptions,
-        summary="several designs a task, each executed several times; failed designs are dropped",
+        summary="several designs a task, each executed several times; one that cannot be executed counts as it is",
         source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
         episodes=_episodes,
         needs_fork=True,

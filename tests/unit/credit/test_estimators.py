@@ -29,7 +29,8 @@ TABLES = pytest.mark.parametrize("table", [CHAINS, TREES], ids=["chains", "trees
         ("arpo", {"attribution": "hard"}, {}),
         ("tree_grpo", {"variant": "inter", "shared": "average"}, {}),
         ("chain_of_agents", {}, {}),
-        ("flow_grpo", {}, {}),
+        ("flow_grpo", {}, {"weight_by": "turn"}),
+        ("flow_grpo", {"weight_by": "episode"}, {}),
         ("arise", {"skill_reward": 0.0}, {}),
     ],
 )

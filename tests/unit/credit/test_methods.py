@@ -180,3 +180,49 @@ def test_votes_by_turn_shift_the_baseline_by_a_covariance():
     covariance = (length * returns).mean() - length.mean() * returns.mean()
     assert by_turn.mean() == pytest.approx(-covariance / length.mean())
     assert credit_of("grpo", table, scale="none")[last].mean() == pytest.approx(0)
+
+
+def test_agents_are_compared_with_each_other_while_their_planners_are_frozen():
+    """PECO's baseline is that of the highest level that learns; the raw return is never the advantage."""
+    turns = {"episode": [0, 0, 0, 1, 1, 2, 2, 3, 3, 3], "level": [0, 1, 1, 0, 1, 0, 1, 0, 1, 1]}
+    returns = np.array([1.0, 0.0, 1.0, 0.0])
+    expected = (returns - 0.5) / (returns.std(ddof=1) + 1e-6)
+    episode, level = np.array(turns["episode"]), np.array(turns["level"])
+    together = make_table({**turns, "return": returns[episode]})
+    np.testing.assert_allclose(credit_of("coda_peco", together), expected[episode])
+    for learns in (0, 1):
+        table = make_table({**turns, "return": returns[episode], "trained": level == learns})
+        np.testing.assert_allclose(credit_of("coda_peco", table), np.where(level == learns, expected[episode], 0.0))
+
+
+def test_a_planner_that_plans_longer_has_more_votes_in_agentflow():
+    """One row a planner turn, grouped by the question: the mean is that over turns."""
+    table = make_table({"episode": [0, 0, 0, 1], "reward": [0.0, 0.0, 1.0, 0.0]})
+    deviation = np.std([1, 1, 1, 0], ddof=1)
+    np.testing.assert_allclose(credit_of("flow_grpo", table), np.array([0.25, 0.25, 0.25, -0.75]) / (deviation + 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("group", "executions", "split"),
+    [(None, 2, False), (None, 3, True), ("auto", 4, True), ("question", 4, False), ("design", 2, True), ("design", 1, False)],
+)
+def test_metaagent_x_groups_executions_as_released(group, executions, split):
+    """Null means the question up to two executions a design, else the design; one execution is never compared alone."""
+    designs = 2
+    plan = np.repeat(np.arange(designs), executions)
+    table = make_table(
+        {
+            "parent": np.append([-1] * designs, plan),
+            "plan": np.append([-1] * designs, plan),
+            "level": [0] * designs + [1] * len(plan),
+            "reward": np.append([0.0] * designs, np.arange(len(plan)) ** 2.0),
+        }
+    )
+    returns = np.arange(len(plan)) ** 2.0
+    whole = [plan == d for d in range(designs)] if split else [np.ones(len(plan), bool)]
+    expected = np.zeros(len(plan))
+    for members in whole:
+        expected[members] = (returns[members] - returns[members].mean()) / (returns[members].std(ddof=1) + 1e-6)
+    for number in {executions, 0 if executions > 1 else executions}:
+        found = credit_of("metaagent_x", table, executor_group=group, executions=number)[designs:]
+        np.testing.assert_allclose(found, expected)

@@ -291,7 +291,7 @@ def designs_by_seed(prompt, sampling):
 
 
 @pytest.mark.parametrize("failed", ["drop", "keep"])
-def test_designs_are_executed_several_times_and_failed_ones_dropped(play, failed):
+def test_designs_are_executed_several_times_and_failed_ones_kept_or_dropped(play, failed):
     graph = play(
         designs_by_seed,
         lambda prompt, sampling: "right" if (sampling.seed or 0) % 3 else "left",
@@ -307,13 +307,13 @@ def test_designs_are_executed_several_times_and_failed_ones_dropped(play, failed
     assert len(spoken) == 6 and bad and len(good) > 1
     assert graph.counts["failed_designs"] == rollout_metrics([graph])["hier/failures/design_import"] == len(bad)
     executions = Counter(graph.path(episode.id)[0] for episode in graph.complete())
-    assert executions == dict.fromkeys(good, 3) | (dict.fromkeys(bad, 1) if failed == "keep" else {})
+    assert executions == dict.fromkeys(good, 3) | (dict.fromkeys(bad, 3) if failed == "keep" else {})
     assert len({(e.decision["design"], e.decision["execution"]) for e in graph.episodes}) == len(graph.episodes)
     for episode in graph.complete():
         first = graph.nodes[graph.path(episode.id)[0]]
         assert episode.trained and episode.decision["design"] == first.decision["design"]
         assert first.reward == (0.1 if first.valid else -0.5)
-    assert graph.short
+    assert graph.short == (failed == "drop")
     table = build_table([graph])
     designs = np.flatnonzero(table["level"] == 0)
     assert table["design_valid"][designs].tolist() == [float(i in good) for i in sorted(executions)]
@@ -323,11 +323,31 @@ def test_designs_are_executed_several_times_and_failed_ones_dropped(play, failed
     assert estimate(hier_estimators(), table, MetaAgentXOptions()).values[designs] == pytest.approx(expected)
 
 
-def test_a_design_that_calls_nobody_in_the_end_is_dropped(play):
+def test_executions_of_a_failed_design_have_votes_among_the_executions(play):
+    """Of three designs, one cannot be executed: its executions count as returns of 0, one vote each."""
+    graph = play(
+        designs_by_seed,
+        lambda prompt, sampling: "right" if (sampling.seed or 0) % 3 else "left",
+        n=18,
+        turns=4,
+        sampler=Designs(DesignsOptions(designs=6, executions=3)),
+    ).graph
+    table = build_table([graph])
+    calls = np.flatnonzero(table["level"] == 1)
+    failed = 3 * graph.counts["failed_designs"]
+    assert failed and len(calls)
+    scores = np.append(table["return"][calls], np.zeros(failed))
+    for mode, votes in (("count", scores), ("ignore", scores[: len(calls)])):
+        options = MetaAgentXOptions(executor_group="question", failed_designs=mode)
+        expected = (table["return"][calls] - votes.mean()) / (votes.std(ddof=1) + 1e-6)
+        assert estimate(hier_estimators(), table, options).values[calls] == pytest.approx(expected), mode
+
+
+def test_a_design_that_calls_nobody_in_the_end_has_failed(play):
     graph = play(
         'if "x" in critic: walker',
         n=4,
-        sampler=Designs(DesignsOptions(designs=2, executions=2)),
+        sampler=Designs(DesignsOptions(designs=2, executions=2, failed="drop")),
         design_reward=0.1,
         design_penalty=0.5,
     ).graph
