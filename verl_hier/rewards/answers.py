@@ -28,13 +28,13 @@ def f1(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: flo
         missing: what a turn without an answer has instead of 0.
         offset: added in any case; with `weight: 6` and `offset: -0.5` the reward is 6 F1 - 3.
     """
-    given = _answer(rated, answer)
+    given = _last(answer, rated.text)
     return offset + (missing if given is None else scoring.f1(given, _truths(rated, truths)))
 
 
 def exact_match(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0) -> float:
     """1 when the answer in the last turn equals a true answer after normalisation, else 0; see `f1` for the options."""
-    given = _answer(rated, answer)
+    given = _last(answer, rated.text)
     return missing if given is None else float(scoring.exact_match(given, _truths(rated, truths)))
 
 
@@ -66,9 +66,10 @@ def answer_and_tools(
 ) -> float:
     """The F1 of an answer, with something for the use of tools: the rewards of HierSearch, ARPO and AEPO.
 
-    The turns that count are those of the agent that took the last turn. Without an answer there, or when one of these
-    turns was refused, the reward is `invalid`. An answer that shares no word with a true one has `wrong` times the share
-    of tools that were used, any other one its F1 plus `right` when all tools were used.
+    The turns that count are those of the highest level in the episode, of the agent that took the last of them: the
+    planner's, or those of an agent that works alone. Without an answer in the last one, or when one of them was refused,
+    the reward is `invalid`. An answer that shares no word with a true one has `wrong` times the share of tools that were
+    used, any other one its F1 plus `right` when all tools were used.
 
     HierSearch (arXiv 2508.08088) has `wrong: 0.1`; ARPO (arXiv 2507.19849) has `invalid: -1` and `right: 0.1`.
 
@@ -80,9 +81,11 @@ def answer_and_tools(
         wrong: reward of a wrong answer for which all tools were used.
         right: added to the F1 of an answer for which all tools were used.
     """
-    speaker = _turns(rated)[-1].agent
-    turns = [turn for turn in _turns(rated) if turn.agent == speaker]
-    given = _answer(rated, answer)
+    level = min(turn.level for turn in _turns(rated))
+    above = [turn for turn in _turns(rated) if turn.level == level]
+    speaker = above[-1].agent
+    turns = [turn for turn in above if turn.agent == speaker]
+    given = _last(answer, turns[-1].text)
     if given is None or not all(turn.valid for turn in turns):
         return invalid
     own = tools.get(speaker, ()) if isinstance(tools, Mapping) else tools
@@ -110,8 +113,8 @@ def _truths(rated: Rated, field: str) -> list[str]:
     return [value] if isinstance(value, str) else [str(truth) for truth in value]
 
 
-def _answer(rated: Rated, pattern: str) -> str | None:
-    return next(reversed(_matches(pattern, rated.text)), None)
+def _last(pattern: str, text: str) -> str | None:
+    return next(reversed(_matches(pattern, text)), None)
 
 
 def _matches(pattern: str, text: str) -> list[str]:

@@ -18,7 +18,7 @@ TASK = {"instruction": "where?", "answers": ["Bay of the Lake", "pond"]}
 
 
 def turn(text: str, role: str = "agent", agent: str = "", valid: bool = True, **task) -> RatedTurn:
-    return RatedTurn(TASK | task, role, agent or role, 0, 0, (), text, valid, 0.0, {})
+    return RatedTurn(TASK | task, role, agent or role, int(role == "executor"), 0, (), text, valid, 0.0, {})
 
 
 def episode(*turns: RatedTurn) -> RatedEpisode:
@@ -127,3 +127,9 @@ def test_another_agent_has_other_tools_and_a_list_is_everybodys() -> None:
     assert answer_and_tools(alone, tools=TEAM, wrong=0.1) == 0.1
     assert answer_and_tools(alone, tools=["search", "web"], wrong=0.1) == 0.05
     assert answer_and_tools(alone, tools={"planner": ["x"]}, wrong=0.1) == 0.1, "nothing was left unused"
+
+
+def test_an_agents_report_is_not_the_answer_of_its_planner() -> None:
+    """An episode that a limit ends while an agent works has no answer, however good the agent's last words are."""
+    cut = episode(turn("<local>ask</local>", "planner"), turn("<answer>pond</answer>", "executor", "local"))
+    assert answer_and_tools(cut, tools=TEAM, invalid=-1.0) == -1.0
