@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -177,17 +178,18 @@ def _environments(recipe: ComposedRecipe) -> list[Part]:
     ]
 
 
-def _system(recipe: ComposedRecipe) -> Part:
-    """The worker that the expert plays, with its defaults: the one whose episodes are distilled."""
-    spec = recipe.host.spec("worker", recipe.hier.coldstart.system)
-    return Part(spec, build_options(spec, {}))
+def _workers(recipe: ComposedRecipe) -> list[Part]:
+    """The worker as the recipe has it, and with each of the further options that are demonstrated."""
+    spec, block = recipe.parts.worker.spec, recipe.hier.worker
+    further = [Part(spec, build_options(spec, {**block, **options})) for options in recipe.hier.coldstart.workers]
+    return [recipe.parts.worker, *further]
 
 
 def texts_of(recipe: ComposedRecipe, seed: int = 0, walks: int = 96) -> Iterator[str]:
     """What the tokenizer of a recipe's model has to know: the texts of its environment and of its worker."""
-    worker, settings = recipe.parts.worker, recipe.hier.coldstart
-    system = None if worker.spec.transcribe is None else _system(recipe)
-    for environment in _environments(recipe):
+    settings = recipe.hier.coldstart
+    system = None if recipe.parts.worker.spec.transcribe is None else recipe.system
+    for environment, worker in product(_environments(recipe), _workers(recipe)):
         yield from collect_texts(environment, [worker], walks, seed)
         if can_play(system or worker):
             yield from worker_texts(environment, worker, system, recipe.limits, seed, settings.remember)
@@ -219,35 +221,38 @@ def demonstrate(recipe: ComposedRecipe, tokenizer: Any, file: Path) -> Path:
     import pyarrow
     import pyarrow.parquet as parquet
 
-    environments = _environments(recipe)
-    n = max(1, recipe.hier.coldstart.episodes // len(environments))
+    shown = list(product(_environments(recipe), _workers(recipe)))
+    n = max(1, recipe.hier.coldstart.episodes // len(shown))
     show = _by_expert if recipe.parts.worker.spec.transcribe is None else _by_distillation
     parts = [
-        show(recipe, environment, tokenizer, file.with_suffix("") / str(number), n)
-        for number, environment in enumerate(environments)
+        show(recipe, environment, worker, tokenizer, file.with_suffix("") / str(number), n)
+        for number, (environment, worker) in enumerate(shown)
     ]
     with atomic_write(file) as beside:
         parquet.write_table(pyarrow.concat_tables([parquet.read_table(part) for part in parts]), beside)
     return file
 
 
-def _by_expert(recipe: ComposedRecipe, environment: Part, tokenizer: Any, path: Path, n: int) -> Path:
+def _by_expert(
+    recipe: ComposedRecipe, environment: Part, worker: Part, tokenizer: Any, path: Path, n: int
+) -> Path:
     """Demonstrations by the expert, who plays the recipe's worker itself."""
     settings, file = recipe.hier.coldstart, path.with_suffix(".parquet")
     noise = Noise(random_action=settings.random_action, skip_stage=settings.skip_stage)
-    worker, limits = recipe.parts.worker, recipe.limits
-    return write_demonstrations(environment, worker, tokenizer, file, n, noise, _seed(recipe), limits)
+    return write_demonstrations(environment, worker, tokenizer, file, n, noise, _seed(recipe), recipe.limits)
 
 
-def _by_distillation(recipe: ComposedRecipe, environment: Part, tokenizer: Any, path: Path, n: int) -> Path:
+def _by_distillation(
+    recipe: ComposedRecipe, environment: Part, worker: Part, tokenizer: Any, path: Path, n: int
+) -> Path:
     """Demonstrations for a worker that has `transcribe`, from episodes of another one."""
     settings, limits = recipe.hier.coldstart, recipe.limits
     noise = Noise(random_action=settings.random_action, skip_stage=0.0)
     distill(
         Distillation(
             environment=environment,
-            system=_system(recipe),
-            student=Student(recipe.parts.worker, PlainRenderer(tokenizer), tokenizer, limits),
+            system=recipe.system,
+            student=Student(worker, PlainRenderer(tokenizer), tokenizer, limits),
             teacher=lambda messages: ExpertTeacher(noise, settings.remember),
             n=n,
             filters=Filters(activations=1, calls=1),
@@ -268,7 +273,7 @@ def key_of(recipes: Sequence[ComposedRecipe]) -> str:
 
     parts = []
     for recipe in recipes:
-        parts += [[plain(environment) for environment in _environments(recipe)], plain(recipe.parts.worker)]
-        parts += [asdict(recipe.limits), asdict(recipe.hier.coldstart) | {"name": "", "variants": ()}]
+        parts += [[plain(part) for part in _environments(recipe)], [plain(part) for part in _workers(recipe)]]
+        parts += [asdict(recipe.limits), asdict(recipe.hier.coldstart) | {"name": "", "variants": (), "workers": ()}]
     parts += [FORMAT, _seed(recipes[0])]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -16,10 +16,8 @@ from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchic
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
 from verl_hier.graph import RolloutGraph
-from verl_hier.host.specs import build_options
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
 from verl_hier.recipe.runner import RolloutRunner
 from verl_hier.rollout import Policy, Request, Sampler
 from verl_hier.rollout.task import Environments
@@ -129,7 +127,7 @@ def expert(recipe: ComposedRecipe) -> LocalPlayer:
         RecipeError: when it cannot play the recipe's worker.
     """
     worker, flawless = recipe.parts.worker, Noise(random_action=0.0, skip_stage=0.0)
-    played = worker if worker.spec.transcribe is None else _system(recipe)
+    played = worker if worker.spec.transcribe is None else recipe.system
     hierarchical, limits = is_hierarchical(played), for_messages(recipe.limits)
 
     def play_as(environment: LocalEnvironment, messages: Messages) -> ExpertPolicy:
@@ -149,11 +147,6 @@ def expert(recipe: ComposedRecipe) -> LocalPlayer:
         return PreparedTurns(turns, messages.turn)
 
     return LocalPlayer(EXPERT, recipe, make)
-
-
-def _system(recipe: ComposedRecipe) -> Part:
-    spec = recipe.host.spec("worker", recipe.hier.coldstart.system)
-    return Part(spec, build_options(spec, {}))
 
 
 def served(recipe: ComposedRecipe, url: str, model: str = "") -> PolicyPlayer:

@@ -19,6 +19,7 @@ from verl_hier.ops.rollouts import Plan, finish, recipe_of
 from verl_hier.ops.rollouts import roll_out as play
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.overrides import hydra_value
 from verl_hier.recipe.rewards import check_rewards
 from verl_hier.rollout.rewards import Reward
 
@@ -226,23 +227,7 @@ def as_override(key: str, value: Any) -> str:
     """A key and a value as one override in Hydra's grammar; a group (`hier/size`) takes its choice as it is."""
     if not _PLAIN_KEY.fullmatch(key):
         raise RecipeError(f"the override {key!r}: this is no key of a recipe.")
-    return f"{key}={value if '/' in key or key in ('size', 'model', 'server') else _value(value)}"
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_value(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    # Hydra reads backslashes as themselves, except before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), str(value))
-    return f"'{escaped}'"
+    return f"{key}={value if '/' in key or key in ('size', 'model', 'server') else hydra_value(value)}"
 
 
 def _named(functions: RewardFunctions, weights: Sequence[float] | None) -> dict[str, Reward]:

@@ -15,8 +15,9 @@ from verl_hier.coldstart.sft import Progress, no_progress
 from verl_hier.errors import RolloutError
 from verl_hier.ops.progress import validation_of
 from verl_hier.ops.runs import Run
-from verl_hier.ops.training import plan_run, quoted, start
+from verl_hier.ops.training import plan_run, start
 from verl_hier.recipe.compose import compose
+from verl_hier.recipe.overrides import hydra_value
 
 RECIPE = "quickstart"
 Report = Callable[[str], None]
@@ -63,7 +64,7 @@ def run(plan: Quickstart, report: Report, progress: Progress = no_progress) -> d
 def start_overrides(plan: Quickstart) -> list[str]:
     """What the plan changes in the cold start of the recipe."""
     return [
-        f"actor_rollout_ref.model.path={quoted(plan.out.resolve() / 'coldstart' / 'model')}",
+        f"actor_rollout_ref.model.path={hydra_value(plan.out.resolve() / 'coldstart' / 'model')}",
         f"hier.seed={plan.seed}",
         f"hier.coldstart.episodes={plan.demonstrations}",
         f"hier.coldstart.steps={plan.sft_steps}",
@@ -73,7 +74,7 @@ def start_overrides(plan: Quickstart) -> list[str]:
 def train(plan: Quickstart, model: Path, report: Report) -> Run:
     """Run the recipe from the model, with a line a step."""
     overrides = [
-        f"actor_rollout_ref.model.path={quoted(model.resolve())}",
+        f"actor_rollout_ref.model.path={hydra_value(model.resolve())}",
         f"hier.seed={plan.seed}",
         f"data.seed={plan.seed}",
         f"trainer.total_training_steps={plan.steps}",

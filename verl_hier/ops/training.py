@@ -23,6 +23,7 @@ from verl_hier.ops.progress import Progress
 from verl_hier.ops.runs import RUNS, TRACKER, Run
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.compose import command, compose
+from verl_hier.recipe.overrides import hydra_value
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -158,7 +159,7 @@ def _place(run: Run, config: DictConfig, given: set[str], resume: bool) -> tuple
         # The processes of a cluster do not inherit the variables of this one.
         texts |= {f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": Path(file) for name, file in _files(run).items()}
     placed = {key: str(path) for key, path in texts.items() if key not in given}
-    overrides = [f"{'++' if key.startswith('ray') else ''}{key}={quoted(path)}" for key, path in placed.items()]
+    overrides = [f"{'++' if key.startswith('ray') else ''}{key}={hydra_value(path)}" for key, path in placed.items()]
     if resume and "trainer.resume_mode" not in given and config.trainer.resume_mode == "disable":
         placed["trainer.resume_mode"] = "auto"
         overrides.append("trainer.resume_mode=auto")
@@ -169,12 +170,6 @@ def _place(run: Run, config: DictConfig, given: set[str], resume: bool) -> tuple
         config.trainer.logger = [*loggers, "file"]
         overrides.append(f"trainer.logger=[{','.join(config.trainer.logger)}]")
     return tuple(overrides)
-
-
-def quoted(value: object) -> str:
-    """A value in Hydra's grammar, whatever its characters."""
-    escaped = str(value).replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _files(run: Run) -> dict[str, str]:

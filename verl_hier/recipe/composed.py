@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import build_options
 from verl_hier.recipe.compose import compose
-from verl_hier.recipe.parts import Parts, resolve
+from verl_hier.recipe.parts import Part, Parts, resolve
 from verl_hier.recipe.rewards import rewards_of
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.rollout import Limits
@@ -49,6 +50,12 @@ class ComposedRecipe:
     def named(cls, reference: str, overrides: Sequence[str] = ()) -> ComposedRecipe:
         """A shipped recipe by name or a user's own by path, with overrides. Raises what `compose` and `of` raise."""
         return cls.of(compose(reference, overrides))
+
+    @property
+    def system(self) -> Part:
+        """The worker that the expert plays, with its defaults, where episodes for the recipe's own are distilled."""
+        spec = self.host.spec("worker", self.hier.coldstart.system)
+        return Part(spec, build_options(spec, {}))
 
     @property
     def limits(self) -> Limits:

@@ -179,6 +179,9 @@ class ColdStartOptions:
     variants: tuple[Mapping[str, Any], ...] = ()
     """Options of the environment for variants of its tasks, among which the episodes are divided, such as `[{goals: 1},
     {goals: 2}]`; empty: the recipe's own tasks."""
+    workers: tuple[Mapping[str, Any], ...] = ()
+    """Further options of the worker, among which and the recipe's own the episodes are divided too: what its agents are
+    asked for in some phases of training only, such as `[{alone_when: always}]`."""
     random_action: ZeroToOne = 0.12
     """Share of the expert's actions that are random. A random action is not trained where the expert plays the worker
     itself; in a distilled episode it is trained unless the environment refused it."""

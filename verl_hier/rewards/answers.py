@@ -75,7 +75,8 @@ def answer_and_tools(
 
     Args:
         rated: the episode, or a turn.
-        tools: beginnings of actions, such as `<search>`, one for each tool; or lists of them by the name of the agent.
+        tools: a text for each tool, such as `<search>`, which turns that use it contain; or such lists by the name of the
+            agent.
         answer, truths: see `f1`.
         invalid: reward without a sound answer.
         wrong: reward of a wrong answer for which all tools were used.

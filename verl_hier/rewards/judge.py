@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from verl_hier.rollout.rewards import RatedEpisode, RatedTurn
@@ -42,8 +43,9 @@ async def judge(
         rated: the turn or episode.
         url: base of the endpoint, such as `http://host:8000/v1`; `$OPENAI_API_KEY` is sent as its key.
         model: the model's name there; empty for the only one that it serves.
-        prompt: what it is asked. {instruction} is the task in words, {conversation} what the agent read and wrote,
-            {text} what it generated last, {low} and {high} are the ends of the scale.
+        prompt: what it is asked. {instruction} is the task in words, {answers} the true answers that the task names,
+            {conversation} what the agent read and wrote, {text} what it generated last, {low} and {high} are the ends of
+            the scale.
         scale: lowest and highest number that the judge may name.
         temperature: of the judge.
         max_tokens: limit of its answer.
@@ -55,6 +57,7 @@ async def judge(
     low, high = scale
     asked = prompt.format(
         instruction=rated.task.get("instruction", ""),
+        answers=_answers(rated.task),
         conversation=_told(rated.messages),
         text=rated.text,
         low=f"{low:g}",
@@ -75,6 +78,12 @@ def _client(url: str, model: str, timeout_s: float) -> ChatClient:
     if key not in mine:
         mine[key] = ChatClient(url, model, timeout_s, "the judge of hier.rewards")
     return mine[key]
+
+
+def _answers(task: Mapping[str, Any]) -> str:
+    """The true answers of a task, from its field `answers` or `answer`."""
+    given = task.get("answers", task.get("answer", ""))
+    return given if isinstance(given, str) else " or ".join(map(str, given))
 
 
 def _told(messages: Sequence[Mapping[str, str]]) -> str:

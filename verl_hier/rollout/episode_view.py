@@ -114,6 +114,13 @@ class EpisodeView:
         """The task in words."""
         return str(self.task.get("instruction", ""))
 
+    def learns(self, level: int) -> bool:
+        """Whether the turns of a level are trained in this step; in evaluation those of all are. A worker may ask its
+        agents for something else where they learn by themselves. Stored with the task, so that forks and replays hear
+        the same."""
+        levels = self._rollout.request.levels
+        return levels is None or level in levels
+
     def context(
         self,
         role: str,

@@ -13,7 +13,7 @@ class BottomUpOptions:
     """Options of `bottom_up`."""
 
     steps: tuple[int, ...] = (100,)
-    """Steps of each stage but the last, which has no end."""
+    """Steps of each stage but the last, which has no end. The default is ours; the paper trains by epochs."""
     levels: tuple[int, ...] = (1, 0)
     """The level that learns in each stage, in order; the others are frozen."""
     roles: tuple[str, ...] = ()

@@ -14,7 +14,8 @@ from verl_hier.errors import HierError, RecipeError, RunEnded
 from verl_hier.ops import training
 from verl_hier.ops.progress import Progress, summary
 from verl_hier.ops.runs import Run
-from verl_hier.ops.training import plan_run, quoted, start
+from verl_hier.ops.training import plan_run, start
+from verl_hier.recipe.overrides import hydra_value
 
 RUNS = Path("runs/himac_alfworld")
 Train = Callable[..., tuple[Run, list[str]]]
@@ -198,7 +199,7 @@ def test_quoted_values_are_read_back_by_hydra() -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     for text in ("a b", "it's, (odd) {here}: \\ and = too", "plain"):
-        assert OverridesParser.create().parse_override(f"key={quoted(text)}").value() == text
+        assert OverridesParser.create().parse_override(f"key={hydra_value(text)}").value() == text
 
 
 STEP = {

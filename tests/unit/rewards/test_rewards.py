@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
@@ -192,6 +193,21 @@ def test_a_judge_is_asked_and_its_last_score_counts() -> None:
     asked = served.requests[0]["messages"][0]["content"]
     assert "reach the end" in asked and "[user]\ngo" in asked and "from 0 to 10" in asked
     assert served.requests[0]["temperature"] == 0.0
+
+
+def test_a_judge_can_be_told_the_true_answers() -> None:
+    pytest.importorskip("openai")
+    with Endpoint(lambda request: "Score: 1") as served:
+        prompt = "Is {text} the same as {answers}? From {low} to {high}."
+        for task, told in (({"answers": ["a pond", "a lake"]}, "a pond or a lake"), ({"answer": "7"}, "7"), ({}, "")):
+            rated_turn = dataclasses.replace(turn("it"), task=task)
+            assert asyncio.run(judge(rated_turn, url=served.url, model="x", prompt=prompt, scale=(0, 1))) == 1.0
+            asked = served.requests[-1]["messages"][0]["content"]
+            assert asked == f"Is it the same as {told}? From 0 to 1."
+
+
+def test_a_judge_that_is_gone_ends_the_run() -> None:
+    pytest.importorskip("openai")
     with pytest.raises(RolloutError, match=r"judge of hier.rewards at http://127.0.0.1:9/v1 does not answer"):
         asyncio.run(judge(turn("a"), url="http://127.0.0.1:9/v1", model="x", timeout_s=1))
 

@@ -25,7 +25,7 @@ from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.delegation import AgentOptions, DelegationOptions, hier_workers, transcribe
 
 
-def roll(said, environment=lambda: Corridor(3), n=1, sampler=None, **options):
+def roll(said, environment=lambda: Corridor(3), n=1, sampler=None, levels=None, **options):
     turns = iter(said) if not callable(said) else None
     return asyncio.run(
         roll_out_scripted(
@@ -35,6 +35,7 @@ def roll(said, environment=lambda: Corridor(3), n=1, sampler=None, **options):
             sampler=sampler or Independent(NoOptions()),
             answer=said if callable(said) else lambda prompt, sampling: next(turns),
             n=n,
+            levels=levels,
             limits=Limits(max_turns=30, max_tokens_per_turn=64, context_tokens=4096),
         )
     )
@@ -108,14 +109,95 @@ def test_the_refiner_stands_between_agent_and_planner():
     assert "at 1 | mud" in refiner and "executor : gold" in planner and "mud" not in planner
 
 
-def test_formats_are_rewarded_by_their_shares():
+FORMATS = {"planner_format": 1.0, "executor_format": 0.6}
+
+
+def test_formats_are_rewarded_by_the_share_of_sound_turns():
     said = ["<executor>go</executor>", "fly", "right", "<result>x</result>", "<answer>y</answer>"]
     agents = {"executor": AgentOptions(actions=("right",))}
-    graph, _ = roll(said, agents=agents, planner_format=1.0, executor_format=0.6)
+    graph, _ = roll(said, agents=agents, format_by="turn", **FORMATS)
     assert graph.episodes[0].ret == pytest.approx(1.0 + 0.6 * 2 / 3)
     strict = {"executor": AgentOptions(actions=("right",), turns=1)}
-    graph, _ = roll(["<executor>go</executor>", "fly", "nonsense"], agents=strict, planner_format=1.0)
+    graph, _ = roll(["<executor>go</executor>", "fly", "nonsense"], agents=strict, planner_format=1.0, format_by="turn")
     assert graph.episodes[0].ret == pytest.approx(0.5)
+
+
+SOUND, HASTY = ["<executor>go</executor>", "right", "<result>x</result>"], ["<executor>go</executor>", "<result>x</result>"]
+REFUSED = ["<executor>go</executor>", "fly", "right", "<result>x</result>"]
+
+
+@pytest.mark.parametrize(
+    ("said", "planner", "agents"),
+    [
+        ([*SOUND, "<answer>y</answer>"], 1, 1),
+        ([*SOUND, *HASTY, "<answer>y</answer>"], 1, 1 / 2),
+        ([*SOUND, *REFUSED, *SOUND, "<answer>y</answer>"], 1, 2 / 3),
+        (["<answer>y</answer>"], 0, 0),
+        ([*SOUND, "nonsense"], 0, 1),
+        ([*SOUND, *SOUND, *SOUND, *SOUND], 0, 1),
+        (["<executor>go</executor>", "right", "right", "right"], 1, 1),
+    ],
+    ids=["sound", "no action", "a refusal", "no task", "no tag", "no answer", "the world ends it"],
+)
+def test_formats_are_rewarded_by_the_share_of_sound_conversations(said, planner, agents):
+    """As in CoDA: the planner has one, every task has one, and nothing may be missing or invalid in it."""
+    world = (lambda: Corridor(3)) if len(said) == 4 and said[-1] == "right" else (lambda: Corridor(50))
+    options = {"agents": {"executor": AgentOptions(actions=("right",))}, "max_tasks": 3}
+    with_formats, without = (roll(list(said), world, **options, **more)[0].episodes[0].ret for more in (FORMATS, {}))
+    assert with_formats - without == pytest.approx(planner + 0.6 * agents)
+
+
+def test_a_planner_without_a_tag_may_try_again():
+    said = ["no tag", "<executor>go</executor>", "right", "right", "right"]
+    graph, policy = roll(said, retry_prompt="say it in a tag")
+    assert [n.extra.get("failure") for n in graph.nodes[:2]] == ["no_tag", None] and graph.episodes[0].success
+    assert "no tag say it in a tag" in policy.tokenizer.decode(policy.prompts[1])
+    graph, _ = roll(["no tag"] * 3, retry_prompt="say it in a tag", max_tasks=2)
+    assert len(graph.nodes) == 3 and graph.episodes[0].error == "planner: no_tag"
+
+
+# ---- agents that work alone ------------------------------------------------------------------------------------------
+
+TWO = {"local": AgentOptions(actions=("right",)), "web": AgentOptions(actions=("left",))}
+
+
+def test_agents_learn_alone_on_the_question_while_their_planner_is_frozen():
+    options = {"agents": TWO, "alone": ("local",), "answer_action": "{content}", "executor_format": 0.5}
+    said = ["right", "right", "<result>right</result>"]
+    graph, policy = roll(list(said), lambda: Corridor(3), levels=frozenset({1}), **options)
+    assert [(n.role, n.agent, n.level, n.plan) for n in graph.nodes] == [("executor", "local", 1, -1)] * 3
+    assert policy.tokenizer.decode(policy.prompts[0]).startswith("goal : reach the end")
+    assert graph.episodes[0].success, "its result is the answer"
+    assert graph.nodes[-1].reward == pytest.approx(1.0 + 0.5) and len(graph_rows(graph, lambda node: True)) == 1
+    for levels in (None, frozenset({0}), frozenset({0, 1})):
+        graph, _ = roll(["<answer>right</answer>"], lambda: Corridor(3), levels=levels, **options)
+        assert [n.role for n in graph.nodes] == ["planner"], "the planner leads wherever it learns, and in evaluation"
+    graph, _ = roll(list(said), lambda: Corridor(3), alone_when="always", **options)
+    assert {n.role for n in graph.nodes} == {"executor"}
+
+
+def test_an_agent_alone_that_never_reports_gives_no_answer():
+    agents = {"local": AgentOptions(actions=("right",), turns=2)}
+    options = {"agents": agents, "alone": ("local",), "alone_when": "always", "answer_action": "{content}"}
+    graph, _ = roll(["right", "right"], lambda: Corridor(5), **options)
+    assert len(graph.nodes) == 2 and graph.counts["environment_calls"] == 2
+    graph, _ = roll(["fly", "fly"], lambda: Corridor(5), executor_format=1.0, **options)
+    assert [n.extra["failure"] for n in graph.nodes] == ["tool_in_wrong_role"] * 2 and graph.episodes[0].ret == 0.0
+
+
+def test_each_question_goes_to_one_agent_always_the_same():
+    options = DelegationOptions(agents=TWO, alone=("local", "web"))
+    questions = [f"who is {number}?" for number in range(400)]
+    given = [options.alone_for(question) for question in questions]
+    assert given == [options.alone_for(question) for question in questions]
+    assert 150 < given.count("local") < 250 and given.count("local") + given.count("web") == 400
+
+
+def test_the_roles_are_those_that_can_speak():
+    roles = hier_workers().levels
+    assert roles(DelegationOptions(refine=True)) == {"planner": 0, "executor": 1, "refiner": 1}
+    assert roles(DelegationOptions()) == {"planner": 0, "executor": 1}
+    assert roles(DelegationOptions(agents=TWO, alone=("web",), alone_when="always")) == {"executor": 1}
 
 
 class Judge(Environment):
@@ -251,6 +333,21 @@ def test_a_planner_that_has_to_answer_is_told_what_was_found():
     ]  # fmt: skip
 
 
+def test_an_agent_that_always_works_alone_is_told_the_whole_episode():
+    options = DelegationOptions(
+        agents={"local": AgentOptions(actions=("find",), turns=3)},
+        alone=("local",),
+        alone_when="always",
+        answer_action="answer {content}",
+    )
+    told = transcribe(options, asked("find ada", "find bob", "answer cid", segments=(0, 1, 2)))
+    assert told == ["find ada", "find bob", "<result>cid</result>"]
+    with pytest.raises(ValueError, match="no_agent"):
+        transcribe(options, asked("find ada", "lookup bob", "answer dan", segments=(0, 1, 2)))
+    with pytest.raises(ValueError, match="too_many_turns"):
+        transcribe(options, asked("find ada", "find ada", "find bob", "answer cid", segments=(0, 0, 1, 2)))
+
+
 PARTS = [
     "<executor>",
     "</executor>",
@@ -290,6 +387,8 @@ def test_hostile_text_is_counted_and_never_ends_a_run():
         ({"agents": {"answer": AgentOptions()}}, "cannot be the name of an agent"),
         ({"answer_action": "{query}"}, "content"),
         ({"max_tasks": 0}, "at least 1"),
+        ({"alone": ("web",)}, "alone: there is no agent 'web'; agents has executor"),
+        ({"alone_when": "always"}, "alone names no agent"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, sentence):
