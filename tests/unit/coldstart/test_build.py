@@ -20,8 +20,10 @@ from verl_hier.recipe.composed import ComposedRecipe
 SMALL = ("hier.environment.pool=6", "hier.environment.validation=2", "hier.coldstart.episodes=8")
 ROLES = {
     "agentflow_alfworld": {"planner", "executor"},
+    "agentflow_search": {"planner", "executor", "verifier", "generator"},
     "chain_of_agents_alfworld": {"think"},
     "coda_alfworld": {"planner", "executor"},
+    "coda_search": {"planner", "executor"},
     "dual_loop_bug_reproduction": {"planner", "executor"},
     "hiersearch_search": {"planner", "executor"},
     "hiper_alfworld": {"agent"},
@@ -125,6 +127,18 @@ def test_a_model_is_made_once_and_anew_for_other_options(tmp_path: Path) -> None
     assert build(first, report=said.append) == model and said == [f"the model exists already: {model}"]
     build(compose("agentflow_alfworld", overrides("hier.coldstart.steps=3")))
     assert json.loads((model / RECORD).read_text())["settings"]["steps"] == 3
+
+
+def test_an_agent_is_shown_alone_too_where_training_asks_for_it(tmp_path: Path) -> None:
+    """In HierSearch's first stage an agent is given the question itself, as a planner would give it a task."""
+    recipe = ComposedRecipe.named("hiersearch_search", ["hier.environment.pool=24", "hier.coldstart.episodes=48"])
+    tokenizer = AutoTokenizer.from_pretrained(random_model([recipe], tmp_path / "tiny"))
+    rows = parquet.read_table(demonstrate(recipe, tokenizer, tmp_path / "d.parquet")).to_pylist()
+    told = [(row["role"], tokenizer.decode(row["input_ids"])) for row in rows]
+    planned = [text for role, text in told if role == "planner"]
+    alone = [text for role, text in told if role == "executor" and " is the " in text.split("search")[0]]
+    assert planned and alone and len(planned) + len(alone) < len(told)
+    assert all("<result>" in text and text.startswith("goal") for text in alone)
 
 
 def test_variants_of_the_tasks_are_shown_in_equal_parts(tmp_path: Path) -> None:

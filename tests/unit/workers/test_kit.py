@@ -29,6 +29,7 @@ def delegates(prompt: str, sampling: Sampling) -> str:
     return pick("<executor>walk</executor>", "<answer>gold</answer>")(prompt, sampling) if planner else "right"
 
 
+WORKS = pick("right", "right", "<result>right</result>")
 CHAIN = pick(
     "<think>a</think>", "<plan>b</plan>", "<action>right</action>", "<reflection>good</reflection>",
     "<suggested_answer>c</suggested_answer>", "<double_check>score 4</double_check>", "<answer>d</answer>",
@@ -40,6 +41,8 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("chain_of_agents", {"turns": "call", "on_violation": "penalise", "think": "optional"}, CHAIN),
     ("delegation", {}, delegates),
     ("delegation", {"refine": True, "planner_format": 0.1, "executor_format": 0.2}, delegates),
+    ("delegation", {"retry_prompt": "again", "executor_format": 0.2, "format_by": "turn"}, delegates),
+    ("delegation", {"alone": ["executor"], "alone_when": "always", "answer_action": "{content}"}, WORKS),
     ("designer_executor", {}, pick("solver", "solver ; solver", "right")),
     ("dual_loop", {}, None),
     ("dual_loop", {"router": "refiner", "empty_plan_penalty": 0.1}, pick("right", "strategic", "")),
