@@ -233,9 +233,7 @@ def demonstrate(recipe: ComposedRecipe, tokenizer: Any, file: Path) -> Path:
     return file
 
 
-def _by_expert(
-    recipe: ComposedRecipe, environment: Part, worker: Part, tokenizer: Any, path: Path, n: int
-) -> Path:
+def _by_expert(recipe: ComposedRecipe, environment: Part, worker: Part, tokenizer: Any, path: Path, n: int) -> Path:
     """Demonstrations by the expert, who plays the recipe's worker itself."""
     settings, file = recipe.hier.coldstart, path.with_suffix(".parquet")
     noise = Noise(random_action=settings.random_action, skip_stage=settings.skip_stage)

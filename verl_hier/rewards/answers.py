@@ -1,7 +1,7 @@
 """Rewards of answers: how well an answer matches the true ones, what was found, and whether the tools were used.
 
-Every function takes an episode or a turn. The true answers stand in the task of the environment, by default in its field
-`answers`. Scores are those of SQuAD (arXiv 1606.05250) on normalised words; see `verl_hier.environments.scoring`.
+Every function takes an episode or a turn. The true answers stand in the task of the environment, by default in its
+field `answers`. Scores are those of SQuAD (arXiv 1606.05250) on normalised words; see `verl_hier.environments.scoring`.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ def answer_and_tools(
     """The F1 of an answer, with something for the use of tools: the rewards of HierSearch, ARPO and AEPO.
 
     The turns that count are those of the highest level in the episode, of the agent that took the last of them: the
-    planner's, or those of an agent that works alone. Without an answer in the last one, or when one of them was refused,
-    the reward is `invalid`. An answer that shares no word with a true one has `wrong` times the share of tools that were
-    used, any other one its F1 plus `right` when all tools were used.
+    planner's, or those of an agent that works alone. Without an answer in the last one, or when one of them was
+    refused, the reward is `invalid`. An answer that shares no word with a true one has `wrong` times the share of tools
+    that were used, any other one its F1 plus `right` when all tools were used.
 
     HierSearch (arXiv 2508.08088) has `wrong: 0.1`; ARPO (arXiv 2507.19849) has `invalid: -1` and `right: 0.1`.
 
     Args:
         rated: the episode, or a turn.
-        tools: a text for each tool, such as `<search>`, which turns that use it contain; or such lists by the name of the
-            agent.
+        tools: a text for each tool, such as `<search>`, which turns that use it contain; or such lists by the name of
+            the agent.
         answer, truths: see `f1`.
         invalid: reward without a sound answer.
         wrong: reward of a wrong answer for which all tools were used.

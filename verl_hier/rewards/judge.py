@@ -44,8 +44,8 @@ async def judge(
         url: base of the endpoint, such as `http://host:8000/v1`; `$OPENAI_API_KEY` is sent as its key.
         model: the model's name there; empty for the only one that it serves.
         prompt: what it is asked. {instruction} is the task in words, {answers} the true answers that the task names,
-            {conversation} what the agent read and wrote, {text} what it generated last, {low} and {high} are the ends of
-            the scale.
+            {conversation} what the agent read and wrote, {text} what it generated last, {low} and {high} are the ends
+            of the scale.
         scale: lowest and highest number that the judge may name.
         temperature: of the judge.
         max_tokens: limit of its answer.

@@ -31,8 +31,8 @@ class MetaAgentXOptions:
     """Level 0 turns are designs, the others executions; `plan` of an execution turn is its design."""
 
     executor_group: Literal["question", "design", "auto"] | None = None
-    """Executions are compared over the whole task (`question`) or under one design. Null and `auto` take the task when a
-    design has at most two executions, else the design. With one execution a design it is always the task."""
+    """Executions are compared over the whole task (`question`) or under one design. Null and `auto` take the task when
+    a design has at most two executions, else the design. With one execution a design it is always the task."""
     executions: CountOrZero = 0
     """Executions per design that null and `auto` go by; 0 counts them in the batch."""
     failed_designs: Literal["count", "ignore"] = "ignore"
@@ -71,7 +71,7 @@ def _executions(table: TurnTable, options: MetaAgentXOptions, executor: Bools, k
 
 
 def _failed(table: TurnTable) -> tuple[Ints, Ints]:
-    """(F,) design turns that are the end of a trained episode and that no executor's turn follows, and (F,) episodes."""
+    """(F,) design turns that end a trained episode and that no executor's turn follows, and (F,) these episodes."""
     leaf = np.asarray(table["episodes.leaf"])
     plan = np.asarray(table["plan"])
     executed = np.bincount(plan[plan >= 0], minlength=len(table)) > 0

@@ -20,9 +20,9 @@ class DesignsOptions:
     executions: int = 4
     """Executions of each design (N)."""
     failed: Literal["keep", "drop"] = "keep"
-    """What happens to a design that cannot be executed, because its script is missing or refused: it stays in its group,
-    each of its executions with the return that the worker gives it (0 in the released code), or it is dropped. A design
-    that was lost to its environment is always dropped."""
+    """What happens to a design that cannot be executed, because its script is missing or refused: it stays in its
+    group, each of its executions with the return that the worker gives it (0 in the released code), or it is dropped. A
+    design that was lost to its environment is always dropped."""
 
     def __post_init__(self) -> None:
         if self.designs < 1 or self.executions < 1:

@@ -204,7 +204,14 @@ def test_a_planner_that_plans_longer_has_more_votes_in_agentflow():
 
 @pytest.mark.parametrize(
     ("group", "executions", "split"),
-    [(None, 2, False), (None, 3, True), ("auto", 4, True), ("question", 4, False), ("design", 2, True), ("design", 1, False)],
+    [
+        (None, 2, False),
+        (None, 3, True),
+        ("auto", 4, True),
+        ("question", 4, False),
+        ("design", 2, True),
+        ("design", 1, False),
+    ],
 )
 def test_metaagent_x_groups_executions_as_released(group, executions, split):
     """Null means the question up to two executions a design, else the design; one execution is never compared alone."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_hier.environments.scoring import exact_match, f1, normalise
 from verl_hier.errors import RecipeError
 from verl_hier.host.specs import build_options
 from verl_hier.testing.environment import check_environment
@@ -21,7 +22,6 @@ from verl_hier_plugins.environments.search.corpus import corpus_of
 from verl_hier_plugins.environments.search.index import Collection, _index, library, split_words
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.questions import follow
-from verl_hier.environments.scoring import exact_match, f1, normalise
 from verl_hier_plugins.environments.search.world import RELATIONS, build_world, write_document
 
 
@@ -335,7 +335,12 @@ def test_scores_are_shares(answer, truth):
 def test_an_answer_ends_the_episode_and_earns_what_the_recipe_says(reward, earned):
     environment, task, _ = begin(reward=reward)
     right = environment.fork().step(f"answer {task['answers'][0]}")
-    assert right.done and right.reward == (reward != "none") and right.info["won"] and right.info["score"] == right.info["f1"] == 1.0
+    assert (
+        right.done
+        and right.reward == (reward != "none")
+        and right.info["won"]
+        and right.info["score"] == right.info["f1"] == 1.0
+    )
     half = environment.step(f"<answer>perhaps {task['answers'][0]}</answer>")
     assert half.done and not half.info["won"]
     assert half.reward == half.info["score"] == pytest.approx(earned) and half.info["f1"] == pytest.approx(2 / 3)

@@ -47,7 +47,9 @@ def slow_f1(answer: str, truth: str) -> float:
     return precision_and_recall
 
 
-WORDS = st.lists(st.sampled_from(["the", "a", "Lake", "lake!", "bay", "yes", "no", "of", "of.", ""]), max_size=6).map(" ".join)
+WORDS = st.lists(st.sampled_from(["the", "a", "Lake", "lake!", "bay", "yes", "no", "of", "of.", ""]), max_size=6).map(
+    " ".join
+)
 
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=3))
@@ -99,7 +101,9 @@ def test_a_true_answer_is_found_in_the_notes_of_the_roles_that_count() -> None:
 TEAM = {"planner": ["<local>", "<web>"], "local": ["search"]}
 
 
-def by_definition(score: float, sound: bool, used: int, tools: int, invalid: float, wrong: float, right: float) -> float:
+def by_definition(
+    score: float, sound: bool, used: int, tools: int, invalid: float, wrong: float, right: float
+) -> float:
     if not sound:
         return invalid
     if score > 0:
@@ -109,7 +113,7 @@ def by_definition(score: float, sound: bool, used: int, tools: int, invalid: flo
 
 @pytest.mark.parametrize(
     ("said", "used", "valid", "kind"),
-    product(["pond", "lake", "hill", None], [0, 1, 2], [True, False], [(0.0, 0.1, 0.0), (-1.0, 0.0, 0.1)]),
+    list(product(["pond", "lake", "hill", None], [0, 1, 2], [True, False], [(0.0, 0.1, 0.0), (-1.0, 0.0, 0.1)])),
 )
 def test_answer_and_tools_by_definition(said: str | None, used: int, valid: bool, kind: tuple[float, ...]) -> None:
     invalid, wrong, right = kind

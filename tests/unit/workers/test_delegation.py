@@ -122,7 +122,10 @@ def test_formats_are_rewarded_by_the_share_of_sound_turns():
     assert graph.episodes[0].ret == pytest.approx(0.5)
 
 
-SOUND, HASTY = ["<executor>go</executor>", "right", "<result>x</result>"], ["<executor>go</executor>", "<result>x</result>"]
+SOUND, HASTY = (
+    ["<executor>go</executor>", "right", "<result>x</result>"],
+    ["<executor>go</executor>", "<result>x</result>"],
+)
 REFUSED = ["<executor>go</executor>", "fly", "right", "<result>x</result>"]
 
 
@@ -151,7 +154,7 @@ def test_a_planner_without_a_tag_may_try_again():
     said = ["no tag", "<executor>go</executor>", "right", "right", "right"]
     graph, policy = roll(said, retry_prompt="say it in a tag")
     assert [n.extra.get("failure") for n in graph.nodes[:2]] == ["no_tag", None] and graph.episodes[0].success
-    assert "no tag say it in a tag" in policy.tokenizer.decode(policy.prompts[1])
+    assert "no tag <end> say it in a tag" in policy.tokenizer.decode(policy.prompts[1])
     graph, _ = roll(["no tag"] * 3, retry_prompt="say it in a tag", max_tasks=2)
     assert len(graph.nodes) == 3 and graph.episodes[0].error == "planner: no_tag"
 
@@ -166,7 +169,7 @@ def test_agents_learn_alone_on_the_question_while_their_planner_is_frozen():
     said = ["right", "right", "<result>right</result>"]
     graph, policy = roll(list(said), lambda: Corridor(3), levels=frozenset({1}), **options)
     assert [(n.role, n.agent, n.level, n.plan) for n in graph.nodes] == [("executor", "local", 1, -1)] * 3
-    assert policy.tokenizer.decode(policy.prompts[0]).startswith("goal : reach the end")
+    assert policy.tokenizer.decode(policy.prompts[0]).startswith("goal : do it")
     assert graph.episodes[0].success, "its result is the answer"
     assert graph.nodes[-1].reward == pytest.approx(1.0 + 0.5) and len(graph_rows(graph, lambda node: True)) == 1
     for levels in (None, frozenset({0}), frozenset({0, 1})):

@@ -83,8 +83,8 @@ class DelegationOptions:
     executor_format: NonNegative = 0.0
     """Reward for agents that act and report in sound turns (the executor term of PECO's reward)."""
     format_by: Literal["conversation", "turn"] = "conversation"
-    """The format rewards are multiplied by the share of sound conversations, one for the planner and one for each task, as
-    in the released code, or by the share of sound turns."""
+    """The format rewards are multiplied by the share of sound conversations, one for the planner and one for each task,
+    as in the released code, or by the share of sound turns."""
 
     def __post_init__(self) -> None:
         if not self.agents:
