@@ -14,10 +14,12 @@ from tests.conformance.runner import CASES
 from tests.fixtures.corridor import Corridor
 from tests.fixtures.planner_transcript import planner_transcript
 from verl_hier.environments.base import Environment, StepResult
-from verl_hier.graph import build_table, graph_rows
+from verl_hier.graph import TableBuilder, build_table, graph_rows
 from verl_hier.graph.nodes import Node
 from verl_hier.host.specs import NoOptions
+from verl_hier.rewards.answers import answer_and_tools
 from verl_hier.rollout import Limits
+from verl_hier.rollout.rewards import Reward, rate
 from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.estimators.coda_peco import CoDAOptions, advantage
@@ -177,6 +179,58 @@ def test_agents_learn_alone_on_the_question_while_their_planner_is_frozen():
         assert [n.role for n in graph.nodes] == ["planner"], "the planner leads wherever it learns, and in evaluation"
     graph, _ = roll(list(said), lambda: Corridor(3), alone_when="always", **options)
     assert {n.role for n in graph.nodes} == {"executor"}
+
+
+class Quiz(Environment):
+    """A question whose documents say nothing; an answer ends it, and its own reward is 0."""
+
+    def reset(self, task, seed):
+        return StepResult("")
+
+    def step(self, action):
+        return StepResult("docs", 0.0, done=action.startswith("answer"), info={"won": False})
+
+
+@pytest.mark.parametrize(("levels", "said"), [(1, "<result>{}</result>"), (0, "<answer>{}</answer>")])
+def test_each_stage_of_hiersearch_learns_from_its_own_answers(levels, said):
+    """Rewards by definition, then their z-score: the first stage has a baseline too."""
+    given = ["old lake", "lake", "hill", "no tag"]
+    rewards = [1.0, 2 / 3, 0.1 * 1 / 2, 0.0]
+    queue = []
+    for words in given:
+        last = "nothing" if words == "no tag" else said.format(words)
+        queue += ["find x", *([last] * (3 if words == "no tag" else 1))] if levels else []
+        queue += [] if levels else ["<local>x</local>", "find x", "<result>docs</result>", last]
+
+    class OneByOne(Independent):
+        async def sample(self, rollout):
+            for _ in range(rollout.n):
+                await rollout.start().run()
+
+    agents = {"local": AgentOptions(actions=("find",), turns=4), "web": AgentOptions(actions=("look",))}
+    task = {"instruction": "which?", "answers": ["the old lake"]}
+    rolled = roll_out_scripted(
+        environment=Quiz,
+        worker=hier_workers(),
+        options=DelegationOptions(agents=agents, alone=("local",), answer_action="answer {content}"),
+        sampler=OneByOne(NoOptions()),
+        answer=lambda prompt, sampling: queue.pop(0),
+        task=task,
+        n=4,
+        levels=frozenset({levels}),
+    )
+    graph, _ = asyncio.run(rolled)
+    tools = {"planner": ["<local>", "<web>"], "local": ["find", "search"]}
+    options = {"answer": "<(?:answer|result)>([^<]*)", "tools": tools, "wrong": 0.1}
+    asyncio.run(rate(graph, task, {"answer": Reward(answer_and_tools, options=options)}))
+    assert [episode.ret for episode in graph.episodes] == pytest.approx(rewards)
+    assert {node.level for node in graph.nodes} == ({1} if levels else {0, 1})
+    builder = TableBuilder()
+    builder.add(graph, lambda node: node.level == levels)
+    table = builder.build()
+    scores = (np.array(rewards) - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-6)
+    learns = np.asarray(table["level"]) == levels
+    assert advantage(table, CoDAOptions()) == pytest.approx(np.where(learns, scores[np.asarray(table["episode"])], 0.0))
 
 
 def test_an_agent_alone_that_never_reports_gives_no_answer():
