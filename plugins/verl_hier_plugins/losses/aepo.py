@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import PolicyLossSpec
+from verl_hier.training.policy_loss import clip_range, token_mean
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +77,7 @@ def clipped_loss(
     """Dual-clipped loss with or without the balanced upper bound; clip values from verl's actor config."""
     from verl.trainer.ppo.core_algos import agg_loss
 
-    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    low, high = clip_range(config)
     log_ratio = log_prob - old_log_prob
     losses, clipped, dual = token_losses(
         log_ratio, advantages, low, high, config.get("clip_ratio_c", 3.0), balanced=balanced
@@ -85,17 +85,11 @@ def clipped_loss(
     if weights is not None:
         losses = losses * weights
     loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
-    count = response_mask.sum().clamp(min=1)
-
-    def mean(values: torch.Tensor) -> float:
-        return float((values.detach() * response_mask).sum() / count)
-
-    metrics = {
-        "actor/pg_clipfrac": mean(clipped),
-        "actor/ppo_kl": mean(-log_ratio),
-        "actor/pg_clipfrac_lower": mean(dual),
+    return loss, {
+        "actor/pg_clipfrac": token_mean(clipped, response_mask),
+        "actor/ppo_kl": token_mean(-log_ratio, response_mask),
+        "actor/pg_clipfrac_lower": token_mean(dual, response_mask),
     }
-    return loss, metrics
 
 
 @hookimpl

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import PolicyLossSpec
+from verl_hier.training.policy_loss import PolicyLoss, clip_range, token_mean
 
 if TYPE_CHECKING:
     import torch
-
-PolicyLoss = Callable[..., "tuple[torch.Tensor, dict[str, Any]]"]
 
 
 def turn_numbers(mask: torch.Tensor) -> torch.Tensor:
@@ -77,8 +75,7 @@ def turn_loss(per: Literal["turn", "row"] = "turn", soft: bool = False) -> Polic
         import torch
         from verl.trainer.ppo.core_algos import agg_loss
 
-        low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-        high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+        low, high = clip_range(config)
         log_ratio = log_prob - old_log_prob
         mean = mean_log_ratio(log_ratio.detach(), response_mask, per)
         # The value is the turn's ratio, the gradient that of the token's own log-prob.
@@ -91,11 +88,10 @@ def turn_loss(per: Literal["turn", "row"] = "turn", soft: bool = False) -> Polic
         if rollout_is_weights is not None:
             losses = losses * rollout_is_weights
         total = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
-        count = response_mask.sum().clamp(min=1)
         evenness, single = turn_shares(log_ratio.detach(), response_mask)
         return total, {
-            "actor/pg_clipfrac": float(((clipped > plain) * response_mask).sum() / count),
-            "actor/ppo_kl": float(-(log_ratio.detach() * response_mask).sum() / count),
+            "actor/pg_clipfrac": token_mean(clipped > plain, response_mask),
+            "actor/ppo_kl": token_mean(-log_ratio, response_mask),
             "actor/pg_clipfrac_lower": 0.0,
             "actor/turn_kl_entropy": evenness,
             "actor/single_turn_count": single,

@@ -5,17 +5,15 @@ Read in notes on the report (confidence C), so the bands are our choice; a plugi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import PolicyLossSpec
+from verl_hier.training.policy_loss import PolicyLoss, clip_range, token_mean
 
 if TYPE_CHECKING:
     import torch
-
-PolicyLoss = Callable[..., "tuple[torch.Tensor, dict[str, Any]]"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ def hispo_loss(bands: Bands) -> PolicyLoss:
         import torch
         from verl.trainer.ppo.core_algos import agg_loss
 
-        low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-        high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+        low, high = clip_range(config)
         log_ratio = (log_prob - old_log_prob).clamp(-20.0, 20.0)
         kept = importance_mask(log_ratio.detach(), response_mask, bands)
         if rollout_is_weights is not None:
@@ -68,9 +65,8 @@ def hispo_loss(bands: Bands) -> PolicyLoss:
         if rollout_is_weights is not None:
             losses = losses * rollout_is_weights
         losses = torch.where(kept, losses, torch.zeros_like(losses))
-        share = (kept.sum() / response_mask.sum().clamp(min=1)).item()
         total = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
-        return total, {"actor/hispo_kept_share": share}
+        return total, {"actor/hispo_kept_share": token_mean(kept, response_mask)}
 
     return loss
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import PolicyLossSpec
+from verl_hier.training.policy_loss import token_mean
 from verl_hier_plugins.losses.at2po import mean_log_ratio
 
 if TYPE_CHECKING:
@@ -36,11 +37,10 @@ def ipa_loss(
     if rollout_is_weights is not None:
         losses = losses * rollout_is_weights
     total = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
-    count = response_mask.sum().clamp(min=1)
     truncated = (ratio > 1) & (advantages < 0)
     return total, {
-        "actor/ppo_kl": float(-(log_ratio * response_mask).sum() / count),
-        "actor/pg_clipfrac": float((truncated * response_mask).sum() / count),
+        "actor/ppo_kl": token_mean(-log_ratio, response_mask),
+        "actor/pg_clipfrac": token_mean(truncated, response_mask),
         "actor/pg_clipfrac_lower": 0.0,
     }
 

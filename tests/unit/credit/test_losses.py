@@ -8,6 +8,7 @@ import torch
 
 from tests.conformance.adapters import ActorConfig
 from tests.conformance.builtin_parts import plugin_module, policy_loss
+from verl_hier.training.policy_loss import clip_range, token_mean
 
 CONFIG = ActorConfig(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=0.28, clip_ratio_c=3.0, global_batch_info={})
 
@@ -125,3 +126,20 @@ def test_ipa_is_likelihood_for_good_turns_and_a_truncated_ratio_for_bad_ones():
     assert loss == pytest.approx((-2 * 0.6 + down * -0.5 + 0.2) / 7)
     assert gradient.flatten().tolist() == pytest.approx([v / 7 for v in [-2, -2, 0, down, 0, 0, 1, 1, 1, 1]])
     assert metrics["actor/pg_clipfrac"] == pytest.approx(4 / 7)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(None, None, (0.2, 0.2)), (0.1, None, (0.1, 0.2)), (0.0, 0.3, (0, 0.3))]
+)
+def test_the_clip_range_is_verls(low, high, expected):
+    config = ActorConfig(
+        clip_ratio=0.2, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=3.0, global_batch_info={}
+    )
+    assert clip_range(config) == expected
+
+
+def test_means_are_over_the_tokens_of_the_mask():
+    mask = torch.tensor([[1.0, 1.0, 0.0]])
+    assert token_mean(torch.tensor([[True, False, True]]), mask) == 0.5
+    assert token_mean(torch.tensor([[1.0, 2.0, 9.0]], requires_grad=True), mask) == 1.5
+    assert token_mean(torch.ones(1, 3), torch.zeros(1, 3)) == 0.0
