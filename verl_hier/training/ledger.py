@@ -157,24 +157,28 @@ class Ledger:
             by: the unit: `row`, `turn`, `episode` or `role`; with `token` all tokens weigh the same.
             rule: with `first_owner`, a shared turn counts once for each episode through it.
 
-        Before `credit.weight` and `phase_weight` are applied, the weights sum to the number of trained tokens. The
-        exception is `token` with `first_owner`: there the weight of a token is the number of its episodes.
+        Turns whose `credit.weight` is 0 are left out as if they were not in the step. Before `credit.weight` and
+        `phase_weight` are applied, the other weights sum to the number of trained tokens, theirs included, by which
+        verl divides. With `token` and `first_owner` they are the numbers of episodes instead.
         """
         phase = self.phase_weight if (self.phase_weight != 1).any() else None
         if by == "token" and credit.weight is None and phase is None and rule != "first_owner":
             return None
         trained = (np.asarray(mask) > 0) & (self.turn >= 0)
         turn = np.maximum(self.turn, 0)
-        weights = trained.astype(np.float64)
+        scale = np.ones(len(self.table)) if credit.weight is None else np.asarray(credit.weight, dtype=np.float64)
+        kept = trained & (scale[turn] != 0)
+        weights = kept.astype(np.float64)
         if rule == "first_owner":
             weights *= np.asarray(self.table["leaves"], dtype=np.float64)[turn]
         units = self._units(by, turn)
-        if units is not None and trained.any():
+        if units is None:
+            weights *= trained.sum() / max(kept.sum(), 1)
+        elif kept.any():
             total = np.bincount(units, weights=weights)
             present = int((total > 0).sum())
             weights *= np.divide(trained.sum() / present, total, out=np.zeros_like(total), where=total > 0)[units]
-        if credit.weight is not None:
-            weights *= np.asarray(credit.weight, dtype=np.float64)[turn]
+        weights *= scale[turn]
         return weights if phase is None else weights * phase[turn]
 
     def _units(self, by: WeightBy, turn: Ints) -> Ints | None:

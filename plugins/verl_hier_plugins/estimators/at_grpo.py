@@ -1,6 +1,6 @@
 """AT-GRPO, groups by agent and turn (arXiv 2510.11062), docs/methods/at_grpo.md.
 
-GRPO with other keys.
+GRPO with other keys, and a filter of groups.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Credit, WeightBy, turn_advantage
+from verl_hier.credit import Credit, Floats, WeightBy, turn_advantage, turn_keys
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier_plugins.estimators import grpo
 
@@ -32,10 +33,23 @@ class ATGRPOOptions(grpo.GRPOOptions):
     keep: Literal["all", "last_turn"] = "all"
     """`last_turn` compares and trains the turns of the last turn number of each episode alone; with `group_by:
     [episode]` it is the mode `no_tree` of the released code."""
+    drop_lowest: ZeroToOne = 0.0
+    """Share of the step's groups that is left out of the loss."""
+    drop_by: Literal["mean", "spread"] = "mean"
+    """What those groups have least of: the mean of their scores, or their variance over their squared range."""
 
 
 def advantage(table: TurnTable, options: ATGRPOOptions) -> Credit:
-    """Credit per turn: the z-score of the turn's own reward among the candidates of its state."""
+    """Credit per turn: the z-score of the turn's own reward among the candidates of its state; groups that the filter
+    drops get the weight 0."""
+    credit = _credit(table, options)
+    if options.drop_lowest:
+        kept = kept_turns(table, options)
+        credit.weight = kept if credit.weight is None else credit.weight * kept
+    return credit
+
+
+def _credit(table: TurnTable, options: ATGRPOOptions) -> Credit:
     if options.keep == "all":
         return grpo.advantage(table, options)
     number, episode = np.asarray(table["turn"]), np.asarray(table["episode"])
@@ -46,6 +60,29 @@ def advantage(table: TurnTable, options: ATGRPOOptions) -> Credit:
     kernel = grpo.normalisation(options)
     values = turn_advantage(table, scores, options.group_by, weight_by=options.weight_by, where=kept, **kernel)
     return Credit(values, weight=kept.astype(np.float64))
+
+
+def kept_turns(table: TurnTable, options: ATGRPOOptions) -> Floats:
+    """(T,) 0 for the turns of the lowest groups, else 1. A group of one counts as 0, of equal groups the first is
+    lower."""
+    keys, scores = turn_keys(table, options.group_by), np.asarray(grpo.turn_scores(table, options), np.float64)
+    trained = np.flatnonzero(np.asarray(table["trained"], bool))
+    turns = trained[np.argsort(keys[trained], kind="stable")]
+    groups = np.split(turns, np.flatnonzero(np.diff(keys[turns])) + 1)
+    groups.sort(key=lambda group: (_rank(scores[group], options.drop_by), *group[:1]))
+    kept = np.ones(len(keys))
+    for group in groups[: int(len(groups) * options.drop_lowest)]:
+        kept[group] = 0.0
+    return kept
+
+
+def _rank(scores: Floats, by: Literal["mean", "spread"]) -> float:
+    if len(scores) < 2:
+        return 0.0
+    if by == "mean":
+        return float(scores.mean())
+    width = float(np.ptp(scores))
+    return float(scores.var()) / width**2 if width else 0.0
 
 
 @hookimpl

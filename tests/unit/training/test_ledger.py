@@ -92,11 +92,29 @@ def test_tokens_are_left_to_verl_or_count_their_episodes(batch):
 @pytest.mark.parametrize("by", [*UNITS, "token"])
 def test_the_weight_of_the_credit_is_multiplied_in(by):
     ledger, _, mask = make([rollout_graphs.hierarchical()])
-    weight = np.arange(len(ledger.table), dtype=float)
+    weight = 1.0 + np.arange(len(ledger.table))
     plain = ledger.weights(one_credit(ledger), mask, by, "once")
     plain = mask if plain is None else plain
     weighted = ledger.weights(Credit(np.ones(len(ledger.table)), weight=weight), mask, by, "once")
     np.testing.assert_allclose(weighted, plain * weight[np.maximum(ledger.turn, 0)])
+
+
+@pytest.mark.parametrize("by", [*UNITS, "token"])
+def test_turns_of_weight_0_count_as_if_they_were_not_in_the_step(by):
+    """verl divides by all tokens, so the others have to make up for those of the dropped task."""
+    graphs = {"a": rollout_graphs.hierarchical(), "b": rollout_graphs.windowed()}
+    for uid, graph in graphs.items():
+        graph.task["uid"] = uid
+    ledger, rows, mask = make(graphs.values())
+    dropped = np.asarray(ledger.table["group"]) == 0
+    weights = ledger.weights(Credit(np.ones(len(dropped)), weight=(~dropped).astype(float)), mask, by, "once")
+    gone = dropped[np.maximum(ledger.turn, 0)] | (mask == 0)
+    assert not weights[gone].any() and weights.sum() == pytest.approx(mask.sum())
+    alone, _, only = make([graphs["b"]])
+    expected = alone.weights(one_credit(alone), only, by, "once")
+    expected = only if expected is None else expected
+    found = np.concatenate([part for part, (uid, _) in zip(ledger.split(weights), rows, strict=True) if uid == "b"])
+    np.testing.assert_allclose(found, expected * mask.sum() / only.sum())
 
 
 def test_an_episode_of_many_rows_weighs_as_much_as_one_of_few():
