@@ -13,6 +13,7 @@ import argparse
 import ast
 import asyncio
 import dataclasses
+import importlib
 import itertools
 import json
 import pkgutil
@@ -118,6 +119,8 @@ def fields(path: str, cls: type) -> Iterator[str]:
     yield from table(("line", "type", "default", "what it does"), *rows)
     for name, hint in hints.items():
         held, place = hint, f"{path}.{name}"
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            held = next(filter(dataclasses.is_dataclass, typing.get_args(hint)), hint)
         if typing.get_origin(hint) is Mapping:
             held, place = typing.get_args(hint)[1], f"{place}.NAME"
         if dataclasses.is_dataclass(held) and isinstance(held, type):
@@ -139,6 +142,8 @@ def kind_of(hint: typing.Any) -> str:
     if origin is not None and issubclass(origin, Mapping):
         held = "a block" if dataclasses.is_dataclass(arguments[1]) else kind_of(arguments[1])
         return f"mapping of {kind_of(arguments[0])} to {held}"
+    if dataclasses.is_dataclass(hint):
+        return "a block"
     words = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", type(None): "`null`"}
     return words.get(hint, "anything")
 
@@ -331,6 +336,20 @@ def cold_starts() -> Iterator[str]:
         yield from ("", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.")
 
 
+def updates() -> Iterator[str]:
+    """What `scripts/bench/updates.py` has measured."""
+    file = DOCS / "learning" / "updates.json"
+    if not file.is_file():
+        yield "Not measured yet."
+        return
+    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    yield from importlib.import_module("updates").table(measured)
+    yield from ("", "![success and clipped tokens over generated tokens](updates.png)", "")
+    quick = ", with `--quick`" if measured["quick"] else ""
+    yield f"Measured on {measured['machine']}, verl {measured['verl']}, torch {measured['torch']}{quick}."
+
+
 def rules_of_the_check() -> Iterator[str]:
     """What `verl-hier check` refuses, a table for each topic."""
     for topic, found in itertools.groupby(rules(), key=lambda rule: rule.topic):
@@ -368,6 +387,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "picture": picture,
     "commands": commands,
     "cold_starts": cold_starts,
+    "updates": updates,
     "checks": rules_of_the_check,
     "numbers": numbers,
     "words": words,

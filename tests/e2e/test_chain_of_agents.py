@@ -53,6 +53,8 @@ def test_distilled_and_then_trained_level_by_level(train, model, tmp_path):
                 "data.train_batch_size=4",
                 "trainer.total_training_steps=2",
                 "trainer.test_freq=-1",
+                # As many episodes as the recipe says.
+                "hier.refill=null",
                 "trainer.logger=[console,file]",
             ]
         ),

@@ -11,11 +11,13 @@ import json
 import logging
 import pickle
 import time
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import ray
 import transfer_queue as tq
+from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
@@ -27,6 +29,7 @@ from verl_hier.errors import HierError
 from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
 from verl_hier.rollout import Request, Sampling
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
+from verl_hier.training.refill import Group
 from verl_hier.training.schedule import Phase
 
 logger = logging.getLogger(__name__)
@@ -54,7 +57,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         uid, validate = str(prompt["uid"]), bool(trajectory["validate"])
         partition = "val" if validate else "train"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
-        status = "failure"
+        tag: dict[str, Any] = {"status": "failure"}
         try:
             async with self._slots:
                 started = time.perf_counter()
@@ -64,14 +67,16 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
                 await self._score(graph, phase, prompt)
             self._host.hook.hier_graph_finished(graph=graph, validate=validate)
             graph.seconds["rollout"] = time.perf_counter() - started
-            await self._publish(graph, phase, prompt, validate)
-            status = "finished"
+            rows = await self._publish(graph, phase, prompt, validate)
+            refill = None if validate else self._hier.refill
+            group = {} if refill is None else {"group": asdict(Group.of(graph, rows, refill.score))}
+            tag = {"status": "finished", **group}
         except Exception as error:
             text = str(error) if isinstance(error, HierError) else f"{type(error).__name__}: {error}"
             logger.exception("task %s could not be rolled out", uid)
             await tq.async_kv_put(key=uid, partition_id=FAULTS, tag={"error": text})
         finally:
-            await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+            await tq.async_kv_put(key=uid, partition_id=partition, tag=tag)
 
     async def _roll_out(
         self, prompt: dict[str, Any], params: dict[str, Any], phase: Phase, step: int, validate: bool
@@ -121,8 +126,12 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
                 info = last.extra_fields.get("reward_extra_info", {})
                 episode.reward_info |= {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
 
-    async def _publish(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any], validate: bool) -> None:
-        """One put for each episode with rows; the graph itself travels with the first row of the task."""
+    async def _publish(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any], validate: bool) -> int:
+        """One put for each episode with rows; the graph itself travels with the first row of the task.
+
+        Returns:
+            how many rows there are.
+        """
         rule = "once" if validate else self._hier.guards.shared_prefix
         rows = graph_rows(graph, Phase("all").trains if validate else phase.trains, rule)
         sessions: dict[int, list[AgentLoopOutput]] = {}
@@ -139,6 +148,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             fields = {"graph": pickle.dumps(graph)} if store.path else None
             uid, tag = str(prompt["uid"]), {"validate": validate}
             await tq.async_kv_put(key=uid, partition_id=GRAPHS, fields=fields, tag=tag)
+        return len(rows)
 
     def _output(self, graph: RolloutGraph, row: Row) -> AgentLoopOutput:
         record = graph.episodes[row.episode]
@@ -168,3 +178,10 @@ class HierAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(HierAgentLoopWorker)
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """As verl's, which begins with the first worker each time: tasks that come one by one are dealt out in turn."""
+        super().generate_sequences(prompts)
+        workers: list[Any] = self.agent_loop_workers
+        dealt = min(len(prompts), len(workers))
+        self.agent_loop_workers = workers[dealt:] + workers[:dealt]

@@ -18,24 +18,23 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
-from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from verl_hier.compat.dataset import TASK_FIELDS
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.queue import FAULTS, GRAPHS
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
+from verl_hier.compat.tasks import TaskMixin
 from verl_hier.compat.updates import UpdateMixin
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.training.curriculum import Curriculum
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.metrics import turn_metrics
+from verl_hier.training.policy_loss import clip_range
 from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.step import TrainingStep, store_graphs, train_step
 
@@ -48,13 +47,13 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(UpdateMixin):
+class HierTrainerMixin(TaskMixin, UpdateMixin):
     """What our trainers do differently from verl's.
 
-    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_build_replay_buffer`, `_init_resource_pool_mgr`,
-    `_next_train_batch`, `_balance_batch`, `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`,
-    `_compute_metrics`, `on_validate_begin`, `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers
-    `get_llm_client` too. `UpdateMixin` overrides those that decide on mini-batches.
+    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
+    `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
+    `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
+    `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches.
     """
 
     base_mode: str
@@ -68,7 +67,6 @@ class HierTrainerMixin(UpdateMixin):
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
         self.update_options = recipe.hier.update
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
-        self._curriculum: Curriculum | None = None
         self._step: TrainingStep | None = None
         self._without_rows: list[RolloutGraph] = []
         self._phases: set[str] = set()
@@ -90,33 +88,6 @@ class HierTrainerMixin(UpdateMixin):
             if "no materializable trajectories" in str(error):
                 raise RolloutError(NOTHING_TO_TRAIN) from error
             raise
-
-    def _build_replay_buffer(self) -> Any:
-        buffer = super()._build_replay_buffer()
-        buffer.poll_interval = self.hier.poll_interval_s
-        return buffer
-
-    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
-        batch = super()._next_train_batch(num_prompts)
-        if self.hier.curriculum.horizons:
-            self._exchange_tasks(batch)
-        phase = json.dumps(self.schedule.phase(self.global_steps).to_dict())
-        tu.assign_non_tensor_data(batch, "hier_phase", phase)
-        # Data sets of verl need not number their tasks.
-        tasks = [int(place) for place in tu.get(batch, "index", [])]
-        counts = self.schedule.episodes(self.global_steps, tasks, self.config.actor_rollout_ref.rollout.n)
-        if counts:
-            tu.assign_non_tensor_stack(batch, "hier_n", counts)
-        return batch
-
-    def _exchange_tasks(self, batch: TensorDict) -> None:
-        """Replace the tasks of the batch that are too long for the present stage of the curriculum."""
-        if self._curriculum is None:
-            self._curriculum = Curriculum(self.hier.curriculum, self.train_dataset.tasks)
-        places = self._curriculum.admit(self.global_steps, [int(place) for place in tu.get(batch, "index")])
-        items = [self.train_dataset[place] for place in places]
-        for name in TASK_FIELDS:
-            tu.assign_non_tensor_stack(batch, name, [item[name] for item in items])
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -141,9 +112,7 @@ class HierTrainerMixin(UpdateMixin):
     def _read_losses(self, batch: Any) -> None:
         """Show the schedule the loss of each row under the updated policy, at the cost of a forward pass."""
         assert self._step is not None
-        actor = self.config.actor_rollout_ref.actor
-        low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
-        high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
+        low, high = clip_range(self.config.actor_rollout_ref.actor)
         temperature = self.config.actor_rollout_ref.rollout.temperature
         batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
         self.actor_rollout_wg.compute_log_prob(batch)
@@ -259,10 +228,10 @@ class HierTrainerMixin(UpdateMixin):
     def _store(self) -> bool:
         """Write the step's graphs where the recipe wants them; True when that failed."""
         store = self.hier.store
-        if self._step is None or store.path is None or self.global_steps % store.every:
+        if self._step is None or not self.stores_this_step:
             return False
-        graphs = [*self._step.ledger.graphs.values(), *self._without_rows]
-        return not store_graphs(os.path.join(store.path, f"step_{self.global_steps:06d}.parquet"), graphs)
+        graphs = [*self._step.ledger.graphs.values(), *self._without_rows, *self._dropped]
+        return not store_graphs(os.path.join(str(store.path), f"step_{self.global_steps:06d}.parquet"), graphs)
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-from verl_hier.errors import RolloutError
 from verl_hier.recipe.schema import UpdateOptions
-from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size
+from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size, require_rows
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as _Base
@@ -73,7 +72,7 @@ class UpdateMixin(_Base):
     _division: _Division
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Pad as verl does, then give each mini-batch its rows and each rank an equal share of their tokens.
+        """Pad and balance as verl does, which is all where there is one mini-batch; else share out each of them.
 
         Args:
             batch: rows whose keys begin with their task.
@@ -82,16 +81,8 @@ class UpdateMixin(_Base):
         self._division = self._divide([key.split("_")[0] for key in keys])
         padded = super()._balance_batch(batch, metrics, *args, **kwargs)
         division = self._division
-        places = {key: place for place, key in enumerate(padded.keys)}
-        workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in padded.tags], dtype=torch.int64))
-
-        def balance(rows: list[int], ranks: int) -> list[list[int]]:
-            found = get_seqlen_balanced_partitions(workloads[rows], k_partitions=ranks, equal_size=True)
-            return [[rows[i] for i in share] for share in found]
-
-        parts = [[places[keys[row]] for row in part] for part in division.parts]
-        fillers = sorted(set(places.values()) - {place for part in parts for place in part})
-        padded.reorder(arrange(parts, fillers, self._ranks(), balance))
+        if len(division.parts) > 1:
+            self._share_out(padded, [[keys[row] for row in part] for part in division.parts])
         actor = self.config.actor_rollout_ref.actor
         epochs = self.update_options.epochs or actor.ppo_epochs
         metrics["hier/update/steps"] = float(division.actor * epochs)
@@ -100,16 +91,28 @@ class UpdateMixin(_Base):
         metrics["hier/rows/padding"] = float(len(padded) - len(keys))
         return padded
 
+    def _share_out(self, padded: Any, parts: list[list[str]]) -> None:
+        """Give each mini-batch its rows, and each rank an equal share of their tokens.
+
+        Args:
+            padded: the batch, which is put into a new order.
+            parts: keys of the rows of each mini-batch; the other rows are padding.
+        """
+        places = {key: place for place, key in enumerate(padded.keys)}
+        workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in padded.tags], dtype=torch.int64))
+
+        def balance(rows: list[int], ranks: int) -> list[list[int]]:
+            found = get_seqlen_balanced_partitions(workloads[rows], k_partitions=ranks, equal_size=True)
+            return [[rows[i] for i in share] for share in found]
+
+        rows = [[places[key] for key in part] for part in parts]
+        fillers = sorted(set(places.values()) - {place for part in rows for place in part})
+        padded.reorder(arrange(rows, fillers, self._ranks(), balance))
+
     def _divide(self, tasks: list[str]) -> _Division:
         """Mini-batches of actor and critic for rows of these tasks."""
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
-        ranks = self._ranks()
-        rows = self.update_options.mini_batch.rows
-        if rows is not None and rows < ranks:
-            raise RolloutError(
-                f"hier.update.mini_batch.rows: {rows} row(s) cannot be divided among {ranks} ranks; name at least that "
-                "many."
-            )
+        require_rows(self.update_options, self._ranks())
         if self.update_options.mini_batch.given or self.update_options.keep_tasks_together:
             parts = divide(self.update_options, tasks, prompts)
             return _Division(parts, len(parts), len(parts))

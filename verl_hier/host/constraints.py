@@ -88,10 +88,14 @@ Count = Annotated[int, Range(1)]
 """A whole number of at least 1."""
 CountOrZero = Annotated[int, Range(0)]
 """A whole number of at least 0."""
+AtLeastOne = Annotated[float, Range(1)]
+"""A number of at least 1."""
 NonNegative = Annotated[float, Range(0)]
 """A number of at least 0."""
 Positive = Annotated[float, Range(0, open=True)]
 """A number above 0."""
+AboveZeroToOne = Annotated[float, Range(0, 1, open=True)]
+"""A number above 0 and at most 1."""
 ZeroToOne = Annotated[float, Range(0, 1)]
 """A number from 0 to 1, the ends included."""
 
@@ -99,6 +103,8 @@ Prompt = Annotated[str, Template()]
 """A template without fields of the worker's own."""
 
 ALIASES: dict[str, Any] = {
+    "AboveZeroToOne": AboveZeroToOne,
+    "AtLeastOne": AtLeastOne,
     "Count": Count,
     "CountOrZero": CountOrZero,
     "NonNegative": NonNegative,

@@ -34,8 +34,7 @@ class Report:
         parts: the five parts with their options.
         plugins: loaded plugins.
         model: what is known of the policy's model.
-        sizes: devices, processes, tasks, episodes and optimiser steps.
-        rows: of an optimiser step, where the recipe measures it in rows.
+        sizes: devices, processes, and what one step does.
         trainer, server: trainer mode and rollout server.
         memory: bytes that a CPU run takes at least, None for GPU recipes.
         notes: what could not be checked here, or deserves a thought.
@@ -46,19 +45,11 @@ class Report:
     plugins: tuple[str, ...]
     model: ModelFacts
     sizes: Sizes
-    rows: int | None
     trainer: str
     server: str
     memory: int | None
     notes: tuple[str, ...]
     first: tuple[str, ...] = ()
-
-    @property
-    def updates(self) -> str:
-        """How many optimiser steps a step makes."""
-        if self.sizes.optimiser_steps is None:
-            return f"an optimiser step for every {self.rows} rows"
-        return f"{self.sizes.optimiser_steps} optimiser step(s)"
 
     def lines(self) -> list[tuple[str, str]]:
         """(what, how much) for printing."""
@@ -69,7 +60,7 @@ class Report:
             ("model", f"{self.model.path} ({'to be made first' if self.model.missing else self.model.size})"),
             ("trainer", f"{self.trainer}, {sizes.devices} device(s), {sizes.data_parallel} data-parallel"),
             ("rollout", f"{self.server}, {plan.replicas} replica(s), {plan.agent_workers} rollout worker(s)"),
-            ("a step", f"{sizes.tasks} tasks x {sizes.episodes} episodes, {self.updates}"),
+            ("a step", str(sizes.step)),
             ("longest row", f"{sizes.longest_row} tokens"),
             (
                 "processes",
@@ -133,7 +124,6 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         plugins=recipe.host.plugins,
         model=model,
         sizes=sizes_of(recipe),
-        rows=recipe.hier.update.mini_batch.rows,
         trainer=plain["trainer"]["v1"]["trainer_mode"],
         server=plain["actor_rollout_ref"]["rollout"]["name"],
         memory=memory_of(recipe, model),

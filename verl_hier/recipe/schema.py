@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from verl_hier.credit import WeightBy
 from verl_hier.errors import RecipeError
 from verl_hier.graph.rows import SharedPrefix
-from verl_hier.host.constraints import Count, NonNegative, Positive, ZeroToOne
+from verl_hier.host.constraints import AboveZeroToOne, AtLeastOne, Count, NonNegative, Positive, ZeroToOne
 from verl_hier.host.specs import KINDS, Kind, build_dataclass
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
@@ -112,6 +112,39 @@ class UpdateOptions:
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+
+
+@dataclass(frozen=True)
+class RefillOptions:
+    """Which finished tasks of a step are exchanged for further ones; see docs/refill.md."""
+
+    limit: AtLeastOne
+    """Tasks that a step may sample in all, as a multiple of `data.train_batch_size`; 1 drops tasks and samples no other
+    ones."""
+    score: str = "return"
+    """What the trained episodes of a task are compared by: `return`, `success`, or the name of a number in their
+    `reward_info`, such as a reward of `hier.rewards`."""
+    std_above: NonNegative | None = 0.0
+    """A task stays if the standard deviation of its scores is above this; 0 drops the tasks whose scores are all equal,
+    null does not ask. A task with one score stays."""
+    mean_within: tuple[float, float] | None = None
+    """A task stays if the mean of its scores is from the first to the second number; null does not ask."""
+    best_share: AboveZeroToOne = 1.0
+    """Share of the tasks that pass that is trained, the best by `rank_by`: with 0.5 a step samples until twice as many
+    pass as it trains."""
+    rank_by: Literal["mean", "std"] = "mean"
+    """What the best tasks have most of: the mean or the standard deviation of their scores."""
+    at_limit: Literal["train", "raise"] = "train"
+    """What happens when the limit leaves fewer tasks than a step trains: `train` takes those, `raise` stops the run."""
+
+    def __post_init__(self) -> None:
+        low_high = self.mean_within
+        if low_high is not None and (len(low_high) != 2 or low_high[0] > low_high[1]):
+            raise ValueError(f"mean_within must be two numbers that rise, got {list(low_high)}")
+        if self.limit * self.best_share < 1 - 1e-9:
+            raise ValueError(
+                f"with best_share {self.best_share:g} limit must be {1 / self.best_share:g} or more, got {self.limit:g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -254,6 +287,8 @@ class HierConfig:
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     guards: GuardOptions = field(default_factory=GuardOptions)
     update: UpdateOptions = field(default_factory=UpdateOptions)
+    refill: RefillOptions | None = None
+    """Exchange of tasks without a signal; null trains every task that was sampled."""
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)

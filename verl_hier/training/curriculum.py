@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate
 from typing import Any
 
@@ -42,16 +42,21 @@ class Curriculum:
         """Longest task of a trainer step, counted from 1."""
         return self._horizons[sum(step > end for end in self._ends)]
 
-    def admit(self, step: int, places: Sequence[int]) -> list[int]:
+    def admitted(self, step: int) -> int:
+        """How many tasks a trainer step may train on."""
+        return len(self._admitted[self.longest(step)])
+
+    def admit(self, step: int, places: Sequence[int], used: Set[int] = frozenset()) -> list[int]:
         """For each drawn task the task or, where it is too long, another one, if possible one that was not drawn.
 
         Args:
             step: trainer step, counted from 1.
             places: numbers of the drawn tasks in the data set.
+            used: tasks that the step has already.
         """
         admitted = self._admitted[self.longest(step)]
         short = set(admitted)
-        taken = short & set(places)
+        taken = (short & set(places)) | used
         found: list[int] = []
         for place in places:
             if place not in short:

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from verl_hier.errors import RecipeError
 from verl_hier.recipe.schema import UpdateOptions
 
 Parts = list[list[int]]
 Balance = Callable[[list[int], int], list[list[int]]]
+
+
+def require_rows(update: UpdateOptions, ranks: int) -> None:
+    """Refuse mini-batches of fewer rows than there are data-parallel ranks.
+
+    Raises:
+        RecipeError: when some ranks would have none.
+    """
+    rows = update.mini_batch.rows
+    if rows is not None and rows < ranks:
+        raise RecipeError(
+            f"hier.update.mini_batch.rows: {rows} row(s) cannot be divided among {ranks} data-parallel ranks; name at "
+            f"least {ranks}."
+        )
 
 
 def divide(update: UpdateOptions, tasks: Sequence[str], prompts: int) -> Parts:

@@ -94,6 +94,8 @@ class Schedule(ABC):
     def episodes(self, step: int, tasks: Sequence[int], n: int) -> list[int] | None:
         """The number of episodes of each task of a step; None: all have what the recipe says.
 
+        With `hier.refill` it is asked again in the same step, for one further task at a time.
+
         Args:
             step: trainer step.
             tasks: numbers of the tasks in the data set.

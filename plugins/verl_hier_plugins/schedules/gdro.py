@@ -264,6 +264,7 @@ class GDRO(Schedule):
         self._classes: dict[int, str] = {}
         self._weights: Floats = np.zeros(0)
         self._given: dict[str, int] = {}
+        self._given_at = 0
 
     def phase(self, step: int) -> Phase:
         """See `Schedule.phase`."""
@@ -276,7 +277,11 @@ class GDRO(Schedule):
             return None
         groups.mean_episodes = groups.options.mean_episodes or float(n)
         classes = groups.classify([str(task) for task in tasks])
-        self._given = groups.choose(classes, round(groups.mean_episodes * len(tasks)))
+        if step != self._given_at:
+            self._given, self._given_at = {}, step
+        # Further tasks of a step (hier.refill) have what their class has been given already.
+        new = [name for name in classes if name not in self._given]
+        self._given |= groups.choose(new, round(groups.mean_episodes * len(new)))
         return [self._given[name] for name in classes]
 
     def table_ready(self, table: TurnTable, step: int) -> dict[str, float]:

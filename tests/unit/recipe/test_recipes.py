@@ -136,7 +136,7 @@ def test_a_recipe_of_the_users_own(tmp_path: Path, model: Path) -> None:
 def test_a_mini_batch_that_does_not_divide_the_batch_is_noted(model: Path) -> None:
     overrides = (f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.actor.ppo_mini_batch_size=3")
     report = check_recipe(compose("grpo_alfworld", overrides))
-    assert report.sizes.optimiser_steps == 2 and "2 equal part(s)" in report.notes[0]
+    assert report.sizes.step.optimiser_steps == (2, 2) and "2 equal part(s)" in report.notes[0]
 
 
 def test_groups_can_be_exchanged(model: Path) -> None:
@@ -190,3 +190,19 @@ def test_kl_and_sizes_are_those_of_the_papers() -> None:
 
 
 # ---- names and choices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["hier.update.mini_batch={rows: 64}"], "8 tasks x 8 episodes, 1 to 40 optimiser step(s) on 64 to 2560 rows"),
+        (["hier.update.mini_batch={prompts: 2}", "hier.update.epochs=2"], "8 optimiser step(s)"),
+        (
+            ["hier.refill.limit=2.5"],
+            "2 optimiser step(s) on 64 to 2560 rows; up to 12 further tasks in place of others",
+        ),
+    ],
+)
+def test_the_check_says_what_a_step_does(model: Path, overrides: list[str], sentence: str) -> None:
+    report = check_recipe(compose("grpo_alfworld", [f"actor_rollout_ref.model.path={model}", *overrides]))
+    assert sentence in dict(report.lines())["a step"]

@@ -74,13 +74,13 @@ def test_a_batch_of_verls_data_loader_is_exchanged():
     trainer = object.__new__(HierSync)
     trainer.hier = HierConfig.of(config)
     trainer.train_dataset = TaskDataset("train", None, config.data)
-    trainer._curriculum = None
+    trainer._drawn = {}
     drawn = [trainer.train_dataset[place] for place in (0, 1, 2, 3)]
 
     def exchanged(step):
         batch = tu.get_tensordict(collate_fn(drawn))
         trainer.global_steps = step
-        trainer._exchange_tasks(batch)
+        trainer._exchange_for_shorter(batch)
         assert len(batch) == 4
         return [
             (int(index), json.loads(task), prompt)
@@ -95,3 +95,10 @@ def test_a_batch_of_verls_data_loader_is_exchanged():
     for index, task, prompt in first:
         assert task == trainer.train_dataset.tasks[index] and prompt[0]["content"] == task["instruction"]
     assert [index for index, *_ in exchanged(4)] == [0, 1, 2, 3]
+
+
+def test_a_task_that_the_step_has_already_is_not_taken_again():
+    plan = curriculum(horizons=(1, 2, 1, 1), stages=(1, 3))
+    assert plan.admitted(1) == 3 and plan.admitted(11) == 4
+    assert plan.admit(1, [1], {2}) == [3] and plan.admit(1, [1], {2, 3}) == [0]
+    assert plan.admit(1, [1], {0, 2, 3}) == [2], "there is no other one left"

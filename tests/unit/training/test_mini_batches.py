@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verl_hier.errors import RecipeError
 from verl_hier.recipe.schema import MiniBatchOptions, UpdateOptions
-from verl_hier.training.mini_batches import arrange, divide, even_parts, padded_size
+from verl_hier.training.mini_batches import arrange, divide, even_parts, padded_size, require_rows
 
 
 def options(together: bool = False, **size: int) -> UpdateOptions:
@@ -81,3 +82,12 @@ def test_each_rank_gets_its_share_of_each_mini_batch(rows, steps, ranks):
 def test_sizes_that_contradict_are_refused(size, reason):
     with pytest.raises(ValueError, match=reason):
         MiniBatchOptions(**size)
+
+
+def test_fewer_rows_than_ranks_are_refused():
+    require_rows(options(rows=4), 4)
+    require_rows(options(steps=1), 4)
+    with pytest.raises(
+        RecipeError, match=r"^hier\.update\.mini_batch\.rows: 3 row\(s\) cannot be divided among 4 data-p"
+    ):
+        require_rows(options(rows=3), 4)

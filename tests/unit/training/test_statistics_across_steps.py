@@ -258,3 +258,11 @@ def test_untrained_episodes_move_no_mean():
 def test_options_that_cannot_work_are_refused(name, options, told):
     with pytest.raises(RecipeError, match=f"hier.schedule: '{name}' refuses these options: {told}"):
         build_options(HOST.spec("schedule", name), options)
+
+
+def test_gdro_gives_a_further_task_what_its_class_has():
+    schedule = GDRO(GDROOptions(arms=(1, 2, 3)))
+    schedule._groups.note(["1", "2", "3"], [True, True, False])
+    counts = schedule.episodes(1, [1, 2, 3], 2)
+    assert counts is not None and sum(counts) == 6
+    assert schedule.episodes(1, [4], 2) == [counts[2]] and schedule.episodes(1, [1], 2) == [counts[0]]

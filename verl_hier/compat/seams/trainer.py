@@ -39,13 +39,43 @@ TRAINERS = (
             *("data_source", "solution_str", "ground_truth", "extra_info"),
         ),
     ),
-    override("_build_replay_buffer", "the poll interval is a setting of ours; verl's 2 s dominate small steps"),
+    override(
+        "_build_replay_buffer",
+        "the poll interval is a setting of ours (verl's 2 s dominate small steps), and hier.refill has its own buffer",
+        says=("load_extern_type(custom_sampler.path, custom_sampler.name)",),
+    ),
     seam(
         "replay_buffer_poll",
         "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer",
         "the poll interval is an attribute that is read at every wait",
         reads("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer", "time.sleep(self.poll_interval)"),
         removal="when verl has a config key for the poll interval",
+    ),
+    seam(
+        "replay_buffer_sample",
+        "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample",
+        "hier.refill settles the tasks of a step before verl samples them, and removes those that are not trained",
+        takes("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._clear_groups", "partition_id", "uids"),
+        takes("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll", "partition_id", "last_debug_time"),
+        reads(
+            "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._sync_metadata_from_transfer_queue",
+            "self.finished_keys[partition_id].add(key)",
+            "self.failure_keys[partition_id].add(key)",
+        ),
+        reads(
+            "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample",
+            "has_enough_samples = len(sampleable_keys) >= batch_size",
+        ),
+        removal="when verl's filter_groups has a limit and a filter of one's own",
+    ),
+    override("prepare_step", "the tasks of a step are counted from here", says=("self._add_batch_to_generate()",)),
+    override("_fetch_one_gen_batch", "no task is drawn twice in a step that exchanges tasks"),
+    seam(
+        "further_prompts",
+        f"{TRAINER}._add_prompts_to_generate",
+        "hier.refill draws further tasks one by one",
+        takes(f"{TRAINER}._add_prompts_to_generate", "num_prompts"),
+        reads(f"{TRAINER}._next_train_batch", "self._fetch_one_gen_batch()", "gen_batch_size"),
     ),
     override(
         "_next_train_batch", "the schedule's phase travels to the rollout workers with the prompts", "num_prompts"

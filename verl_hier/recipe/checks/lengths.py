@@ -148,3 +148,13 @@ def sequence_parallel(recipe: ComposedRecipe) -> int:
     """Devices that share one row."""
     places = (ACTOR + "ulysses_sequence_parallel_size", ACTOR + "fsdp_config.ulysses_sequence_parallel_size")
     return max(int(value(recipe.config, place) or 1) for place in places)
+
+
+def devices(recipe: ComposedRecipe) -> int:
+    """GPUs, or slots that stand for them on a CPU."""
+    return int(value(recipe.config, "trainer.nnodes")) * int(value(recipe.config, "trainer.n_gpus_per_node"))
+
+
+def data_parallel(recipe: ComposedRecipe) -> int:
+    """Trainer ranks that see different rows."""
+    return devices(recipe) // sequence_parallel(recipe)

@@ -15,9 +15,9 @@ import psutil
 
 from verl_hier.compat.servers.table import SERVERS
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.checks.lengths import ACTOR, ROLLOUT, longest_row, sequence_parallel
-from verl_hier.recipe.checks.parts import episodes
+from verl_hier.recipe.checks.lengths import ACTOR, ROLLOUT, data_parallel, devices, longest_row, sequence_parallel
 from verl_hier.recipe.checks.rule import rule, value
+from verl_hier.recipe.checks.updates import Step, step_of
 from verl_hier.recipe.composed import ComposedRecipe
 
 MANAGER = "verl_hier.compat.agent_loop.HierAgentLoopManager"
@@ -67,17 +67,13 @@ class Sizes:
     Attributes:
         devices: GPUs, or slots that stand for them on a CPU.
         data_parallel: trainer ranks that see different rows.
-        tasks: tasks a step; the number of groups.
-        episodes: trained episodes a task.
-        optimiser_steps: a step's updates, all epochs; None where they follow from the number of rows.
+        step: what one step does.
         longest_row: tokens of the longest row.
     """
 
     devices: int
     data_parallel: int
-    tasks: int
-    episodes: int
-    optimiser_steps: int | None
+    step: Step
     longest_row: int
     plan: Plan
 
@@ -157,23 +153,6 @@ def check_parallel(recipe: ComposedRecipe) -> None:
 
 
 @rule
-def check_mini_batches(recipe: ComposedRecipe) -> None:
-    """Refuse mini-batches that cannot be divided among the ranks, or whose rows verl would draw anew."""
-    update, ranks = recipe.hier.update, devices(recipe) // sequence_parallel(recipe)
-    rows = update.mini_batch.rows
-    if rows is not None and rows < ranks:
-        raise RecipeError(
-            f"hier.update.mini_batch.rows: {rows} row(s) cannot be divided among {ranks} data-parallel ranks; name at "
-            f"least {ranks}."
-        )
-    if update.keep_tasks_together and value(recipe.config, ACTOR + "shuffle"):
-        raise RecipeError(
-            f"hier.update.keep_tasks_together: {ACTOR}shuffle draws the rows of each mini-batch anew; set one of them "
-            "to false."
-        )
-
-
-@rule
 def check_resume(recipe: ComposedRecipe) -> None:
     """Refuse to resume from a path that is not named or not there."""
     if value(recipe.config, "trainer.resume_mode") != "resume_path":
@@ -210,32 +189,13 @@ def check_ray_slots(recipe: ComposedRecipe) -> None:
 
 def sizes_of(recipe: ComposedRecipe) -> Sizes:
     """What the numbers of a sound recipe amount to."""
-    tasks, mini = (int(value(recipe.config, line)) for line in ("data.train_batch_size", ACTOR + "ppo_mini_batch_size"))
     return Sizes(
         devices=devices(recipe),
-        data_parallel=devices(recipe) // sequence_parallel(recipe),
-        tasks=tasks,
-        episodes=episodes(recipe),
-        optimiser_steps=optimiser_steps(recipe, tasks, mini),
+        data_parallel=data_parallel(recipe),
+        step=step_of(recipe),
         longest_row=longest_row(recipe),
         plan=plan_of(recipe),
     )
-
-
-def devices(recipe: ComposedRecipe) -> int:
-    """GPUs, or slots that stand for them on a CPU."""
-    return int(value(recipe.config, "trainer.nnodes")) * int(value(recipe.config, "trainer.n_gpus_per_node"))
-
-
-def optimiser_steps(recipe: ComposedRecipe, tasks: int, mini: int) -> int | None:
-    """Updates a step, as the hier trainers count them; None where they follow from the number of rows."""
-    if value(recipe.config, "trainer.v1.trainer_mode") == "hier_separate_async":
-        tasks //= int(value(recipe.config, "trainer.v1.separate_async.parameter_sync_step"))
-    size = recipe.hier.update.mini_batch
-    if size.rows is not None:
-        return None
-    epochs = recipe.hier.update.epochs or int(value(recipe.config, ACTOR + "ppo_epochs") or 1)
-    return (size.steps or max(1, tasks // (size.prompts or mini))) * epochs
 
 
 def plan_of(recipe: ComposedRecipe) -> Plan:
