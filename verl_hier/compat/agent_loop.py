@@ -175,6 +175,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
 class HierAgentLoopManager(AgentLoopManagerTQ):
     """verl's manager with our workers; named by `actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
 
+    agent_loop_workers: list[Any]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(HierAgentLoopWorker)
@@ -182,6 +184,6 @@ class HierAgentLoopManager(AgentLoopManagerTQ):
     def generate_sequences(self, prompts: TensorDict) -> None:
         """As verl's, which begins with the first worker each time: tasks that come one by one are dealt out in turn."""
         super().generate_sequences(prompts)
-        workers: list[Any] = self.agent_loop_workers
+        workers = self.agent_loop_workers
         dealt = min(len(prompts), len(workers))
         self.agent_loop_workers = workers[dealt:] + workers[:dealt]
