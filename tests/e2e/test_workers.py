@@ -144,11 +144,12 @@ def check_structure(name, graph):
     for episode in graph.complete():
         path = [graph.nodes[i] for i in graph.path(episode.id)]
         if name == "switch_keep":
-            assert all(node.context == -1 for node in path) and path[0].extra["switch"] == 1
-            starts = np.cumsum([node.extra["switch"] for node in path]) - 1
+            assert all(node.context == -1 for node in path)
+            starts = np.cumsum([0, *(node.extra["switch"] for node in path[1:])])
             assert [node.segment for node in path] == starts.tolist()
             for node in path:
-                assert ("failure" in node.extra) == (not node.masks["action"])
+                assert "failure" not in node.extra or node.masks["action"] == [[0, len(node.action)]]
+                assert node.extra["format"] <= ("failure" not in node.extra)
             continue
         plan = path[0].id
         for node in path:
