@@ -54,7 +54,8 @@ def treerl(case: Case) -> Outputs:
     spec, module = estimator("treerl"), plugin_module("estimators.treerl")
     style = case["overall_norm_style"]
     centre = style if style in ("token", "step") else "none"
-    options = spec.options(centre=centre, damping=case["weighted_value_style"])
+    damping = case["weighted_value_style"]
+    options = spec.options(centre=centre, damping="none" if damping == "original" else damping)
     scores = module.leaf_scores(table, options)
     value, root = module.node_values(table, options)
     leaves = np.append(len(scores), table["leaves"])
@@ -89,9 +90,8 @@ def path_table(case: Case) -> tuple[TurnTable, NDArray[np.int64]]:
                 nodes[parts[:depth]] = len(parent)
                 parent.append(nodes.get(parts[: depth - 1], -1))
                 group.append(parts[0])
-                start = (depth - 2) * case["step_size"]
-                end = len(mask) if depth == len(parts) else start + case["step_size"]
-                tokens.append(int(mask[start:end].sum()))
+                # The leaf's advantage is whitened over the tokens of its row, so the leaf may have all of them.
+                tokens.append(int(mask.sum()) if depth == len(parts) else 0)
         leaf.append(nodes[parts])
     table = make_table({"parent": parent, "group": np.asarray(group), "n_tokens": tokens})
     episode_of = {int(turn): number for number, turn in enumerate(table["episodes.leaf"])}
@@ -102,7 +102,10 @@ def path_table(case: Case) -> tuple[TurnTable, NDArray[np.int64]]:
 
 
 def treepo(case: Case) -> Outputs:
-    """Four variants of TreePO, the group-wise reward without whitening, and TreePO's segment advantages."""
+    """Four variants of TreePO, the group-wise reward without whitening, and TreePO's segment advantages.
+
+    Segment i of a path covers the tokens from i * step_size on; what is behind the last segment has no advantage.
+    """
     table, rows = path_table(case)
     last = np.flatnonzero(np.append(table.step_episode[1:] != table.step_episode[:-1], True))
     mask = np.asarray(case["response_mask"])
@@ -114,7 +117,7 @@ def treepo(case: Case) -> Outputs:
     for average, name in (("group_size", "group_size"), ("plain", "average")):
         for drop, label in ((False, "all"), (True, "dropnostd")):
             out[f"treepo_{name}_{label}"] = on_mask(leaves(average=average, drop_flat=drop), mask)
-    grouped = leaves(whiten=False, count_self=True)
+    grouped = leaves(whiten=False, average="group_size", count_self=True)
     out["group_wise_reward"] = dict(zip(case["path"], grouped, strict=True))
     for form, label in (("treepo_plain", "plain"), ("treepo_siblings", "siblingnorm")):
         values = credit_of("spo", table, form=form)

@@ -27,6 +27,7 @@ from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
 from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
+from verl_hier.graph.rows import leaf_row
 from verl_hier.rollout import Request, Sampling
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
 from verl_hier.training.refill import Group
@@ -113,8 +114,10 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
 
     async def _score(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any]) -> None:
         """Let verl's reward function score each episode by its last row (`AgentLoopWorker._compute_score`)."""
+        every = graph_rows(graph, phase.trains)
         for episode in graph.complete():
-            rows = [row for row in graph_rows(graph, phase.trains) if row.episode == episode.id]
+            rows = [row for row in every if row.episode == episode.id]
+            rows = [leaf_row(graph, episode.id)] if episode.withheld else rows
             if not rows:
                 continue
             last = self._output(graph, rows[-1])

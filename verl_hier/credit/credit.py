@@ -22,6 +22,8 @@ class Credit:
         returns: optional critic targets in the layout of `values`.
         tokens: optional (N,) bool, the action tokens that are trained at all: the others leave the policy loss with its
             KL and entropy terms, and the loss of the critic. None keeps all.
+        factor: optional factor of the credit on each action token (N,), for credit per turn or step that differs from
+            token to token; None means 1.
     """
 
     values: NDArray[Any]
@@ -29,6 +31,7 @@ class Credit:
     weight: NDArray[Any] | None = None
     returns: NDArray[Any] | None = None
     tokens: NDArray[Any] | None = None
+    factor: NDArray[Any] | None = None
 
     @classmethod
     def of(cls, result: Credit | NDArray[Any]) -> Credit:

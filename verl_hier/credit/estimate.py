@@ -96,3 +96,9 @@ def _check_result(name: str, table: TurnTable, credit: Credit) -> None:
         weight = np.asarray(credit.weight)
         if weight.shape != (len(table),) or not (weight >= 0).all():
             raise CreditError(f"estimator {name!r} must return one loss weight of at least 0 for each turn.")
+    if credit.factor is not None:
+        factor = np.asarray(credit.factor)
+        if factor.shape != (tokens,) or not np.isfinite(factor).all():
+            raise CreditError(
+                f"estimator {name!r} must return one finite factor for each of the {tokens} action tokens."
+            )

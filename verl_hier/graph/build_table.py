@@ -56,7 +56,8 @@ class TableBuilder:
         row_of = owning_chains(graph)
         for node in used:
             turn = self._turn(graph.nodes[node], turn_of, owners[node], through[node])
-            turn["trained"] = graph.nodes[node].trained and trained(graph.nodes[node])
+            kept = not all(episode.withheld for episode in through[node])
+            turn["trained"] = kept and graph.nodes[node].trained and trained(graph.nodes[node])
             turn["row"] = self._rows + row_of[node]
             self._turns.append(turn)
             self._add_tokens(graph.nodes[node], turn_of[node])
@@ -75,6 +76,7 @@ class TableBuilder:
             "leaf": turn_of[episode.leaf],
             "tree": self._trees + episode.tree,
             "trained": episode.trained,
+            "withheld": episode.withheld,
             "turns": turns,
             "task": int(graph.task.get("index", self._groups)),
             "source": self._code("source", str(graph.task.get("data_source", "unknown"))),

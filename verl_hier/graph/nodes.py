@@ -126,7 +126,7 @@ class EpisodeRecord:
         trained: False for episodes that only evaluate something, such as a plan; they are no leaves of their own.
         greedy: sampled at temperature 0.
         error: for failed episodes what failed, for truncated and pruned ones the reason; None for finished ones.
-        decision: the sampler's decision that created it.
+        decision: the sampler's decisions about it: why it was created, and `kept: false` where it was not kept.
         reward_info: numbers that verl's reward function reported beside the score, by name.
     """
 
@@ -143,6 +143,12 @@ class EpisodeRecord:
     error: str | None = None
     decision: dict[str, Any] = field(default_factory=dict)
     reward_info: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether it is a complete leaf that the sampler evaluated and did not keep (`Episode.withhold`): its return
+        counts for the turns that it shares with kept leaves, and no row trains it."""
+        return not self.trained and self.decision.get("kept") is False
 
 
 @dataclass

@@ -83,6 +83,8 @@ def trained_first(graph: RolloutGraph) -> list[EpisodeRecord]:
 def graph_rows(graph: RolloutGraph, trained: Callable[[Node], bool], rule: SharedPrefix = "once") -> list[Row]:
     """Rows of all complete episodes of a task, grouped by episode; rows that train nothing are left out.
 
+    Withheld leaves have none.
+
     Args:
         graph: a graph whose `check` passes.
         trained: whether the schedule trains a turn; turns with `trained=False` never are.
@@ -93,13 +95,19 @@ def graph_rows(graph: RolloutGraph, trained: Callable[[Node], bool], rule: Share
     rows: list[Row] = []
     for episode in trained_first(graph):
         owned = set() if episode.trained and rule in ("repeat", "average") else everywhere
-        for chain in chains(graph, episode.id):
+        for chain in () if episode.withheld else chains(graph, episode.id):
             mine = {i for i in chain if i not in owned and graph.nodes[i].trained and trained(graph.nodes[i])}
             owned.update(chain)
             everywhere.update(chain)
             if mine:
                 rows.append(_row(graph, episode.id, chain, mine))
     return sorted(rows, key=lambda row: row.episode)
+
+
+def leaf_row(graph: RolloutGraph, episode: int) -> Row:
+    """The last token sequence of an episode with all its turns marked: what a withheld leaf is scored by."""
+    chain = chains(graph, episode)[-1]
+    return _row(graph, episode, chain, set(chain))
 
 
 def _row(graph: RolloutGraph, episode: int, chain: list[int], mine: set[int]) -> Row:

@@ -8,6 +8,10 @@ from functools import lru_cache
 from verl_hier.rollout.rewards import RatedEpisode, RatedTurn
 
 Rated = RatedEpisode | RatedTurn
+_TURN = re.compile(
+    r"\s*<think>(?P<thoughts>.*?)</think>\s*<(?P<action>\w+)>(?P<inside>.*?)</(?P=action)>\s*", re.DOTALL
+)
+_TAG = re.compile(r"</?(\w+)>")
 
 
 def matches(rated: Rated, pattern: str) -> float:
@@ -53,6 +57,55 @@ def valid(rated: Rated) -> float:
     if isinstance(rated, RatedTurn):
         return float(rated.valid)
     return sum(turn.valid for turn in rated.turns) / len(rated.turns)
+
+
+def overlong(rated: Rated, limit: int, buffer: int = 512, factor: float = 1.0) -> float:
+    """The soft penalty of DAPO (arXiv 2503.14476 §3.4) on texts that come near a limit: 0 down to `-factor`.
+
+    It is 0 up to `limit - buffer` generated tokens and falls linearly from there to `-factor` at `limit`.
+
+    Args:
+        rated: the turn or episode; of an episode the tokens of all turns count.
+        limit: the longest response in tokens.
+        buffer: tokens before the limit in which the penalty grows.
+        factor: penalty at the limit.
+    """
+    return factor * min((limit - buffer - rated.tokens) / buffer, 0.0)
+
+
+def well_formed(episode: RatedEpisode, answer: str = "answer") -> bool:
+    """Whether each turn is `<think>…</think>` and one action in tags, and only the last one is the answer.
+
+    Args:
+        episode: turns with anything else, a tag inside a tag among it, are not well formed.
+        answer: tag of the answer.
+    """
+    found = [_TURN.fullmatch(turn.text) for turn in episode.turns]
+    inside = [text for turn in found if turn for text in (turn["thoughts"], turn["inside"])]
+    if not all(found) or any(_TAG.search(text) for text in inside):
+        return False
+    actions = [turn["action"] for turn in found if turn]
+    return actions[-1] == answer and answer not in actions[:-1]
+
+
+def format_shaping(episode: RatedEpisode, structure: float = 0.2, final: float = 0.1, answer: str = "answer") -> float:
+    """Tree-GRPO's shaping of an exact match (arXiv 2509.21240; `qa_em_format.py`), to be added to 1 for a right answer.
+
+    A right answer loses `structure` where the episode is not `well_formed`; a wrong or missing one gains `structure`
+    where it is, and otherwise `final` if it has at least an answer in tags.
+
+    Args:
+        episode: with `success`, whether the answer was right.
+        structure: what the form of the whole episode is worth.
+        final: what the tags of the answer alone are worth.
+        answer: tag of the answer.
+    """
+    formed = well_formed(episode, answer)
+    if episode.success:
+        return 0.0 if formed else -structure
+    if formed:
+        return structure
+    return final if f"<{answer}>" in episode.text and f"</{answer}>" in episode.text else 0.0
 
 
 @lru_cache(maxsize=64)

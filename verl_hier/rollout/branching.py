@@ -92,7 +92,7 @@ async def advance_turn(
         await rollout.advance(watched, tokens)
     while unfinished := [episode for episode in episodes if _in_a_turn(episode)]:
         await rollout.advance(unfinished)
-    _discard_idle(rollout, episodes)
+    discard_idle(rollout, episodes)
     return [episode for episode in episodes if episode.complete or not episode.over]
 
 
@@ -104,7 +104,7 @@ async def play_out(rollout: Rollout, episodes: Iterable[Episode]) -> list[Episod
     """Play episodes to their end, side by side; returns the complete ones, in their order."""
     episodes = list(episodes)
     await rollout.run(episodes)
-    _discard_idle(rollout, episodes)
+    discard_idle(rollout, episodes)
     return [episode for episode in episodes if episode.complete]
 
 
@@ -167,8 +167,8 @@ def _count_skipped(rollout: Rollout, number: int) -> None:
         rollout.count("budget_skipped", number)
 
 
-def _discard_idle(rollout: Rollout, episodes: Iterable[Episode]) -> None:
-    """A fork that ended before its first own turn would repeat its source."""
+def discard_idle(rollout: Rollout, episodes: Iterable[Episode]) -> None:
+    """Give up forks that ended before their first own turn, which would repeat their source."""
     for episode in episodes:
         if episode.complete and episode.record.source >= 0 and len(episode.path) == episode.record.shared:
             episode.discard(EndReason.IDLE)

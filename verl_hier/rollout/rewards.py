@@ -35,6 +35,7 @@ class RatedTurn:
         valid: False when the environment or the worker refused the turn.
         reward: what the environment and the worker gave for it.
         extra: what the worker has noted on the turn.
+        tokens: how many tokens were generated.
     """
 
     task: Mapping[str, Any]
@@ -47,6 +48,7 @@ class RatedTurn:
     valid: bool
     reward: float
     extra: Mapping[str, Any]
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class RatedEpisode:
     def text(self) -> str:
         """What was generated last."""
         return self.turns[-1].text
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were generated."""
+        return sum(turn.tokens for turn in self.turns)
 
     @property
     def messages(self) -> tuple[Mapping[str, str], ...]:
@@ -221,6 +228,7 @@ class _Views:
         """A turn by its last node."""
         if node.id not in self._turns:
             messages = conversation(self.graph, node.id)
+            pieces = self.graph.pieces(node)
             self._turns[node.id] = RatedTurn(
                 task=self._task,
                 role=node.role,
@@ -228,10 +236,11 @@ class _Views:
                 level=node.level,
                 number=node.turn,
                 messages=tuple(messages),
-                text="".join(piece.text for piece in self.graph.pieces(node)),
+                text="".join(piece.text for piece in pieces),
                 valid=node.valid,
                 reward=node.reward,
                 extra=dict(node.extra),
+                tokens=sum(len(piece.action) for piece in pieces),
             )
         return self._turns[node.id]
 

@@ -182,6 +182,14 @@ class Episode(EpisodeState):
         if self.complete:
             self.end("pruned", reason)
 
+    def withhold(self) -> None:
+        """Do not train a complete episode, but let its return count for the turns that it shares with kept leaves.
+
+        Estimators see such a leaf in the column `episodes.withheld`; only those that make values of all leaves read it.
+        """
+        self.record.trained = False
+        self.record.decision["kept"] = False
+
     async def close(self) -> None:
         """Free its environment. Called by the rollout."""
         if self._play is not None and not self._play.done():

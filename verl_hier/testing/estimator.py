@@ -110,7 +110,10 @@ def random_table(
     given = {k.removeprefix("tokens."): v for k, v in extra.items() if k.startswith("tokens.")}
     for name, fill in {**TOKEN_FILLS, **given}.items():
         tokens[name] = fill(rng, len(turn))
-    return make_table(base, tokens=tokens, names={"role": ROLES, "agent": ROLES}, anchors=[f"s{i}" for i in range(4)])
+    table = make_table(base, tokens=tokens, names={"role": ROLES, "agent": ROLES}, anchors=[f"s{i}" for i in range(4)])
+    evaluated = ~table.episodes["trained"]
+    table.episodes["withheld"] = evaluated & (rng.random(len(evaluated)) < 0.5)
+    return table
 
 
 def _chain_columns(rng: np.random.Generator, groups: int, episodes: int, turns: int) -> dict[str, Array]:
@@ -295,12 +298,18 @@ def check_permutation(subject: _Subject) -> None:
         rows = {"turn": turns, "step": steps, "token": tokens}[before.per]
         if not np.allclose(np.asarray(before.values)[rows], after.values, rtol=1e-7, atol=1e-9):
             subject.fail("depends on the order of the rows.")
+        if before.factor is not None and not np.allclose(np.asarray(before.factor)[tokens], _some(after.factor)):
+            subject.fail("gives factors of tokens that depend on the order of the rows.")
     # Loss weights may break ties by row, as a pivot among equal returns does: compare them without ties.
     table = random_table(11, tree=subject.spec.needs_tree, distinct=True, columns=subject.columns)
     other, turns, _, _ = permuted(table)
     before, after = subject.run(table), subject.run(other)
     if not np.allclose(_weights(before, len(table))[turns], _weights(after, len(table)), atol=1e-9):
         subject.fail("gives loss weights that depend on the order of the rows.")
+
+
+def _some(values: Array | None) -> Array:
+    return np.zeros(0) if values is None else np.asarray(values)
 
 
 def _weights(credit: Credit, turns: int) -> Array:

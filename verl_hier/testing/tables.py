@@ -167,6 +167,7 @@ def _episodes(
         "leaf": step_turn[last],
         "tree": number(step_turn[first])[0],
         "trained": trained,
+        "withheld": np.zeros(count, np.bool_),
         "turns": np.bincount(step_episode, minlength=count).astype(np.int64),
         "task": columns["group"][step_turn[last]],
         "source": np.zeros(count, np.int64),

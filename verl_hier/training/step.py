@@ -156,6 +156,8 @@ def train_step(
 
 def _advantages(ledger: Ledger, credit: Credit, mask: NDArray[Any], guards: GuardOptions) -> dict[str, NDArray[Any]]:
     advantages = ledger.spread(credit.values, credit.per, guards.shared_prefix) * mask
+    if credit.factor is not None:
+        advantages *= ledger.spread(credit.factor, "token", guards.shared_prefix)
     returns = advantages if credit.returns is None else ledger.spread(credit.returns, credit.per, guards.shared_prefix)
     return {"advantages": advantages, "returns": returns * mask}
 

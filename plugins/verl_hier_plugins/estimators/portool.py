@@ -23,20 +23,24 @@ from verl_hier.credit import (
 from verl_hier.credit.trees import sibling_ids
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import NonNegative
+from verl_hier.host.constraints import NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
 @dataclass(frozen=True)
 class PORToolOptions:
-    """All constants are options, since the paper's are not confirmed."""
+    """All constants are options, since the paper's are not confirmed; reviews of it name a decay and two weights."""
 
     fork_weight: NonNegative = 1.0
     """Weight of the step against its siblings of the fork."""
     trajectory_weight: NonNegative = 1.0
     """Weight of the leaf's z-score over the task; fork weight 0 and 1 here is GRPO."""
     aggregate: Literal["mean", "max"] = "mean"
-    """How the returns of the leaves below a step become its reward."""
+    """How the returns of the leaves below a step are combined."""
+    gamma: ZeroToOne = 1.0
+    """Decay of a leaf's return with the number of turns between the step and the leaf."""
+    outcome_weight: NonNegative = 1.0
+    """Weight of the combined returns in the step reward."""
     score_weight: NonNegative = 0.0
     """Weight of the turn column `step_score` (tool call and format) in the step reward, if the table has it."""
     eps: NonNegative = 1e-6
@@ -53,14 +57,17 @@ def advantage(table: TurnTable, options: PORToolOptions) -> Floats:
 
 
 def step_rewards(table: TurnTable, options: PORToolOptions) -> Floats:
-    """(T,) how well the leaves below a turn did, plus its own score."""
-    returns = np.asarray(table["episodes.return"], np.float64)[table.step_episode]
+    """(T,) how well the leaves below a turn did, the near ones more, plus its own score."""
+    turn, leaf = np.asarray(table["turn"]), np.asarray(table["episodes.leaf"])[table.step_episode]
+    decay = options.gamma ** (turn[leaf] - turn[table.step_turn])
+    returns = decay * np.asarray(table["episodes.return"], np.float64)[table.step_episode]
     if options.aggregate == "mean":
         reached = step_mean(table, returns)
     else:
         reached = np.full(len(table), -np.inf)
         np.maximum.at(reached, table.step_turn, returns)
-    return reached + options.score_weight * np.asarray(optional(table, "step_score", np.zeros(len(table))))
+    score = options.score_weight * np.asarray(optional(table, "step_score", np.zeros(len(table))))
+    return options.outcome_weight * reached + score
 
 
 @hookimpl
@@ -71,7 +78,7 @@ def hier_estimators() -> EstimatorSpec:
         PORToolOptions,
         summary="step against its siblings of the fork plus the z-score of the leaves through it",
         source="arXiv 2510.26020 §3",
-        requires=("group", "parent", *RETURN_COLUMNS),
+        requires=("group", "parent", "turn", "episodes.leaf", *RETURN_COLUMNS),
         needs_tree=True,
         confidence="B",
     )

@@ -10,11 +10,21 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Credit, Floats, Ints, group_advantage, group_ids, group_mean, step_mean, trained_only
+from verl_hier.credit import (
+    Credit,
+    Floats,
+    Ints,
+    group_advantage,
+    group_ids,
+    group_mean,
+    step_mean,
+    trained_only,
+    whiten,
+)
 from verl_hier.credit.trees import above, children_mean, node_difference, sibling_ids
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import Count
+from verl_hier.host.constraints import Count, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -31,6 +41,11 @@ class SPOOptions:
     """Whether segments whose advantage plus prover advantage is 0 are left out of the loss (rloo and grpo forms)."""
     best_of: Count = 4
     """K of the best-of-K prover, 1 - (1 - v) ** K; 0 goes by the advantage alone."""
+    most_probable: ZeroToOne | None = None
+    """Tokens that were sampled with at least this probability leave the loss, since they decide little (0.9 in the
+    released code); null: none do."""
+    whiten: bool = False
+    """Whether the credit of the whole batch is whitened over its tokens at the end, as in the released trainer."""
 
 
 def advantage(table: TurnTable, options: SPOOptions) -> Credit:
@@ -42,7 +57,7 @@ def advantage(table: TurnTable, options: SPOOptions) -> Credit:
         value = group_advantage(value, siblings, scale="population", eps=0.0, singleton=options.only_child)
     if options.form.startswith("treepo"):
         return Credit(trained_only(table, node_difference(parent, value)))
-    return segments(table, options, parent, value)
+    return on_tokens(table, options, segments(table, options, parent, value))
 
 
 def segments(table: TurnTable, options: SPOOptions, parent: Ints, value: Floats) -> Credit:
@@ -63,6 +78,20 @@ def segments(table: TurnTable, options: SPOOptions, parent: Ints, value: Floats)
         prover = node_difference(parent, best, root_best)
     kept = np.abs(gain + prover) > 1e-12
     return Credit(trained_only(table, np.where(kept, difference, 0.0)), weight=kept.astype(np.float64))
+
+
+def on_tokens(table: TurnTable, options: SPOOptions, credit: Credit) -> Credit:
+    """Leave out tokens that were nearly certain, and whiten over the others."""
+    trained = np.asarray(table["trained"], bool)
+    counted = np.ones(len(table)) if credit.weight is None else np.asarray(credit.weight, np.float64)
+    if options.most_probable is not None:
+        credit.tokens = np.exp(np.asarray(table["tokens.logprob"], np.float64)) < options.most_probable
+        counted = counted * np.bincount(table["tokens.turn"], credit.tokens, len(table))
+    elif options.whiten:
+        counted = counted * np.asarray(table["n_tokens"], np.float64)
+    if options.whiten:
+        credit.values = trained_only(table, whiten(credit.values, trained, weights=counted))
+    return credit
 
 
 def reward_spread(table: TurnTable, parent: Ints) -> Floats:

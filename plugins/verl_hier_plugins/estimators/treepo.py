@@ -17,12 +17,13 @@ from verl_hier.host.specs import EstimatorSpec
 class TreePOOptions:
     """Defaults are the released script's."""
 
-    average: Literal["group_size", "plain"] = "group_size"
-    """Whether ancestors weigh by their number of leaves, or all alike."""
+    average: Literal["plain", "group_size"] = "plain"
+    """Whether the subgroups of a leaf all weigh alike, or by their number of leaves."""
     drop_flat: bool = False
     """Whether subgroups whose leaves all agree are left out."""
     count_self: bool = False
-    """Whether the leaf counts as a subgroup of one with advantage 0 (upstream's `group_wise_reward`)."""
+    """Whether subgroups of one leaf count too, the leaf by itself included, with advantage 0; by `group_size` this is
+    the reward of the released `group_wise_reward`."""
     whiten: bool = True
     """Whether the whole batch is whitened over its tokens at the end."""
     shared: Shared = "repeat"
@@ -53,13 +54,14 @@ def leaf_advantages(table: TurnTable, options: TreePOOptions) -> Floats:
     size = np.bincount(keys, votes)[keys]
     mean = group_mean(returns[episode], keys, votes)[keys]
     spread = np.bincount(keys, votes * (returns[episode] - mean) ** 2)[keys]
-    whole = np.arange(len(episode)) < len(returns)
-    used = (size > 1) & trained[episode]
+    used = ((size > 1) | options.count_self) & trained[episode]
     if options.drop_flat:
         used &= spread > 1e-12
-    alone = whole & (size == 1) & trained[episode]
-    value = np.where(alone, returns[episode], returns[episode] - mean)
-    weight = np.where(used | alone, size if options.average == "group_size" else 1.0, 0.0)
+    value = returns[episode] - mean
+    if not options.count_self:  # the only leaf of a task keeps its raw score
+        alone = (np.arange(len(episode)) < len(returns)) & (size == 1) & trained[episode]
+        value, used = np.where(alone, returns[episode], value), used | alone
+    weight = np.where(used, size if options.average == "group_size" else 1.0, 0.0)
     total = np.bincount(episode, weight * value, len(returns))
     votes_of = np.bincount(episode, weight, len(returns)) + (1.0 if options.count_self else 0.0)
     return np.divide(total, votes_of, out=np.zeros_like(total), where=votes_of > 0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from verl_hier.errors import RecipeError
+from verl_hier.graph.nodes import Node
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Episode, Rollout, Sampler
-from verl_hier.rollout.branching import ForkPoint, fork_episodes, keep_leaves, place_before, play_out, start_episodes
+from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
+from verl_hier.rollout.branching import ForkPoint, fork_episodes, outcomes, place_before, play_out, start_episodes
 
 Token = tuple[int, int]
 """An action token: the episode that sampled it, and its number among the action tokens of the path."""
@@ -16,7 +18,7 @@ Token = tuple[int, int]
 
 @dataclass(frozen=True)
 class TreeRLSamplerOptions:
-    """Options of `treerl`. `actor_rollout_ref.rollout.n` is the number of leaves that are kept (16 in the paper)."""
+    """Options of `treerl`. `actor_rollout_ref.rollout.n` is the number of leaves that are trained (16 in the paper)."""
 
     trees: int = 6
     """Trees for each task (m); each begins with one whole episode."""
@@ -26,10 +28,15 @@ class TreeRLSamplerOptions:
     """Rounds of branching (l)."""
     branches: int = 2
     """Branches that begin at each of these tokens (t)."""
+    final_words: tuple[str, ...] = ("answer", "conclusion")
+    """Words that begin the end of an episode: behind a token that contains one of them, in small or capital letters, no
+    branch begins among the tokens that the same episode sampled."""
 
     def __post_init__(self) -> None:
         if min(self.trees, self.tokens, self.rounds, self.branches) < 1:
             raise ValueError("trees, tokens, rounds and branches must be at least 1")
+        if not all(self.final_words):
+            raise ValueError("final_words must not hold an empty word, which every token contains")
 
     @property
     def grown(self) -> int:
@@ -46,7 +53,7 @@ def leaves_of(options: TreeRLSamplerOptions, n: int) -> int:
     if not 1 <= n <= options.grown:
         raise RecipeError(
             f"actor_rollout_ref.rollout.n: the treerl sampler grows trees * (1 + rounds * tokens * branches) = "
-            f"{options.grown} leaves and keeps n of them, so n must be 1 to {options.grown}; got {n}."
+            f"{options.grown} leaves and trains n of them, so n must be 1 to {options.grown}; got {n}."
         )
     return n
 
@@ -68,17 +75,14 @@ class TreeRLSampler(Sampler):
                 places += self._unsure(rollout, _leaves(rollout, trunk), branched, number)
             # Every place gets its first branch before any gets a second, so that an exhausted budget affects all alike.
             await play_out(rollout, await fork_episodes(rollout, places * self._options.branches))
-        self._keep(rollout)
+        _keep(rollout)
 
     def _unsure(self, rollout: Rollout, leaves: list[Episode], branched: set[Token], number: int) -> list[ForkPoint]:
         """The places before the tokens of highest entropy in a tree that have no branches yet."""
         found: dict[Token, tuple[float, Episode]] = {}
         for leaf in leaves:
-            offset = 0
-            for node in leaf.nodes:
-                for entropy in rollout.entropy_of(node):
-                    found.setdefault((node.episode, offset), (entropy, leaf))
-                    offset += 1
+            for token, entropy in self._branch_points(rollout, leaf):
+                found.setdefault(token, (entropy, leaf))
         free = [token for token in found if token not in branched]
         chosen = sorted(free, key=lambda token: (-found[token][0], token))[: self._options.tokens]
         branched.update(chosen)
@@ -89,9 +93,42 @@ class TreeRLSampler(Sampler):
             for (_, offset), (entropy, leaf) in ((token, found[token]) for token in chosen)
         ]
 
-    def _keep(self, rollout: Rollout) -> None:
-        leaves = [episode for episode in rollout.episodes if episode.complete]
-        keep_leaves(rollout, leaves, rollout.n, rollout.rng("treerl", "keep"))
+    def _branch_points(self, rollout: Rollout, leaf: Episode) -> Iterator[tuple[Token, float]]:
+        """The tokens of a path at which branches may begin, and their entropies.
+
+        Left out are the first token of a branch, which is a branch point already, and what follows a final word.
+        """
+        owner, closed, offset = -1, False, 0
+        for node in leaf.nodes:
+            begins = node.episode != owner and rollout.episodes[node.episode].record.source >= 0
+            if node.episode != owner:
+                owner, closed = node.episode, False
+            final = self._final_token(rollout, node)
+            for at, entropy in enumerate(rollout.entropy_of(node)):
+                if not (closed or (begins and at == 0)):
+                    yield (owner, offset + at), entropy
+                closed = closed or at == final
+            offset += len(node.action)
+
+    def _final_token(self, rollout: Rollout, node: Node) -> int | None:
+        """Place of the first token of a node that contains a final word."""
+        words = [word.lower() for word in self._options.final_words]
+        if not any(word in node.text.lower() for word in words):
+            return None
+        texts = (rollout.renderer.decode([token]).lower() for token in node.action)
+        return next((at for at, text in enumerate(texts) if any(word in text for word in words)), None)
+
+
+def _keep(rollout: Rollout) -> None:
+    """Draw the leaves to train: one that succeeded, if there is one, and others; the rest is withheld."""
+    leaves = [episode for episode in rollout.episodes if episode.complete]
+    drawn = rollout.rng("treerl", "keep").sample(range(len(leaves)), len(leaves))
+    won = [outcome >= 1 for outcome in outcomes(leaves)]
+    first = next((place for place in drawn if won[place]), None)
+    drawn.sort(key=lambda place: place != first)
+    for place in drawn[rollout.n :]:
+        leaves[place].withhold()
+        rollout.count(EndReason.NOT_KEPT.value)
 
 
 def _leaves(rollout: Rollout, trunk: Episode) -> list[Episode]:
@@ -105,7 +142,7 @@ def hier_samplers() -> SamplerSpec:
         TreeRLSampler,
         TreeRLSamplerOptions,
         summary="whole episodes that branch at the tokens the policy was least sure of",
-        source="arXiv 2506.11902 §3.2; THUDM/TreeRL (EPTree, confidence A)",
+        source="arXiv 2506.11902 §3.2; THUDM/TreeRL tree_node.py, entropy_chain_local_manager.py",
         episodes=leaves_of,
         needs_fork=True,
     )

@@ -39,9 +39,10 @@ def test_weight_zero_is_plain_grpo_bit_for_bit(name, options, plain, table):
 
 
 @TABLES
-def test_aepo_without_entropy_is_grpo_on_tokens(table):
-    tokens = credit_of("aepo", table, entropy_weight=0.0)
-    assert np.array_equal(tokens, credit_of("grpo", table)[table["tokens.turn"]])
+def test_aepo_without_entropy_is_grpo(table):
+    credit = full_credit("aepo", table, entropy_weight=0.0)
+    assert np.array_equal(credit.values, credit_of("grpo", table, shared="repeat"))
+    assert (np.asarray(credit.factor) == 1).all()
 
 
 @TABLES
@@ -306,9 +307,28 @@ def test_unknown_estimator():
 
 def test_aepo_takes_the_surprise_where_there_is_no_entropy():
     table = random_table(6)
-    with_column, surprise = credit_of("aepo", table), credit_of("aepo", table, entropy="surprise")
-    assert not np.allclose(with_column, surprise)
+
+    def factor(**options):
+        return np.asarray(full_credit("aepo", table, **options).factor)
+
+    surprise = factor(entropy="surprise")
+    assert not np.allclose(factor(), surprise)
     del table.tokens["entropy"]
-    assert np.array_equal(credit_of("aepo", table), surprise)
+    assert np.array_equal(factor(), surprise)
     with pytest.raises(CreditError, match=r"no column 'tokens\.entropy'"):
-        credit_of("aepo", table, entropy="entropy")
+        factor(entropy="entropy")
+
+
+def test_aepo_counts_a_shared_token_once_for_each_row_that_trains_it():
+    table = make_table(
+        {"parent": [-1, 0, 0], "reward": [0.0, 1.0, 0.0]},
+        tokens={"turn": [0, 1, 2], "entropy": [1.0, 2.0, 6.0], "logprob": [-1.0, -1.0, -1.0]},
+    )
+    rows = np.array([1.0, 2.0, 1.0, 6.0])  # turn 0 is in both rows
+    expected = 1 + 0.2 * (np.array([1.0, 2.0, 6.0]) - rows.mean()) / rows.std(ddof=1)
+    credit = full_credit("aepo", table)
+    np.testing.assert_allclose(credit.factor, expected)
+    assert credit.per == "step" and credit.values[0] == -credit.values[2]  # turn 0 of either chain
+    once = full_credit("aepo", table, shared="average")
+    np.testing.assert_allclose(once.factor, 1 + 0.2 * np.array([-2.0, -1.0, 3.0]) / np.std([1, 2, 6], ddof=1))
+    assert once.per == "turn" and once.values[0] == 0.0

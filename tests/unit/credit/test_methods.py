@@ -9,7 +9,7 @@ from tests.conformance.builtin_parts import plugin_module
 from tests.fixtures import reference_kernels
 from verl_hier.credit import rewards_to_go
 from verl_hier.testing import credit_of, make_table
-from verl_hier.testing.builtin import estimator
+from verl_hier.testing.builtin import estimator, full_credit
 from verl_hier.testing.estimator import permuted, random_table
 
 SEEDS = pytest.mark.parametrize("seed", range(4))
@@ -51,6 +51,7 @@ def test_tree_values_by_hand(seed):
     """TreeRL and TreePS-RAG from their formulas, node by node."""
     table = shuffled(seed, groups=2, tree=True)
     table.turns["trained"] = np.ones(len(table), bool)
+    table.episodes["withheld"] = np.zeros(len(table.episodes["return"]), bool)
     table.episodes["trained"] = np.ones(len(table.episodes["return"]), bool)
     returns, group = table["episodes.return"], table["episodes.group"]
     loo = [
@@ -80,7 +81,8 @@ def test_treepo_by_hand(seed):
     table.turns["trained"] = np.ones(len(table), bool)
     table.episodes["trained"] = np.ones(len(table.episodes["return"]), bool)
     returns, group = table["episodes.return"], table["episodes.group"]
-    found = credit_of("treepo", table, whiten=False)
+    found = credit_of("treepo", table, whiten=False, average="group_size")
+    plain = credit_of("treepo", table, whiten=False)
     for episode, path in enumerate(paths(table)):
         whole = [e for e in range(len(returns)) if group[e] == group[episode]]
         subgroups = [whole] + [[e for e, other in enumerate(paths(table)) if turn in other] for turn in path[:-1]]
@@ -88,6 +90,53 @@ def test_treepo_by_hand(seed):
         total = sum(len(s) * (returns[episode] - returns[s].mean()) for s in subgroups)
         expected = total / sum(len(s) for s in subgroups)
         np.testing.assert_allclose(found[table.step_episode == episode], expected, atol=1e-12)
+        expected = np.mean([returns[episode] - returns[s].mean() for s in subgroups])
+        np.testing.assert_allclose(plain[table.step_episode == episode], expected, atol=1e-12)
+
+
+def test_treepo_counts_subgroups_of_one_only_where_they_are_asked_for():
+    chain = make_table({"parent": [-1, 0, 1, 0], "reward": [0.0, 0.0, 1.0, 0.0]})  # turn 1 has one leaf below it
+    leaf = np.append(np.flatnonzero(np.diff(chain.step_episode)), len(chain.step_turn) - 1)
+    assert credit_of("treepo", chain, whiten=False)[leaf].tolist() == [0.5, -0.5]
+    grouped = credit_of("treepo", chain, whiten=False, average="group_size", count_self=True)[leaf]
+    np.testing.assert_allclose(grouped, [(2 * 0.5 + 2 * 0.5) / (2 + 2 + 1 + 1), (2 * -0.5 + 2 * -0.5) / (2 + 2 + 1)])
+    alone = make_table({"parent": [-1, 0], "reward": [0.0, 1.0]})
+    assert credit_of("treepo", alone, whiten=False).tolist() == [1.0, 1.0]
+    assert credit_of("treepo", alone, whiten=False, count_self=True).tolist() == [0.0, 0.0]
+
+
+def test_spo_siblings_that_are_alone_keep_their_value():
+    table = make_table({"parent": [-1, -1, 0, 1, 1], "reward": [0.0, 0.0, 1.0, 0.0, 1.0]})
+    values = [
+        1.0,
+        -1.0,
+        1.0,
+        -1.0,
+        1.0,
+    ]  # siblings of (1, .5) and (0, 1) z-scored, the only child of turn 0 keeps its 1
+    expected = [1.0, -1.0, values[2] - values[0], values[3] - values[1], values[4] - values[1]]
+    np.testing.assert_allclose(credit_of("spo", table, form="treepo_siblings"), expected, atol=1e-9)
+
+
+def test_spo_leaves_out_tokens_that_were_nearly_certain():
+    table = make_table(
+        {"parent": [-1, -1], "reward": [1.0, 0.0], "n_tokens": [2, 1]},
+        tokens={"turn": [0, 0, 1], "logprob": np.log([0.95, 0.5, 0.9])},
+    )
+    credit = full_credit("spo", table, most_probable=0.9)
+    assert credit.tokens.tolist() == [False, True, False] and credit.values.tolist() == [0.5, -0.5]
+    white = full_credit("spo", table, whiten=True).values  # over tokens: 0.5, 0.5 and -0.5
+    np.testing.assert_allclose(white, (np.array([0.5, -0.5]) - 1 / 6) / np.std([0.5, 0.5, -0.5], ddof=1))
+    certain = full_credit("spo", table, most_probable=0.92, whiten=True).values  # over tokens: 0.5 and -0.5
+    np.testing.assert_allclose(certain, np.array([0.5, -0.5]) / np.std([0.5, -0.5], ddof=1))
+
+
+def test_portool_decays_with_the_distance_of_the_leaf():
+    table = make_table({"parent": [-1, 0, 1, 0], "reward": [0.0, 0.0, 1.0, 0.5]})
+    table.turns["step_score"] = np.array([0.0, 1.0, 0.0, 0.0])
+    module, spec = plugin_module("estimators.portool"), estimator("portool")
+    found = module.step_rewards(table, spec.options(gamma=0.5, outcome_weight=2.0, score_weight=0.25))
+    np.testing.assert_allclose(found, [2 * (0.25 * 1.0 + 0.5 * 0.5) / 2, 2 * 0.5 + 0.25, 2.0, 1.0])
 
 
 @SEEDS

@@ -426,6 +426,51 @@ def test_a_family_without_an_expert():
         world.expert(random.Random(0))
 
 
+# ---- without the tool ------------------------------------------------------------------------------------------------
+
+
+def alone(**changes):
+    return small(**{"families": ("last_digit",), "tool": False, "max_steps": 1, **changes})
+
+
+@pytest.mark.parametrize("options", [alone(difficulty=2), alone(spelling="words")], ids=["symbols", "words"])
+def test_without_the_tool_an_episode_is_one_answer(options):
+    world = build(options)
+    for split in SPLITS:
+        for number, task in enumerate(SPEC.tasks(options, split)):
+            assert int(task["answer"]) == eval(task["expression"]) % 10
+            expert, last = play(world, task, random.Random(number))
+            assert last.info["won"] and last.done and expert.subgoals == ("compute",)
+            guess, last = play(world, task, random.Random(number), skip=1.0)
+            assert last.done and guess.subgoals == ("answer",)
+    world.reset(task, 0)
+    last = world.step("<python>1</python>")
+    assert not last.valid and last.truncated and last.info["calls"] == 0
+
+
+def test_the_work_is_written_down_digit_by_digit():
+    world = build(alone())
+    task = {"instruction": "?", "family": "last_digit", "expression": "7 + 8 + 5 + 9", "answer": "9"}
+    expert, _ = play(world, task, random.Random(0))
+    assert expert.advise(0) == "5 0 9 <answer>9</answer>"
+    world = build(alone(spelling="words"))
+    expert, _ = play(world, task, random.Random(0))
+    assert expert.advise(0) == "five zero nine <answer>nine</answer>"
+
+
+def test_experts_know_what_they_cannot_do():
+    world = build(alone(tool=True, max_steps=4))
+    expert, last = play(world, SPEC.tasks(alone(), "train")[0], random.Random(0))
+    assert last.info["won"] and expert.subgoals == ("compute", "answer")
+    world.reset({"instruction": "?", "family": "file", "answer": "1"}, 0)
+    with pytest.raises(RecipeError, match="no expert for 'file' with the tool"):
+        world.expert(random.Random(0))
+    world = build(alone())
+    world.reset({"instruction": "?", "family": "file", "answer": "1"}, 0)
+    with pytest.raises(RecipeError, match="no expert for 'file' without the tool; those with one are arithmetic, last"):
+        world.expert(random.Random(0))
+
+
 # ---- anything at all -------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from verl_hier.host.specs import NoOptions
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.rewards.formats import has_tags, matches, short, valid
+from verl_hier.rewards.formats import format_shaping, has_tags, matches, overlong, short, valid
 from verl_hier.rewards.judge import judge
 from verl_hier.rollout.rewards import RatedEpisode, RatedTurn, Reward, rate
 from verl_hier.testing.rollout import roll_out_scripted
@@ -179,6 +179,46 @@ def test_format_checks() -> None:
     assert (short(turn("x" * 10), 10), short(turn("x" * 15), 10), short(turn("x" * 30), 10)) == (1.0, 0.5, 0.0)
     episode = RatedEpisode(TASK, (turn("a"), turn("b", valid=False)), 0.0, None, False)
     assert (valid(turn("a")), valid(episode), matches(episode, "b")) == (1.0, 0.5, 1.0)
+
+
+def played(*texts: str, ret: float = 0.0, success: bool | None = False, tokens: int = 0) -> RatedEpisode:
+    turns = tuple(turn(text, number=place, tokens=tokens) for place, text in enumerate(texts))
+    return RatedEpisode(TASK, turns, ret, success, truncated=False)
+
+
+LOOK, SAY = "<think>where</think>\n<search>lake</search>", "<think>there</think><answer>blue</answer>"
+
+
+@pytest.mark.parametrize(
+    ("texts", "right", "wrong"),
+    [
+        ((LOOK, SAY), 0.0, 0.2),
+        ((SAY,), 0.0, 0.2),
+        ((LOOK, "<answer>blue</answer>"), -0.2, 0.1),  # no thoughts
+        ((SAY, SAY), -0.2, 0.1),  # two answers
+        ((LOOK + " well", SAY), -0.2, 0.1),
+        (("<think>a <search>b</search></think><search>c</search>", SAY), -0.2, 0.1),
+        ((LOOK,), -0.2, 0.0),  # no answer
+    ],
+)
+def test_the_form_of_all_turns_shapes_an_exact_match(texts: tuple[str, ...], right: float, wrong: float) -> None:
+    assert format_shaping(played(*texts, success=True)) == right
+    assert format_shaping(played(*texts)) == wrong
+    assert format_shaping(played(*texts), structure=0.5, final=0.3) in (0.5, 0.3, 0.0)
+
+
+@pytest.mark.parametrize(("tokens", "penalty"), [(10, 0.0), (40, 0.0), (45, -0.5), (50, -1.0), (60, -2.0)])
+def test_texts_near_the_limit_are_penalised(tokens: int, penalty: float) -> None:
+    assert overlong(played(SAY, SAY, tokens=tokens), limit=100, buffer=20) == penalty
+    assert overlong(turn(SAY, tokens=tokens), limit=50, buffer=10, factor=0.5) == 0.5 * penalty
+
+
+def test_tokens_of_all_pieces_of_a_turn_count(graph: RolloutGraph) -> None:
+    split = graph.split(graph.nodes[graph.episodes[0].leaf], 1)
+    split.text = ""
+    rated(graph, size=Reward(lambda episode: episode.tokens))
+    for episode in graph.complete():
+        assert episode.reward_info["size"] == sum(len(graph.nodes[i].action) for i in graph.path(episode.id))
 
 
 def test_a_judge_is_asked_and_its_last_score_counts() -> None:

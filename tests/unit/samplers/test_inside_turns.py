@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 import pytest
 
 from tests.fixtures.corridor import Corridor
 from tests.fixtures.random_policy import RandomPolicy, tokenizer
 from verl_hier.errors import RecipeError
-from verl_hier.graph import graph_rows
+from verl_hier.graph import build_table, graph_rows
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier_plugins.samplers.latr import LATR, LATROptions, common_subsequence, common_suffix
-from verl_hier_plugins.samplers.treepo import TreePOSampler, TreePOSamplerOptions
+from verl_hier_plugins.samplers.latr import LATR, LATROptions
+from verl_hier_plugins.samplers.treepo import TreePOSampler, TreePOSamplerOptions, forks_of_paths
 from verl_hier_plugins.samplers.treerl import TreeRLSampler, TreeRLSamplerOptions, leaves_of
 from verl_hier_plugins.workers.react import React, ReactOptions
 
 SAMPLERS = {
     "treerl": lambda: TreeRLSampler(TreeRLSamplerOptions(trees=2, tokens=2, rounds=2, branches=1)),
-    "treepo": lambda: TreePOSampler(TreePOSamplerOptions(segment_tokens=3)),
+    "treepo": lambda: TreePOSampler(TreePOSamplerOptions(segment_tokens=3, first_divergence=None)),
     "latr": lambda: LATR(LATROptions(lookahead=(4, 8), tree_tokens=40, largest_overlap=0.9, longest_suffix=0.9)),
 }
 
@@ -48,8 +47,9 @@ def test_trees_are_whole_repeatable_and_share_their_tokens(name, seed):
     graph, policy = roll(SAMPLERS[name](), seed)
     assert sum(e.trained for e in graph.complete()) == 6 and not graph.short
     assert roll(SAMPLERS[name](), seed, delay=0.002)[0].to_dict() == graph.to_dict()
-    leaves = [sum(len(graph.nodes[i].action) for i in graph.path(e.id)) for e in graph.complete()]
-    used = {i for e in graph.complete() for i in graph.path(e.id)}
+    paths = [graph.path(e.id) for e in graph.complete() if e.trained]
+    leaves = [sum(len(graph.nodes[i].action) for i in path) for path in paths]
+    used = {i for path in paths for i in path}
     assert sum(sum(row.mask) for row in graph_rows(graph, lambda node: True)) == sum(
         len(graph.nodes[i].action) for i in used
     )
@@ -89,14 +89,84 @@ def test_treerl_branches_before_the_least_sure_tokens_of_each_tree():
         assert fork.decision["entropy"] == max(p for p, k in chosen if k == shared)
 
 
-def test_treerl_keeps_as_many_leaves_as_wanted():
+def test_treerl_trains_as_many_leaves_as_wanted_and_knows_the_others():
     options = TreeRLSamplerOptions(trees=2, tokens=2, rounds=1, branches=2)
     assert options.grown == 10 and leaves_of(options, 10) == 10
     graph, _ = roll(TreeRLSampler(options), n=4)
-    assert graph.counts["not_kept"] == 6 and sum(e.status == "pruned" for e in graph.episodes) == 6
+    assert graph.counts["not_kept"] == 6 == sum(e.withheld for e in graph.complete())
+    kept = {i for e in graph.complete() if e.trained for i in graph.path(e.id)}
+    table = build_table([graph])
+    assert table["episodes.trained"].sum() == 4 and table["episodes.withheld"].sum() == 6
+    used = sorted({i for e in graph.complete() for i in graph.path(e.id)})
+    assert [used[turn] for turn in table["trained"].nonzero()[0]] == sorted(kept)
+    for rule in ("once", "repeat"):
+        rows = graph_rows(graph, lambda node: True, rule)
+        assert {row.episode for row in rows} <= {e.id for e in graph.complete() if e.trained}
+        assert {turn for row in rows for turn, m in zip(row.turn_index, row.mask, strict=True) if m} == kept
     for n in (0, 11):
         with pytest.raises(RecipeError, match=r"actor_rollout_ref\.rollout\.n"):
             leaves_of(options, n)
+
+
+def test_treerl_trains_a_leaf_that_succeeded_if_there_is_one():
+    options = TreeRLSamplerOptions(trees=3, tokens=1, rounds=1, branches=1)
+    few = 0
+    for seed in range(60):
+        graph, _ = roll(TreeRLSampler(options), seed, n=2)
+        won = [e for e in graph.complete() if e.success]
+        few += 0 < len(won) <= 2
+        assert any(e.trained for e in won) == bool(won)
+    assert few > 5
+
+
+def test_treerl_branches_neither_behind_a_final_word_nor_at_a_branch_again():
+    options = TreeRLSamplerOptions(trees=2, tokens=3, rounds=3, branches=1, final_words=("DOWN",))
+    behind = again = 0
+    for seed in range(20):
+        graph, _ = roll(TreeRLSampler(options), seed, n=20)
+        down = tokenizer().encode("down")[0]
+        for fork in (e for e in graph.episodes if "token" in e.decision):
+            source, at = graph.episodes[fork.source], fork.decision["token"]
+            path = [(token, graph.nodes[i].episode) for i in graph.path(source.id) for token in graph.nodes[i].action]
+            own = [token for token, episode in path[:at] if episode == path[at][1]]
+            behind += down in own
+            again += path[at][1] == source.id and at == source.decision.get("token")
+    assert behind == again == 0
+    graph, _ = roll(TreeRLSampler(TreeRLSamplerOptions(trees=1, final_words=())), 0, n=5)
+    assert graph.counts["forks"] == 4
+
+
+@pytest.mark.parametrize(
+    "running, missing, ended, forks",
+    [
+        (2, 16, 0, [1, 1]),
+        (3, 16, 1, [1, 1, 3]),  # the branches of a path that ended go to the others, what is left over to the last
+        (3, 4, 0, [0, 0, 1]),
+        (3, 3, 5, [0, 0, 0]),
+        (2, 1, 0, [0, 0]),  # every path goes on
+        (1, 9, 3, [7]),
+    ],
+)
+def test_treepo_spreads_missing_leaves_as_released(running, missing, ended, forks):
+    assert forks_of_paths(running, missing, ended, divergence=2) == forks
+
+
+def test_treepo_draws_how_many_paths_start():
+    counts = set()
+    for seed in range(40):
+        graph, _ = roll(TreePOSampler(TreePOSamplerOptions(segment_tokens=3, first_divergence=5)), seed, n=6)
+        counts.add(1 + sum(e.source == 0 and e.shared == 0 and e.decision["why"] == "segment" for e in graph.episodes))
+    assert counts == {2, 3, 4, 5}
+
+
+def test_treepo_falls_back_to_leaves_that_ended_by_themselves():
+    fallbacks = 0
+    for seed in range(20):
+        graph, _ = roll(TreePOSampler(TreePOSamplerOptions(segment_tokens=4)), seed, n=16)
+        for fork in (e for e in graph.episodes if e.decision.get("why") == "fallback"):
+            fallbacks += 1
+            assert graph.episodes[fork.source].status == "finished" or fork.shared == 0
+    assert fallbacks > 20
 
 
 def test_treepo_cuts_turns_into_segments_and_falls_back():
@@ -107,40 +177,14 @@ def test_treepo_cuts_turns_into_segments_and_falls_back():
     assert sum(1 for _ in graph.complete()) == 12
 
 
-def test_latr_forks_at_close_seconds_and_prunes_what_says_the_same():
-    options = LATROptions(lookahead=(4,), tree_tokens=16, largest_overlap=1.0, longest_suffix=1.0)
-    graph, _ = roll(LATR(options), seed=2)
-    forks = [e for e in graph.episodes if e.decision.get("why") == "close"]
-    assert forks
-    for fork in forks:
-        first, second = fork.decision["first"], fork.decision["second"]
-        assert second > 0.15 and first - second < 0.25
-        node = graph.nodes[graph.path(fork.id)[fork.shared]]
-        assert node.decision["forced"] == 1 and node.logprobs[0] == pytest.approx(math.log(second))
-    graph, _ = roll(LATR(LATROptions(lookahead=(4,), tree_tokens=16, largest_overlap=0.0)), seed=2)
-    assert graph.counts["too_similar"] > 0 and sum(1 for _ in graph.complete()) == 6
-    assert any(e.decision.get("why") == "plain" for e in graph.episodes)
-
-
-def test_latr_share_falls_with_the_steps():
-    graph, _ = roll(LATR(LATROptions()), step=400)
-    assert sum(e.decision.get("why") == "plain" for e in graph.complete()) >= 5
-
-
-def test_overlap_of_two_texts():
-    assert common_suffix([1, 2, 3], [9, 2, 3]) == 2 and common_suffix([], [1]) == 0
-    assert common_subsequence([1, 2, 3, 4], [2, 9, 4, 3]) == 2 and common_subsequence([1], []) == 0
-
-
 @pytest.mark.parametrize(
     "make, sentence",
     [
         (lambda: TreePOSamplerOptions(divergence=1), "never branches"),
         (lambda: TreePOSamplerOptions(segment_tokens=0), "at least 1"),
         (lambda: TreeRLSamplerOptions(tokens=0), "at least 1"),
-        (lambda: LATROptions(full=2.0), "within"),
-        (lambda: LATROptions(lookahead=()), "lookahead"),
-        (lambda: LATROptions(shares={"x": 1.0}), "shares"),
+        (lambda: TreePOSamplerOptions(first_divergence=1), "first_divergence"),
+        (lambda: TreeRLSamplerOptions(final_words=("",)), "final_words"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(make, sentence):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal, InvalidOperation
+from itertools import accumulate
 
 LEVELS = ((2, 2, "+-", 0), (3, 2, "+-", 0), (3, 2, "+-*", 0), (3, 3, "+-*", 1), (4, 3, "+-*", 2))
 """For each difficulty: operands, digits of a number, operators, and how many operands are sums in brackets."""
@@ -44,6 +45,18 @@ def _chain(rng: random.Random, operands: list[tuple[str, int]], signs: str) -> t
             total += product
             product = value if sign == "+" else -value
     return text, total + product
+
+
+def draw_last_digit(rng: random.Random, difficulty: int) -> tuple[str, int]:
+    """A sum of 4, 6, 8, … digits, more with the difficulty, and the last digit of its value."""
+    digits = [rng.randrange(10) for _ in range(4 + 2 * difficulty)]
+    return " + ".join(map(str, digits)), sum(digits) % 10
+
+
+def last_digits(expression: str) -> list[int]:
+    """The last digits of the partial sums of two, three, … digits: how a person works out `draw_last_digit`."""
+    digits = [int(part) for part in expression.split(" + ")]
+    return [total % 10 for total in accumulate(digits)][1:]
 
 
 def spell(text: str) -> str:

@@ -28,6 +28,13 @@ TEXTS = {
         "right": "Correct.",
         "wrong": "Wrong.",
     },
+    "alone": {
+        "opening": "Think step by step, then give the answer as `<answer>text</answer>`, once.",
+        "invalid": "That has no `<answer>text</answer>`.",
+        "over": "The task is over.",
+        "right": "Correct.",
+        "wrong": "Wrong.",
+    },
     "words": {"opening": "ready", "invalid": "python or answer", "over": "over", "right": "right", "wrong": "wrong"},
 }
 ENDINGS = {
@@ -65,7 +72,8 @@ class PythonToolEnvironment(Environment):
 
     def __init__(self, options: PythonToolOptions) -> None:
         self._options = options
-        self._texts = TEXTS[options.spelling]
+        self._texts = TEXTS["alone" if options.spelling == "symbols" and not options.tool else options.spelling]
+        self._verbs = VERBS if options.tool else ("answer",)
         self.task: Mapping[str, Any] = {}
         self.calls: tuple[tuple[str, str], ...] = ()
         self._turns = 0
@@ -83,7 +91,7 @@ class PythonToolEnvironment(Environment):
         if self._over:
             return self._answer(self._texts["over"], valid=False)
         self._turns += 1
-        parsed = parse_verb(action, VERBS)
+        parsed = parse_verb(action, self._verbs)
         if parsed is not None and parsed[1]:
             verb, body = parsed
             if verb == "answer":
@@ -99,15 +107,16 @@ class PythonToolEnvironment(Environment):
 
     def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Expert:
         """A scripted expert for the current task; see `verl_hier.environments.expert`."""
-        from verl_hier_plugins.environments.python_tool.expert import PythonToolExpert
+        from verl_hier_plugins.environments.python_tool.expert import expert_of
 
-        return PythonToolExpert(self, self._options.spelling, rng, skip_stage, remember)
+        return expert_of(self, self._options, rng, skip_stage=skip_stage, remember=remember)
 
     def vocabulary(self) -> list[str]:
         """The words of the spelling `words`; with symbols there are too many numbers to list."""
         if self._options.spelling != "words":
             return []
-        return [*VERBS, *WORDS.values(), *TEXTS["words"].values(), "error", "compute"]
+        tags = [] if self._options.tool else ["<answer> </answer>"]
+        return [*VERBS, *WORDS.values(), *TEXTS["words"].values(), "error", "compute", *tags]
 
     def _script(self, body: str) -> str | None:
         """The script of a call, None when the call is not understood."""
@@ -148,6 +157,7 @@ class PythonToolEnvironment(Environment):
 
 
 def build(options: PythonToolOptions) -> PythonToolEnvironment:
-    """A new environment; refused where the sandbox cannot be set up."""
-    require_sandbox("python_tool")
+    """A new environment; with the tool it is refused where the sandbox cannot be set up."""
+    if options.tool:
+        require_sandbox("python_tool")
     return PythonToolEnvironment(options)

@@ -1,4 +1,4 @@
-"""A scripted expert: it calls the tool, then answers with what the tool printed."""
+"""Scripted experts: one calls the tool and answers with what it printed, the other works the answer out in one turn."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
-from verl_hier_plugins.environments.python_tool.arithmetic import spell
+from verl_hier_plugins.environments.python_tool.arithmetic import last_digits, spell
 from verl_hier_plugins.environments.python_tool.environment import PythonToolEnvironment
-from verl_hier_plugins.environments.python_tool.options import ARITHMETIC
+from verl_hier_plugins.environments.python_tool.options import ARITHMETIC, GENERATED, LAST_DIGIT, PythonToolOptions
 from verl_hier_plugins.environments.python_tool.tasks import entry_of
 
 SCRIPTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -33,15 +34,40 @@ def script_of(task: Mapping[str, Any], spelling: str) -> str:
     family = task["family"]
     if family == ARITHMETIC:
         return spell(task["expression"]) if spelling == "words" else f"print({task['expression']})"
+    if family == LAST_DIGIT and spelling == "symbols":
+        return f"print(({task['expression']}) % 10)"
     if family not in SCRIPTS:
         raise RecipeError(
-            f"hier.environment.families: there is no expert for {family!r}; those with one are "
-            f"{', '.join((ARITHMETIC, *SCRIPTS))}."
+            f"hier.environment.families: there is no expert for {family!r} with the tool in {spelling}; those with one "
+            f"are {', '.join((ARITHMETIC, *SCRIPTS))}."
         )
     return SCRIPTS[family](entry_of(task)["metadata"])
 
 
-class PythonToolExpert:
+def solution_of(task: Mapping[str, Any], spelling: str) -> str:
+    """What is written down on the way to the answer, and the answer in tags.
+
+    Raises:
+        RecipeError: for a family without an expert.
+    """
+    family = task["family"]
+    if family not in GENERATED:
+        raise RecipeError(
+            f"hier.environment.families: there is no expert for {family!r} without the tool; those with one are "
+            f"{', '.join(GENERATED)}."
+        )
+    steps = last_digits(task["expression"]) if family == LAST_DIGIT else []
+    write: Callable[[str], str] = spell if spelling == "words" else str
+    work = "".join(f"{write(str(step))} " for step in steps)
+    return f"{work}<answer>{write(task['answer'])}</answer>"
+
+
+def expert_of(environment: PythonToolEnvironment, options: PythonToolOptions, rng: random.Random, **how: Any) -> Expert:
+    """The expert for the environment's task; `how` as in `verl_hier.environments.expert`."""
+    return (ToolExpert if options.tool else ThinkingExpert)(environment, options.spelling, rng, **how)
+
+
+class ToolExpert:
     """Follows one environment; see `verl_hier.environments.expert.Expert`. Without the stage `compute` it guesses."""
 
     def __init__(
@@ -80,3 +106,29 @@ class PythonToolExpert:
         """The output of the script, if the agent's context contains it."""
         calls = self._environment.calls if self._remember else self._environment.calls[-1:]
         return next((output for body, output in calls if body == self._script), None)
+
+
+class ThinkingExpert:
+    """Answers in one turn, after the work; without the stage `compute` it guesses a digit."""
+
+    def __init__(
+        self,
+        environment: PythonToolEnvironment,
+        spelling: str,
+        rng: random.Random,
+        skip_stage: float = 0.0,
+        remember: bool = True,
+    ) -> None:
+        computes = rng.random() >= skip_stage
+        guess = str(rng.randrange(10))
+        self.subgoals: tuple[str, ...] = ("compute",) if computes else ("answer",)
+        written = spell(guess) if spelling == "words" else guess
+        self._text = solution_of(environment.task, spelling) if computes else f"<answer>{written}</answer>"
+
+    def advise(self, subgoal: int) -> str | None:
+        """The whole turn."""
+        return self._text
+
+    def mistake(self, subgoal: int, rng: random.Random) -> str | None:
+        """None: a wrong answer would end the episode."""
+        return None

@@ -7,7 +7,9 @@ from typing import Literal
 
 from verl_hier.host.constraints import Count
 
-ARITHMETIC = "arithmetic"
+ARITHMETIC, LAST_DIGIT = "arithmetic", "last_digit"
+GENERATED = (ARITHMETIC, LAST_DIGIT)
+"""Families that are generated here, without a package."""
 REASONING_GYM = {
     "arithmetic": (
         *("basic_arithmetic", "bitwise_arithmetic", "calendar_arithmetic", "chain_sum", "count_bits"),
@@ -19,7 +21,7 @@ REASONING_GYM = {
 """Families of reasoning-gym by category. Left out are those whose scorer runs an answer as code, `time_intervals`,
 whose tasks depend on the day, and `propositional_logic`, which is won by repeating a premise."""
 
-FAMILIES = (ARITHMETIC, *REASONING_GYM["arithmetic"], *REASONING_GYM["logic"])
+FAMILIES = (*GENERATED, *REASONING_GYM["arithmetic"], *REASONING_GYM["logic"])
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ class PythonToolOptions:
     """Options of `python_tool`."""
 
     families: tuple[str, ...] = (ARITHMETIC,)
-    """`arithmetic` is generated here; every other name is a family of reasoning-gym. Tasks alternate between them."""
+    """`arithmetic` and `last_digit` are generated here; every other name is a family of reasoning-gym. Tasks alternate
+    between them."""
+    tool: bool = True
+    """Whether there is a Python tool. Without it the agent can only think and answer."""
     difficulty: int = 0
     """Level of every family, from 0; a family with fewer levels stays at its highest."""
     data_path: str = ""
@@ -43,7 +48,7 @@ class PythonToolOptions:
     """Turns after which an episode is truncated."""
     spelling: Literal["symbols", "words"] = "symbols"
     """`words` spells numbers digit by digit and signs as words (`one two plus three`), for models with a small
-    vocabulary. Only for the family `arithmetic`."""
+    vocabulary. Only for the families `arithmetic` and `last_digit`."""
     partial_credit: bool = False
     """Reward is the scorer's score, between 0 and 1; otherwise it is 1 for a full score and 0 for less."""
     invalid_penalty: float = 0.02
@@ -64,8 +69,8 @@ class PythonToolOptions:
                 f"families must name some of {', '.join(FAMILIES)}; got {list(self.families)} (those whose scorer "
                 "runs an answer as code are left out on purpose)"
             )
-        if self.spelling == "words" and (self.families != (ARITHMETIC,) or self.data_path):
-            raise ValueError("spelling words is for families [arithmetic] only")
+        if self.spelling == "words" and (not set(self.families) <= set(GENERATED) or self.data_path):
+            raise ValueError(f"spelling words is for families {list(GENERATED)} only")
         for name in ("difficulty", "invalid_penalty", "call_penalty", "pool", "validation"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

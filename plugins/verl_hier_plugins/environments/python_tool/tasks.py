@@ -10,8 +10,8 @@ from typing import Any
 
 from verl_hier.environments.splits import SPLITS, draw_tasks, split_of
 from verl_hier.errors import RecipeError
-from verl_hier_plugins.environments.python_tool.arithmetic import draw, same_number, spell
-from verl_hier_plugins.environments.python_tool.options import ARITHMETIC, PythonToolOptions
+from verl_hier_plugins.environments.python_tool.arithmetic import draw, draw_last_digit, same_number, spell
+from verl_hier_plugins.environments.python_tool.options import ARITHMETIC, GENERATED, PythonToolOptions
 
 NAME = "python_tool"
 FILE = "file"
@@ -25,7 +25,7 @@ FILES = {"train": ("train",), "val": ("val", "dev", "test"), "test": ("test",)}
 def tasks(options: PythonToolOptions, split: str) -> list[dict[str, Any]]:
     """The tasks of a split, in a fixed order: `{instruction, data_source, id, family}` and what the verifier needs.
 
-    That is the `answer` of arithmetic and of files, and `seed`, `index` and `difficulty` of reasoning-gym's families.
+    That is the `answer` of generated families and of files, and `seed`, `index` and `difficulty` for reasoning-gym.
     """
     size = options.pool if split == "train" else options.validation
     if options.data_path:
@@ -33,19 +33,21 @@ def tasks(options: PythonToolOptions, split: str) -> list[dict[str, Any]]:
 
     def make(number: int, there: int) -> tuple[str, dict[str, Any]]:
         family = options.families[there % len(options.families)]
-        task = _arithmetic(options, number) if family == ARITHMETIC else _gym_task(options, family, number)
+        task = _generated(options, family, number) if family in GENERATED else _gym_task(options, family, number)
         return f"{family}: {task['instruction']}", task
 
     return draw_tasks(make, split, size, NAME)
 
 
-def _arithmetic(options: PythonToolOptions, number: int) -> dict[str, Any]:
-    text, value = draw(random.Random(f"arithmetic-{options.seed}-{number}"), options.difficulty)
-    instruction = spell(text) if options.spelling == "words" else f"What is {text}?"
+def _generated(options: PythonToolOptions, family: str, number: int) -> dict[str, Any]:
+    rng = random.Random(f"{family}-{options.seed}-{number}")
+    text, value = (draw if family == ARITHMETIC else draw_last_digit)(rng, options.difficulty)
+    question = f"What is {text}?" if family == ARITHMETIC else f"What is the last digit of {text}?"
+    instruction = spell(text) if options.spelling == "words" else question
     return {
         "instruction": instruction,
         "data_source": NAME,
-        "family": ARITHMETIC,
+        "family": family,
         "expression": text,
         "answer": str(value),
     }
