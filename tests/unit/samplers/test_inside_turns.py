@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -10,13 +11,17 @@ from tests.fixtures.corridor import Corridor
 from tests.fixtures.random_policy import RandomPolicy, tokenizer
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table, graph_rows
+from verl_hier.graph.rows import leaf_row
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier_plugins.environments.prompt import PromptEnvironment
 from verl_hier_plugins.samplers.latr import LATR, LATROptions
 from verl_hier_plugins.samplers.treepo import TreePOSampler, TreePOSamplerOptions, forks_of_paths
 from verl_hier_plugins.samplers.treerl import TreeRLSampler, TreeRLSamplerOptions, leaves_of
 from verl_hier_plugins.workers.react import React, ReactOptions
 
+ONE_TURN = partial(PromptEnvironment, NoOptions())
 SAMPLERS = {
     "treerl": lambda: TreeRLSampler(TreeRLSamplerOptions(trees=2, tokens=2, rounds=2, branches=1)),
     "treepo": lambda: TreePOSampler(TreePOSamplerOptions(segment_tokens=3, first_divergence=None)),
@@ -93,6 +98,9 @@ def test_treerl_trains_as_many_leaves_as_wanted_and_knows_the_others():
     options = TreeRLSamplerOptions(trees=2, tokens=2, rounds=1, branches=2)
     assert options.grown == 10 and leaves_of(options, 10) == 10
     graph, _ = roll(TreeRLSampler(options), n=4)
+    for leaf in (e for e in graph.complete() if e.withheld):
+        row = leaf_row(graph, leaf.id)  # what a reward function of verl's is asked about
+        assert sum(row.mask) == sum(len(graph.nodes[i].action) for i in graph.path(leaf.id))
     assert graph.counts["not_kept"] == 6 == sum(e.withheld for e in graph.complete())
     kept = {i for e in graph.complete() if e.trained for i in graph.path(e.id)}
     table = build_table([graph])
@@ -162,7 +170,10 @@ def test_treepo_draws_how_many_paths_start():
 def test_treepo_falls_back_to_leaves_that_ended_by_themselves():
     fallbacks = 0
     for seed in range(20):
-        graph, _ = roll(TreePOSampler(TreePOSamplerOptions(segment_tokens=4)), seed, n=16)
+        task = {"instruction": "do it", "messages": []}
+        options = TreePOSamplerOptions(segment_tokens=2, first_divergence=4)
+        graph, _ = roll(TreePOSampler(options), seed, n=16, environment=ONE_TURN, task=task)
+        assert sum(e.trained for e in graph.complete()) == 16
         for fork in (e for e in graph.episodes if e.decision.get("why") == "fallback"):
             fallbacks += 1
             assert graph.episodes[fork.source].status == "finished" or fork.shared == 0
