@@ -452,10 +452,12 @@ def test_the_work_is_written_down_digit_by_digit():
     world = build(alone())
     task = {"instruction": "?", "family": "last_digit", "expression": "7 + 8 + 5 + 9", "answer": "9"}
     expert, _ = play(world, task, random.Random(0))
-    assert expert.advise(0) == "5 0 9 <answer>9</answer>"
+    assert expert.advise(0) == "compute 7 + 8 = 5 5 + 5 = 0 0 + 9 = 9 <answer>9</answer>"
     world = build(alone(spelling="words"))
     expert, _ = play(world, task, random.Random(0))
-    assert expert.advise(0) == "five zero nine <answer>nine</answer>"
+    assert expert.advise(0) == (
+        "compute seven plus eight five five plus five zero zero plus nine nine <answer>nine</answer>"
+    )
 
 
 def test_experts_know_what_they_cannot_do():

@@ -53,10 +53,11 @@ def draw_last_digit(rng: random.Random, difficulty: int) -> tuple[str, int]:
     return " + ".join(map(str, digits)), sum(digits) % 10
 
 
-def last_digits(expression: str) -> list[int]:
-    """The last digits of the partial sums of two, three, … digits: how a person works out `draw_last_digit`."""
-    digits = [int(part) for part in expression.split(" + ")]
-    return [total % 10 for total in accumulate(digits)][1:]
+def worked_last_digit(expression: str) -> str:
+    """The work on a sum of `draw_last_digit`, digit by digit: `7 + 8 = 5 5 + 9 = 4` for `7 + 8 + 9`."""
+    first, *others = (int(part) for part in expression.split(" + "))
+    ends = [total % 10 for total in accumulate(others, initial=first)]
+    return " ".join(f"{end} + {digit} = {after}" for end, digit, after in zip(ends, others, ends[1:], strict=False))
 
 
 def spell(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
-from verl_hier_plugins.environments.python_tool.arithmetic import last_digits, spell
+from verl_hier_plugins.environments.python_tool.arithmetic import spell, worked_last_digit
 from verl_hier_plugins.environments.python_tool.environment import PythonToolEnvironment
 from verl_hier_plugins.environments.python_tool.options import ARITHMETIC, GENERATED, LAST_DIGIT, PythonToolOptions
 from verl_hier_plugins.environments.python_tool.tasks import entry_of
@@ -56,10 +56,9 @@ def solution_of(task: Mapping[str, Any], spelling: str) -> str:
             f"hier.environment.families: there is no expert for {family!r} without the tool; those with one are "
             f"{', '.join(GENERATED)}."
         )
-    steps = last_digits(task["expression"]) if family == LAST_DIGIT else []
+    work = worked_last_digit(task["expression"]) if family == LAST_DIGIT else ""
     write: Callable[[str], str] = spell if spelling == "words" else str
-    work = "".join(f"{write(str(step))} " for step in steps)
-    return f"{work}<answer>{write(task['answer'])}</answer>"
+    return " ".join(part for part in ("compute", write(work), f"<answer>{write(task['answer'])}</answer>") if part)
 
 
 def expert_of(environment: PythonToolEnvironment, options: PythonToolOptions, rng: random.Random, **how: Any) -> Expert:
