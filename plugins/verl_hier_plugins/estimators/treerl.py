@@ -63,9 +63,8 @@ def leaf_scores(table: TurnTable, options: TreeRLOptions) -> Floats:
     if options.centre == "none":
         return scores
     length = np.asarray(table["n_tokens"], np.float64) if options.centre == "token" else np.ones(len(table))
-    votes = np.bincount(table.step_episode, length[table.step_turn], len(scores))
-    if options.centre == "step":
-        votes = votes + 1.0  # the task above the first turns is a node too
+    task = float(options.centre == "step")  # the task above the first turns is a step too
+    votes = np.bincount(table.step_episode, length[table.step_turn], len(scores)) + task
     return np.where(leaf, scores - group_mean(scores, keys, votes * leaf)[keys], 0.0)
 
 
