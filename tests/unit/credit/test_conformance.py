@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.conformance.adapters import ADAPTERS
 from tests.conformance.runner import Result, compare, run_file, run_folder
 from verl_hier.errors import HierError
 
@@ -66,3 +67,31 @@ def test_comparison_of_nested_values():
     assert compare([[1.0], [1.0, 2.0]], [[1.0], [1.0, 2.0]]) is None
     assert "2 entries" in compare([[1.0], [1.0, 2.0]], [[1.0], [1.0, 2.0], [1.0]])
     assert "shape" in compare([1.0], [1.0, 2.0])
+
+
+def test_modes_that_no_recorded_case_has():
+    """What the released functions give for inputs so small that it can be read off their definition."""
+    rows = {"env_idx": [0] * 4, "turn_idx": [0, 0, 1, 1], "agent_idx": [0, 1, 0, 1], "reward": [5.0, 7.0, 1.0, 0.0]}
+    found = ADAPTERS["at_grpo"]({**rows, "sample_num": 1, "rollout_mode": "no_tree"})
+    assert found["kept_rows"].tolist() == [2, 3] and found["group"].tolist() == [0, 0]
+    assert found["grpo_adv"].tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
+    for used, correct, total in ((True, True, 2), (False, True, 1), (True, False, 0)):
+        assert ADAPTERS["arise"]({"skill_used": used, "correct": correct})["out"] == total
+    tokens = {"token_level_rewards": [[0.0, 1.0], [0.0, 0.0]], "response_mask": [[1, 1], [1, 1]], "index": ["a", "a"]}
+    assert ADAPTERS["igpo"](tokens)["advantages"].tolist() == [[0.5, 0.5], [-0.5, -0.5]]
+    game = {
+        "turn_rewards": [[0.0, 0.0, 1.0], [0.0, 0.0, 3.0]],
+        "turn_end": [[0, 0, 1], [0, 0, 1]],
+        "response_mask": [[0, 1, 1], [0, 1, 1]],
+        "group_ids": ["g0_p0", "g1_p0"],
+        "tags": ["chess", "go"],
+        "reward_norm": "mean",
+        "separate_players": True,
+        "whiten_rewards": False,
+        "whiten_advantages": False,
+        "advantage_norm": None,
+        "gamma": 0.5,
+    }
+    assert not ADAPTERS["mars"](game)["advantages"].any(), "each game has one turn, which is its own mean"
+    together = ADAPTERS["mars"]({**game, "tags": None})
+    assert together["advantages"].tolist() == [[-0.5, -1.0], [0.5, 1.0]]

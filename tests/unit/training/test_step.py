@@ -209,6 +209,28 @@ def test_credit_metrics_look_at_trained_turns():
     assert credit_metrics(build_table([]), Credit(np.zeros(0))) == {}
 
 
+def test_hiper_reads_the_critic_and_leaves_tokens_without_a_level_out():
+    graph = rollout_graphs.flat()
+    for node in graph.nodes:
+        node.action, node.logprobs = [7, 7, 7, 7], [-1.0] * 4
+        node.entropy, node.top, node.prompt_tokens = [], [], 0
+        node.masks = {"switch": [[0, 1]], "subgoal": [[1, 2]], "action": [[2, 4]]}
+        node.extra |= {"switch": int(node.turn == 0), "format": 1}
+    _, rows, fields, metrics = run(
+        graph,
+        estimator("hiper"),
+        guards=GuardOptions(weight_by="token"),
+        values=lambda row: np.linspace(0.0, 1.0, len(row.response)),
+    )
+    assert {"advantages", "returns", "response_mask"} <= set(fields) and metrics["hier/guards/alarms"] == 0
+    for row, mask, credit in zip(rows, fields["response_mask"], fields["advantages"], strict=True):
+        place = dict.fromkeys(row.turn_index, 0)
+        for i, turn in enumerate(row.turn_index):
+            at, place[turn] = place[turn], place[turn] + 1
+            carries = turn >= 0 and (at >= 2 or (at == 1 and graph.nodes[turn].turn == 0))
+            assert mask[i] == float(carries) and (carries or credit[i] == 0)
+
+
 def test_tokens_without_credit_leave_the_loss():
     """They are 0 in the mask that verl reads, and the weights are shared out among the others."""
     graph = rollout_graphs.hierarchical()
