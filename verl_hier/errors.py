@@ -25,6 +25,10 @@ class GraphError(HierError):
     """A rollout graph breaks an invariant of its schema, or was written by a newer schema version."""
 
 
+class FileError(HierError):
+    """A file is damaged, too large, nested too deeply or not a regular file; the message names it."""
+
+
 class CreditError(HierError):
     """An estimator was given arrays that it cannot credit: a missing column, a NaN reward, a wrong shape."""
 

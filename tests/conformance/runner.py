@@ -6,7 +6,6 @@ values come from float32 code.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_hier.errors import HierError
+from verl_hier.errors import FileError, HierError, first_line
+from verl_hier.graph.bounded_reading import read_json
 
 RTOL = 2e-4
 ATOL = 2e-5
@@ -75,10 +75,10 @@ def run_file(path: str | Path) -> list[Result]:
     """
     file = Path(path)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(file)
         method, cases = str(data["method"]), list(data["cases"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise HierError(f"{file} is not a conformance fixture: {error}.") from error
+    except (FileError, KeyError, TypeError) as error:
+        raise HierError(f"{file} is not a conformance fixture: {first_line(error)}.") from error
     run = find_adapter(method)
     if run is None:
         return [Result(file.name, method, -1, "failed", f"no adapter knows the method {method!r}")]
@@ -95,15 +95,15 @@ def find_adapter(method: str) -> Adapter | None:
 def _run_case(file: str, method: str, number: int, case: Case, run: Adapter) -> Result:
     try:
         computed = run(case["input"])
+        outputs = case["output"] if isinstance(case["output"], Mapping) else {"out": case["output"]}
+        problems = []
+        for name, expected in outputs.items():
+            if name not in computed:
+                problems.append(f"{name}: not computed")
+            elif (difference := compare(computed[name], expected)) is not None:
+                problems.append(f"{name}: {difference}")
     except Exception as error:  # a crash of one case must not hide the others
         return Result(file, method, number, "failed", f"{type(error).__name__}: {error}")
-    problems = []
-    outputs = case["output"] if isinstance(case["output"], Mapping) else {"out": case["output"]}
-    for name, expected in outputs.items():
-        if name not in computed:
-            problems.append(f"{name}: not computed")
-        elif (difference := compare(computed[name], expected)) is not None:
-            problems.append(f"{name}: {difference}")
     return Result(file, method, number, "failed" if problems else "passed", "; ".join(problems))
 
 

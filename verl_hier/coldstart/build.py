@@ -25,8 +25,9 @@ from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
 from verl_hier.coldstart.worker_texts import worker_texts
 from verl_hier.compat.tokenizer import load_tokenizer
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.graph.bounded_reading import read_json
 from verl_hier.host.specs import build_options
 from verl_hier.recipe.checks.model import HUB_NAME
 from verl_hier.recipe.composed import ComposedRecipe
@@ -120,8 +121,8 @@ def _core_seconds() -> float:
 def read_record(model: Path) -> dict[str, Any]:
     """What a cold start has written about its model; empty for any other folder."""
     try:
-        found = json.loads((model / RECORD).read_text())
-    except (OSError, ValueError):
+        found = read_json(model / RECORD)
+    except FileError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import RecipeError, first_line
+from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.graph.bounded_reading import parquet_types
 from verl_hier.graph.nodes import Node, RolloutGraph
 
 
@@ -40,19 +41,25 @@ def count_rows(files: Sequence[str | Path]) -> int:
     Raises:
         RecipeError: for a file that is damaged, or has no rows of tokens and weights.
     """
+    return sum(_count(Path(file)) for file in files)
+
+
+def _count(file: Path) -> int:
     import pyarrow.parquet as parquet
 
-    rows = 0
-    for file in files:
-        try:
-            metadata, names = parquet.read_metadata(file), parquet.read_schema(file).names
-        except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
-            raise RecipeError(f"{file} is not a Parquet file of demonstrations: {first_line(error)}.") from error
-        missing = [name for name in ("input_ids", "weights") if name not in names]
-        if missing or not metadata.num_rows:
-            reason = f"it has no column {missing[0]!r}" if missing else "it is empty"
-            raise RecipeError(f"{file} holds no demonstrations: {reason}; `verl-hier demos RECIPE` writes them.")
-        rows += int(metadata.num_rows)
+    try:
+        types = parquet_types(file)
+        rows = int(parquet.read_metadata(file).num_rows)
+    except FileError as error:
+        raise RecipeError(f"{file} is not a Parquet file of demonstrations: {error}") from error
+    missing = [name for name in ("input_ids", "weights") if name not in types]
+    if missing or not rows:
+        reason = f"it has no column {missing[0]!r}" if missing else "it is empty"
+        raise RecipeError(f"{file} holds no demonstrations: {reason}; `verl-hier demos RECIPE` writes them.")
+    for name, item in (("input_ids", "int"), ("weights", "float double")):
+        kind = types[name]
+        if not kind.startswith(("list<", "large_list<")) or not any(word in kind for word in item.split()):
+            raise RecipeError(f"{file} holds no demonstrations: its column {name!r} is {kind}, not lists of numbers.")
     return rows
 
 

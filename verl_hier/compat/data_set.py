@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
+from verl_hier.graph.bounded_reading import parquet_rows
 from verl_hier.rollout.rewards import RatedEpisode
 
 
@@ -22,19 +23,29 @@ def prompt_tasks(config: Any, files: str | Sequence[str]) -> list[dict[str, Any]
     Raises:
         RecipeError: when a file is missing or has no such column.
     """
-    import pyarrow.parquet as parquet
-
     key, tasks = str(config["data"].get("prompt_key", "prompt")), []
     for file in [files] if isinstance(files, str) else list(files):
         path = Path(file).expanduser()
         if not path.is_file():
             raise RecipeError(f"data.val_files: there is no file {file}; name a Parquet file there, or as the split.")
-        for row in parquet.read_table(path).to_pylist():
-            if key not in row:
-                raise RecipeError(f"data.prompt_key: {file} has no column {key!r}; it has {', '.join(row)}.")
-            known = {name: row.get(name) for name in ("data_source", "reward_model", "extra_info")}
-            tasks.append({"messages": row[key], "instruction": str(row[key][-1]["content"]), **known})
+        try:
+            tasks += [_task(row, key, str(file)) for row in parquet_rows(path)]
+        except FileError as error:
+            raise RecipeError(f"data.val_files: {error}") from error
     return tasks
+
+
+def _task(row: dict[str, Any], key: str, file: str) -> dict[str, Any]:
+    if key not in row:
+        raise RecipeError(f"data.prompt_key: {file} has no column {key!r}; it has {', '.join(row)}.")
+    messages = row[key]
+    fit = isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)
+    if not fit or not all(isinstance(message.get(name), str) for message in messages for name in ("role", "content")):
+        raise RecipeError(f"data.prompt_key: column {key!r} of {file} does not hold messages of `role` and `content`.")
+    known = {name: row.get(name) for name in ("data_source", "reward_model", "extra_info")}
+    if not isinstance(known["reward_model"], dict | None):
+        raise RecipeError(f"data.val_files: column 'reward_model' of {file} does not hold mappings.")
+    return {"messages": messages, "instruction": messages[-1]["content"], **known}
 
 
 def verl_score(config: Any) -> Callable[[RatedEpisode], Coroutine[Any, Any, float]]:

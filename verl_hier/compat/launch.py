@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from verl_hier.errors import RolloutError
+from verl_hier.errors import FileError, RolloutError
+from verl_hier.graph.bounded_reading import parse_json, require_regular
 
 Records = list[dict[str, Any]]
 Watch = Callable[["subprocess.Popen[bytes]"], bool]
@@ -180,11 +180,24 @@ class Tail:
         return lines
 
 
-def parse_metrics(lines: Iterable[bytes]) -> Records:
-    """Lines of verl's file logger as the metrics of steps, with the number of the step as `step`."""
-    return [{"step": record["step"], **record["data"]} for record in map(json.loads, lines)]
+def parse_metrics(lines: Iterable[bytes], where: str = "the metrics of the run") -> Records:
+    """Lines of verl's file logger as the metrics of steps, with the number of the step as `step`.
+
+    Raises:
+        FileError: naming `where`, for a line of another kind.
+    """
+    records: Records = []
+    for number, line in enumerate(lines, start=1):
+        record = parse_json(line.decode(errors="replace"), f"{where}, line {number},")
+        data = record.get("data") if isinstance(record, dict) else None
+        if not isinstance(data, dict) or type(record.get("step")) is not int:
+            raise FileError(f"{where}, line {number}, does not hold the metrics of a step.")
+        records.append({"step": record["step"], **data})
+    return records
 
 
 def read_metrics(file: Path) -> Records:
     """Metrics of the steps that verl's file logger has written by now; see `parse_metrics`."""
-    return parse_metrics(Tail(file).lines())
+    if file.exists():
+        require_regular(file)
+    return parse_metrics(Tail(file).lines(), str(file))

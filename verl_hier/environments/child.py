@@ -6,21 +6,26 @@ closes the socket or, if an environment hangs then, when it notices that its par
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import pickle
+import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
-from verl_hier.environments.wire import HEADER, pack, unpack
+from verl_hier.environments.wire import HEADER, LONGEST_ERROR, cut, from_step, pack, unpack
 from verl_hier.errors import HierError
 from verl_hier.host.specs import LazyFunction
 
 PARENT_CHECK_S = 1.0
+PR_SET_PDEATHSIG = 1
 
 
 class Instances:
@@ -31,12 +36,12 @@ class Instances:
         self._options = options
         self._instances: dict[int, Environment] = {}
 
-    def open(self, number: int, task: Mapping[str, Any], seed: int) -> StepResult:
+    def open(self, number: int, task: Mapping[str, Any], seed: int) -> dict[str, Any]:
         self._instances[number] = environment = self._factory(self._options)
-        return _checked(environment.reset(task, seed), "reset")
+        return _said(environment.reset(task, seed), "reset")
 
-    def step(self, number: int, action: str) -> StepResult:
-        return _checked(self._instances[number].step(action), "step")
+    def step(self, number: int, action: str) -> dict[str, Any]:
+        return _said(self._instances[number].step(action), "step")
 
     def fork(self, number: int, copy: int) -> bool:
         made = self._instances[number].fork()
@@ -47,7 +52,7 @@ class Instances:
         self._instances[copy] = made
         return True
 
-    def replay(self, number: int, task: Mapping[str, Any], seed: int, actions: tuple[str, ...]) -> list[StepResult]:
+    def replay(self, number: int, task: Mapping[str, Any], seed: int, actions: list[str]) -> list[dict[str, Any]]:
         return [self.open(number, task, seed), *(self.step(number, action) for action in actions)]
 
     def close(self, number: int) -> None:
@@ -67,10 +72,10 @@ class Instances:
             self.forget(number)
 
 
-def _checked(step: Any, method: str) -> StepResult:
+def _said(step: Any, method: str) -> dict[str, Any]:
     if not isinstance(step, StepResult):
         raise TypeError(f"{method}() must return a verl_hier.environments.base.StepResult, got {type(step).__name__}")
-    return step
+    return from_step(step)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -84,22 +89,38 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _next(connection: socket.socket) -> Any:
+def _next(connection: socket.socket) -> bytes:
     (size,) = HEADER.unpack(_receive(connection, HEADER.size))
-    return unpack(_receive(connection, size))
+    return _receive(connection, size)
 
 
-def _answer(instances: Instances, method: str, number: int, arguments: tuple[Any, ...]) -> bytes:
-    """The packed reply to one call: `(kind, payload)`; no exception of an environment leaves this function."""
+def _answer(instances: Instances, method: str, number: int, arguments: Sequence[Any]) -> tuple[str, Any]:
+    """Kind and payload of the reply to one call; no exception of an environment leaves this function."""
     try:
-        return pack(("done", getattr(instances, method)(number, *arguments)))
+        return "done", getattr(instances, method)(number, *arguments)
     except HierError as error:
         instances.forget(number)
-        return pack(("refused", str(error)))
+        return "refused", cut(_text(error), LONGEST_ERROR)
     except (Exception, SystemExit) as error:
         instances.forget(number)
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return pack(("raised", f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"))
+        text = cut(f"{type(error).__name__}: {_text(error)}", LONGEST_ERROR)
+        return "raised", f"{text} ({last.filename}:{last.lineno})"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "its text cannot be read"
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel end this process with the one that started it: a hang in native code runs no thread of ours."""
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _leave_with(parent: int) -> None:
@@ -111,23 +132,34 @@ def _leave_with(parent: int) -> None:
 
 def serve(connection: socket.socket) -> None:
     """Answer calls one after the other until the pool closes the connection."""
-    path, setup = _next(connection)
+    me = os.getpid()
+
+    def reply(number: int, kind: str, payload: Any) -> None:
+        connection.sendall(pack([number, me, kind, payload]))
+
+    # The one pickle on this wire goes from the pool to its own child, which runs the recipe's code anyway.
+    path, setup = pickle.loads(_next(connection))
     try:
-        factory, options = unpack(setup)
+        factory, options = pickle.loads(setup)
         instances = Instances(factory.resolve() if isinstance(factory, LazyFunction) else factory, options)
     except HierError as error:
-        connection.sendall(pack(("refused", str(error))))
+        reply(0, "refused", cut(_text(error), LONGEST_ERROR))
         return
     except Exception as error:
-        connection.sendall(pack(("raised", f"cannot import {path!r} or its options: {type(error).__name__}: {error}")))
+        text = cut(f"{type(error).__name__}: {_text(error)}", LONGEST_ERROR)
+        reply(0, "raised", f"cannot import {path!r} or its options: {text}")
         return
-    connection.sendall(pack(("ready", os.getpid())))
+    reply(0, "ready", None)
     try:
         while True:
-            method, number, arguments = _next(connection)
+            call, method, number, arguments = unpack(_next(connection))
             # If this process dies now, the pool knows during which call.
-            connection.sendall(pack(("started", None)))
-            connection.sendall(_answer(instances, method, number, arguments))
+            reply(call, "started", None)
+            answer = _answer(instances, method, number, arguments)
+            if os.getpid() != me:
+                # The world has forked, and this is the copy: what it says would be taken for an answer.
+                os._exit(1)
+            reply(call, *answer)
     except (EOFError, ConnectionError):
         instances.close_all()
 
@@ -135,6 +167,7 @@ def serve(connection: socket.socket) -> None:
 def main() -> None:
     """Serve on the socket whose descriptor is the first argument."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    _die_with(parent)
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     with socket.socket(fileno=descriptor) as connection:
         serve(connection)

@@ -1,8 +1,10 @@
 """Environments in processes of their own, behind an asyncio interface that survives hangs and crashes.
 
 A call that exceeds its time limit loses only its own episode: the process is killed, and the other episodes in it are
-rebuilt in a new one when they are next used, by replaying their actions and comparing every answer with the recorded
-one. An exception loses its own episode and leaves the process running.
+rebuilt in another one when they are next used, by replaying their actions and comparing every answer with the recorded
+one. They do not wait for the limit: a call that has run for a quarter of it is taken to hang, and they leave. Worlds
+that cannot be replayed, or whose answers take long, say how many episodes may share a process
+(`EnvironmentSpec.neighbours`). An exception loses its own episode and leaves the process running.
 
     pool = EnvironmentPool("my_package.environment:build", options, processes=2, time_limit_s=30.0)
     handle, first = await pool.open(task, seed=0)
@@ -17,18 +19,24 @@ import itertools
 import logging
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from verl_hier.environments.base import StepResult
-from verl_hier.environments.process import Died, Process, Raised, Refused, TookTooLong
+from verl_hier.environments.process import Died, Process, Raised, Refused, Stuck, TookTooLong
+from verl_hier.environments.wire import to_step
 from verl_hier.errors import RecipeError
 from verl_hier.host.specs import lazy
 
+PATIENCE = 0.25
+"""Share of the time limit after which the episodes that wait for a call go on in another process."""
+MOST_PROCESSES = 256
+"""Processes of a pool, however few episodes may share one."""
 logger = logging.getLogger(__name__)
 
 FailureKind = Literal["raised", "timeout", "killed", "replay_mismatch"]
 COUNTED = (
-    *("calls", "resets", "steps", "forks", "replays", "restarts"),
+    *("calls", "resets", "steps", "forks", "replays", "restarts", "left"),
     *("raised", "timeouts", "killed", "replay_mismatch"),
 )
 
@@ -75,7 +83,7 @@ class Handle:
     async def step(self, action: str) -> StepResult:
         """Apply an action. Raises `EnvironmentFailure` when the episode is lost, and again at every later call."""
         await self._ensure_alive()
-        step: StepResult = await self._call("step", action)
+        step = to_step(await self._call("step", action))
         self._pool.counts["steps"] += 1
         self.actions = (*self.actions, action)
         self.steps = (*self.steps, step)
@@ -89,9 +97,10 @@ class Handle:
         try:
             self._pool.counts["forks"] += 1
             if await self._call("fork", copy._number):
+                copy._move(self._process)  # this episode may have left the process that it was in
                 copy._life = self._life
             else:
-                copy._move(self._pool.least_loaded())
+                copy._move(self._pool.place())
                 await copy.replay()
         except BaseException:
             await copy.close()
@@ -103,7 +112,8 @@ class Handle:
         self._pool.counts["replays"] += 1
         self._life = await self._process.alive()
         limit = self._pool.time_limit_s * (1 + len(self.actions))
-        again: list[StepResult] = await self._call("replay", self.task, self.seed, self.actions, limit_s=limit)
+        said = await self._call("replay", self.task, self.seed, self.actions, limit_s=limit)
+        again = [to_step(step) for step in said]
         for number, (was, now) in enumerate(zip(self.steps, again, strict=True)):
             same = (was.text, was.done, was.valid, was.anchor) == (now.text, now.done, now.valid, now.anchor)
             if not same:
@@ -142,7 +152,7 @@ class Handle:
     async def open(self) -> StepResult:
         """Reset the environment; called once, by the pool."""
         self._life = await self._process.alive()
-        step: StepResult = await self._call("open", self.task, self.seed)
+        step = to_step(await self._call("open", self.task, self.seed))
         self._pool.counts["resets"] += 1
         self.steps = (step,)
         return step
@@ -152,7 +162,11 @@ class Handle:
         limit = limit_s or self._pool.time_limit_s
         while True:
             try:
-                return await self._process.call(method, self._number, arguments, limit, self._life)
+                return await self._process.call(
+                    method, self._number, arguments, limit, self._life, self._pool.patience_s
+                )
+            except Stuck:
+                await self._leave(method)
             except asyncio.CancelledError:
                 # The environment may have taken the action or not; the next use rebuilds it from the history.
                 self._life = -1
@@ -170,12 +184,24 @@ class Handle:
                     message = f"the process died during {method} ({error})"
                     raise await self._lose("killed", message) from None
                 # It died before it began this call, so this episode is not to blame: rebuild it and try again.
-                if method == "replay":
-                    self._life = await self._process.alive()
-                elif self.steps:
-                    await self.replay()
-                else:
-                    self._life = await self._process.alive()
+                await self._begin_again(method)
+
+    async def _leave(self, method: str) -> None:
+        """Go on in another process, because an episode of this one has probably hung up."""
+        left, number, life = self._process, self._number, self._life
+        if life == left.life:
+            self._pool.drop_later(left, number, life)
+        self._number = next(self._pool.numbers)
+        self._move(self._pool.place())
+        self._pool.counts["left"] += 1
+        await self._begin_again(method)
+
+    async def _begin_again(self, method: str) -> None:
+        """Make the instance anew, unless the call that comes next does so itself."""
+        if self.steps and method != "replay":
+            await self.replay()
+        else:
+            self._life = await self._process.alive()
 
     async def _lose(self, kind: FailureKind, message: str) -> EnvironmentFailure:
         self._failure = EnvironmentFailure(kind, message)
@@ -194,6 +220,8 @@ class EnvironmentPool:
         processes: number of processes; each holds any number of episodes and runs one call at a time.
         time_limit_s: time limit of one call in seconds.
         start_limit_s: time limit of the start of a process in seconds, imports included.
+        neighbours: how many episodes may share a process, see `EnvironmentSpec`; further processes are started where
+            they are needed. Forks that the environment makes itself stay in the process of their source.
     """
 
     def __init__(
@@ -203,19 +231,25 @@ class EnvironmentPool:
         processes: int = 1,
         time_limit_s: float = 30.0,
         start_limit_s: float = 120.0,
+        neighbours: int | None = None,
     ) -> None:
         if processes < 1:
             raise RecipeError(f"hier.environment: the pool needs at least one process, got {processes}.")
         self.time_limit_s = time_limit_s
+        self.patience_s = None if neighbours == 1 else PATIENCE * time_limit_s
         self.counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self.numbers = itertools.count()
         factory = lazy(factory) if isinstance(factory, str) else factory
         setup = (f"{factory.__module__}:{factory.__qualname__}", pickle.dumps((factory, options)))
-        self._processes = [Process(setup, start_limit_s, self._restarted) for _ in range(processes)]
+        self._make = partial(Process, setup, start_limit_s, self._restarted)
+        self._least = processes
+        self._neighbours = neighbours
+        self._processes = [self._make() for _ in range(processes)]
+        self._drops: set[asyncio.Task[None]] = set()
 
     async def open(self, task: Mapping[str, Any], seed: int) -> tuple[Handle, StepResult]:
         """A new episode in the process with the fewest open ones, and the answer to its reset."""
-        handle = Handle(self, self.least_loaded(), next(self.numbers), task, seed)
+        handle = Handle(self, self.place(), next(self.numbers), task, seed)
         try:
             return handle, await handle.open()
         except BaseException:
@@ -237,9 +271,25 @@ class EnvironmentPool:
         for process in self._processes:
             await process.stop()
 
-    def least_loaded(self) -> Process:
-        """The process with the fewest open episodes."""
-        return min(self._processes, key=lambda process: process.load)
+    def place(self) -> Process:
+        """The process with the fewest open episodes among those that do not seem to hang; a new one where none has
+        room."""
+        free = [p for p in self._processes if self.patience_s is None or p.busy_s < self.patience_s]
+        if self._neighbours is None:
+            room, lacking = free, len(free) < self._least
+        else:
+            room = [p for p in free if p.load < self._neighbours]
+            lacking = not room and len(free) < MOST_PROCESSES
+        if lacking:
+            self._processes.append(self._make())
+            return self._processes[-1]
+        return min(room or free or self._processes, key=lambda process: process.load)
+
+    def drop_later(self, process: Process, number: int, life: int) -> None:
+        """Free an instance that its episode has left, once its process answers again."""
+        task = asyncio.ensure_future(process.drop(number, life))
+        self._drops.add(task)
+        task.add_done_callback(self._drops.discard)
 
     def _restarted(self) -> None:
         self.counts["restarts"] += 1

@@ -1,20 +1,141 @@
-"""Messages between the pool and its processes: a length and a pickle. Both ends are the same installation."""
+"""Messages between the pool and its processes: a length and JSON. A world can therefore say nothing but data.
+
+A process runs code of a world, and what that is made to do by a policy's actions is not known. What it answers is
+checked on the pool's end: kinds, finite numbers, and sizes, so that no answer can fill the memory or the prompts.
+"""
 
 from __future__ import annotations
 
-import pickle
+import hashlib
+import json
+import math
 import struct
+from collections.abc import Mapping
 from typing import Any
 
+from verl_hier.environments.base import StepResult
+
 HEADER = struct.Struct("!Q")
+LONGEST_TEXT = 200_000
+"""Characters of an observation; the rest is cut off."""
+LONGEST_ANCHOR = 10_000
+"""Characters; a longer anchor is replaced by its hash, which is equal where the anchor is."""
+LONGEST_ERROR = 2_000
+"""Characters of the text of an exception."""
+LARGEST_INFO = 2**20
+"""Bytes of a step's `info` as JSON."""
+LARGEST_MESSAGE = 2**28
+"""Bytes; a replay answers with all of its steps."""
+CUT = " […]"
 
 
 def pack(message: Any) -> bytes:
-    """One message as bytes."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    """One message as bytes.
+
+    Raises:
+        TypeError: for what JSON cannot say.
+    """
+    body = json.dumps(message, separators=(",", ":"), default=_plain).encode()
     return HEADER.pack(len(body)) + body
 
 
 def unpack(body: bytes) -> Any:
-    """The message of a body that follows a header."""
-    return pickle.loads(body)
+    """The message of a body that follows a header.
+
+    Raises:
+        ValueError: for a body that is no message.
+    """
+    try:
+        return json.loads(body)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most `most` characters, and a sign where it was cut."""
+    return text if len(text) <= most else text[: most - len(CUT)] + CUT
+
+
+def from_step(step: StepResult) -> dict[str, Any]:
+    """A step as JSON can say it.
+
+    Raises:
+        TypeError: for a value of another kind than the step's class says.
+        ValueError: for a number that is not finite, or an `info` that is too large.
+    """
+    anchor = step.anchor
+    if isinstance(anchor, str) and len(anchor) > LONGEST_ANCHOR:
+        anchor = hashlib.sha256(anchor.encode("utf-8", "replace")).hexdigest()
+    info = json.dumps(dict(step.info), default=_plain)
+    if len(info) > LARGEST_INFO:
+        raise ValueError(f"the `info` of a step has {len(info)} bytes as JSON, more than {LARGEST_INFO}")
+    said = {
+        "text": cut(step.text, LONGEST_TEXT) if isinstance(step.text, str) else step.text,
+        "reward": _plain(step.reward),
+        "done": _plain(step.done),
+        "truncated": _plain(step.truncated),
+        "valid": _plain(step.valid),
+        "admissible": _within(step.admissible),
+        "anchor": anchor,
+        "info": json.loads(info),
+        "rewards": {agent: _plain(amount) for agent, amount in step.rewards.items()},
+    }
+    to_step(said)
+    return said
+
+
+def to_step(said: Any) -> StepResult:
+    """The step that a process answered with.
+
+    Raises:
+        TypeError: for what is no step.
+        ValueError: for a number that is not finite.
+    """
+    if not isinstance(said, dict):
+        raise TypeError(f"a step is a mapping, not {type(said).__name__}")
+    fields = dict(said)
+    for name, kind in (("text", str), ("done", bool), ("truncated", bool), ("valid", bool), ("info", dict)):
+        if not isinstance(fields.get(name), kind):
+            raise TypeError(f"the `{name}` of a step has to be {kind.__name__}, got {fields.get(name)!r:.60}")
+    admissible, anchor, rewards = fields.get("admissible"), fields.get("anchor"), fields.get("rewards")
+    if not isinstance(admissible, list) or not all(isinstance(each, str) for each in admissible):
+        raise TypeError("the `admissible` of a step has to be texts")
+    if not isinstance(anchor, str | None):
+        raise TypeError(f"the `anchor` of a step has to be a text or None, got {anchor!r:.60}")
+    if not isinstance(rewards, dict):
+        raise TypeError("the `rewards` of a step have to be a mapping")
+    for name, reward in (("reward", fields.get("reward")), *rewards.items()):
+        if not isinstance(reward, int | float):
+            raise TypeError(f"`{name}` of a step has to be a number, got {reward!r:.60}")
+        if not math.isfinite(reward):
+            raise ValueError(f"`{name}` of a step is {reward}, which is no finite number")
+    return StepResult(**{**fields, "admissible": tuple(admissible)})
+
+
+def _within(texts: Any) -> list[Any]:
+    """The first of the admissible actions that have no more than `LONGEST_TEXT` characters together."""
+    kept: list[Any] = []
+    room = LONGEST_TEXT
+    for text in texts:
+        room -= len(text)
+        if room < 0:
+            break
+        kept.append(text)
+    return kept
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy as Python's; tuples and the like as lists.
+
+    Raises:
+        TypeError: for what JSON cannot say.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"JSON cannot say a {type(value).__name__}: {value!r:.60}")

@@ -15,140 +15,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from verl_hier.errors import GraphError
+from verl_hier.graph.invariants import check_graph
+from verl_hier.graph.records import CONTINUED, SCHEMA_VERSION, EpisodeRecord, Message, Node, Status
+from verl_hier.graph.schema import require_fit
 
-SCHEMA_VERSION = 3
-CONTINUED = "continued"
-"""Role of a message that continues the agent's own; see `Context.extend`."""
-Status = Literal["running", "finished", "truncated", "failed", "pruned"]
-
-
-@dataclass
-class Message:
-    """One message that a turn's prompt adds.
-
-    Attributes:
-        role: chat role: `system`, `user`, `tool`, …; `assistant` for the agent's own text where its context was
-            rendered again, `CONTINUED` for text that is inserted into the message that it generated last.
-        content: the text, as the worker gave it.
-        sources: turns whose text it contains, for instance a planner's in the prompt of an executor; the last piece
-            of a turn of several pieces. Empty for text of the environment or the recipe.
-    """
-
-    role: str
-    content: str
-    sources: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Node:
-    """One turn: one policy call by one agent.
-
-    Attributes:
-        id: position in `RolloutGraph.nodes`.
-        parent: turn before it on its path, -1 for a first turn.
-        context: turn whose prompt and action this prompt continues, -1 when the context is new.
-        episode: the episode that sampled it; forks share it.
-        agent, role, level: the agent that took the turn; level 0 is the highest.
-        turn: 0-based number of the turn on its path; the pieces of a turn share it.
-        segment: running number of the subgoal or plan on the path.
-        plan: turn that holds the plan or design above this one, -1 without one.
-        observation: token ids that the prompt adds after `context`.
-        action: sampled token ids, in the server's order, end token included.
-        logprobs: behaviour log p of each action token; empty when the server gives none.
-        entropy: estimated entropy of the policy at each action token (nats); empty when the log-probs are all there is.
-        top: likeliest [token id, log p] at each action token, likeliest first; only where a sampler asked for them.
-        partial: whether the turn goes on in the next node of its path.
-        trained: False for turns that only evaluate (greedy execution of a plan) or belong to a frozen role.
-        reward, done, truncated, valid: the environment's answer to the action.
-        anchor: state before the action, or None; None for all pieces of a turn but the first.
-        text: decoded action, as the worker read it; of a piece, what it adds to the text of the pieces before.
-        messages: `observation` as text, see `Message`; empty where a prompt adds none, and in graphs that schema
-            version 1 wrote.
-        masks: name to [start, stop) spans over the action tokens.
-        policy_version: lowest and highest weight version that sampled the action.
-        prompt_tokens, cached_tokens: length of the prompt, and how much of it the server did not compute again; 0 when
-            the server was not asked for this node by itself.
-        stop_reason: why the server stopped.
-        decision: the random or scripted decision that created the turn, for replay.
-        extra: columns of workers and environments (numbers or strings).
-        policy: name of the policy that generated the turn; `default` where a run trains one policy.
-    """
-
-    id: int
-    parent: int
-    context: int
-    episode: int
-    agent: str
-    role: str
-    level: int
-    turn: int
-    segment: int
-    plan: int
-    observation: list[int]
-    action: list[int]
-    logprobs: list[float]
-    entropy: list[float] = field(default_factory=list)
-    top: list[list[list[Any]]] = field(default_factory=list)
-    partial: bool = False
-    trained: bool = True
-    reward: float = 0.0
-    done: bool = False
-    truncated: bool = False
-    valid: bool = True
-    anchor: str | None = None
-    text: str = ""
-    masks: dict[str, list[list[int]]] = field(default_factory=dict)
-    policy_version: list[int] = field(default_factory=lambda: [0, 0])
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    stop_reason: str | None = None
-    decision: dict[str, Any] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
-    messages: list[Message] = field(default_factory=list)
-    policy: str = "default"
-
-
-@dataclass
-class EpisodeRecord:
-    """One attempt from reset to end: a path through the graph.
-
-    Attributes:
-        id: position in `RolloutGraph.episodes`.
-        source: episode it was forked from, -1 for a fresh start; it shares the first `shared` turns of it.
-        tree: number of the root it grows from, within the task.
-        leaf: its last turn, -1 before the first.
-        status: `failed` episodes were lost to a fault, `pruned` ones were given up by the sampler.
-        ret: sum of the rewards along the path.
-        success: whether the task was solved, None when the environment does not say.
-        trained: False for episodes that only evaluate something, such as a plan; they are no leaves of their own.
-        greedy: sampled at temperature 0.
-        error: for failed episodes what failed, for truncated and pruned ones the reason; None for finished ones.
-        decision: the sampler's decisions about it: why it was created, and `kept: false` where it was not kept.
-        reward_info: numbers that verl's reward function reported beside the score, by name.
-    """
-
-    id: int
-    source: int = -1
-    shared: int = 0
-    tree: int = 0
-    leaf: int = -1
-    status: Status = "running"
-    ret: float = 0.0
-    success: bool | None = None
-    trained: bool = True
-    greedy: bool = False
-    error: str | None = None
-    decision: dict[str, Any] = field(default_factory=dict)
-    reward_info: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def withheld(self) -> bool:
-        """Whether it is a complete leaf that the sampler evaluated and did not keep (`Episode.withhold`): its return
-        counts for the turns that it shares with kept leaves, and no row trains it."""
-        return not self.trained and self.decision.get("kept") is False
+__all__ = ["CONTINUED", "SCHEMA_VERSION", "EpisodeRecord", "Message", "Node", "RolloutGraph", "Status", "cut_spans"]
 
 
 @dataclass
@@ -294,26 +168,18 @@ class RolloutGraph:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> RolloutGraph:
+    def from_dict(cls, data: Any) -> RolloutGraph:
         """Inverse of `to_dict`. A graph of an older schema version becomes one of the present version.
 
         Raises:
-            GraphError: when it was written by a newer schema version, or a field is missing or unknown.
+            GraphError: when it does not fit the JSON schema of its version, or a newer version wrote it. Whether its
+                parts fit together is the matter of `check`.
         """
-        version = data.get("version") if isinstance(data, dict) else None
-        if not isinstance(version, int):
-            raise GraphError("this is not a rollout graph: it has no integer `version`.")
-        if version > SCHEMA_VERSION:
-            raise GraphError(
-                f"the graph has schema version {version}, this verl-hier reads up to {SCHEMA_VERSION}; upgrade it."
-            )
-        try:
-            fields = dict(data) | {"version": SCHEMA_VERSION}
-            fields["nodes"] = [_node(node) for node in data["nodes"]]
-            fields["episodes"] = [EpisodeRecord(**episode) for episode in data["episodes"]]
-            graph = cls(**fields)
-        except (TypeError, KeyError) as error:
-            raise GraphError(f"the graph does not fit schema version {version}: {error}.") from error
+        version = require_fit(data)
+        fields = dict(data) | {"version": SCHEMA_VERSION}
+        fields["nodes"] = [_node(node) for node in data["nodes"]]
+        fields["episodes"] = [EpisodeRecord(**episode) for episode in data["episodes"]]
+        graph = cls(**fields)
         if version < 3:
             graph._move_numbers()
         return graph
@@ -324,35 +190,13 @@ class RolloutGraph:
         if milliseconds is not None:
             self.seconds["rollout"] = milliseconds / 1000
         for episode in self.episodes:
-            episode.reward_info = episode.decision.pop("reward_extra_info", {})
+            episode.reward_info = found = episode.decision.pop("reward_extra_info", {})
+            if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
+                raise GraphError(f"episode {episode.id}: `reward_extra_info` is not a mapping to numbers.")
 
     def check(self) -> None:
-        """Raise `GraphError` on the first broken invariant: links point back, lengths agree, forks share a prefix."""
-        for index, node in enumerate(self.nodes):
-            if node.id != index or node.parent >= index or node.context >= index or node.plan > index:
-                raise GraphError(f"node {index} of task {self.task.get('uid')} has a link that does not point back.")
-            if node.logprobs and len(node.logprobs) != len(node.action):
-                raise GraphError(f"node {index} has {len(node.action)} tokens but {len(node.logprobs)} log-probs.")
-            if node.entropy and len(node.entropy) != len(node.action):
-                raise GraphError(f"node {index} has {len(node.action)} tokens but {len(node.entropy)} entropies.")
-            if node.top and len(node.top) != len(node.action):
-                raise GraphError(f"node {index} has {len(node.action)} tokens but alternatives for {len(node.top)}.")
-            if any(not 0 <= source < index for message in node.messages for source in message.sources):
-                raise GraphError(f"a message of node {index} names a source that is not before it.")
-            before = None if node.parent < 0 else self.nodes[node.parent]
-            turn = 0 if before is None else before.turn + (not before.partial)
-            if node.turn != turn:
-                raise GraphError(f"node {index} has turn {node.turn}, its parents make it {turn}.")
-            unfinished = before is not None and before.partial
-            if unfinished and (node.context != node.parent or node.observation or node.messages):
-                raise GraphError(f"node {index} does not continue the tokens of the unfinished turn before it.")
-            if node.prompt_tokens and node.prompt_tokens != len(self.prompt(index)):
-                raise GraphError(f"node {index}: the stored tokens are not the {node.prompt_tokens} the server saw.")
-        for episode in self.episodes:
-            if episode.source >= 0:
-                mine, other = self.path(episode.id)[: episode.shared], self.path(episode.source)[: episode.shared]
-                if mine != other:
-                    raise GraphError(f"episode {episode.id} does not share {episode.shared} turns with its source.")
+        """Raise `GraphError` on the first broken invariant; see `verl_hier.graph.invariants`."""
+        check_graph(self.nodes, self.episodes, self.credit, str(self.task.get("uid")))
 
 
 def _node(data: Mapping[str, Any]) -> Node:

@@ -5,45 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import zlib
 from collections.abc import Iterable, Iterator
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from verl_hier.errors import GraphError, first_line
+from verl_hier.errors import FileError, GraphError
 from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.graph.bounded_reading import folder_entries, parquet_columns, parquet_rows, parse_json, text_lines
 from verl_hier.graph.nodes import SCHEMA_VERSION, RolloutGraph
+from verl_hier.graph.schema import json_schema
 
+__all__ = ["SUFFIXES", "json_schema", "read_graphs", "write_graphs"]
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
-_ADDED = {2: ("message", "node.messages"), 3: ("node.policy", "episode.reward_info", "graph.seconds")}
-"""Schema version to the definitions and properties that it added to the one before."""
-
-
-def json_schema(version: int = SCHEMA_VERSION) -> dict[str, Any]:
-    """The published JSON schema of one graph: the package ships the newest, older ones lack what was added since.
-
-    Args:
-        version: 1 to `SCHEMA_VERSION`.
-
-    Raises:
-        GraphError: when there is no such version.
-    """
-    if not 1 <= version <= SCHEMA_VERSION:
-        raise GraphError(f"there is no schema version {version}; this verl-hier knows 1 to {SCHEMA_VERSION}.")
-    text = resources.files("verl_hier.graph").joinpath("schema.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    schema["title"] = f"verl-hier rollout graph, version {version}"
-    schema["properties"]["version"]["const"] = version
-    for added in (name for later, names in _ADDED.items() if later > version for name in names):
-        home, _, name = added.partition(".")
-        if not name:
-            del schema["$defs"][home]
-            continue
-        block = schema if home == "graph" else schema["$defs"][home]
-        del block["properties"][name]
-        block["required"].remove(name)
-    return schema
 
 
 def write_graphs(path: str | os.PathLike[str], graphs: Iterable[RolloutGraph]) -> int:
@@ -79,7 +51,7 @@ def _write(target: Path, beside: Path, graphs: list[RolloutGraph]) -> int:
                 "graph": pa.array(lines),
             }
         )
-        pq.write_table(table, beside, compression="zstd")
+        pq.write_table(table, beside, compression="zstd", write_page_checksum=True)
     else:
         opener = gzip.open if target.suffix == ".gz" else open
         with opener(beside, "wt", encoding="utf-8") as file:
@@ -88,48 +60,46 @@ def _write(target: Path, beside: Path, graphs: list[RolloutGraph]) -> int:
 
 
 def read_graphs(path: str | os.PathLike[str]) -> Iterator[RolloutGraph]:
-    """Graphs of a file, or of every graph file of a directory in name order.
+    """Graphs of a file, or of every graph file of a directory in name order. Each of them fits its schema and `check`.
 
     Raises:
         GraphError: when there is nothing to read, a line is no graph, or a newer version wrote it.
     """
     source = Path(path)
-    if source.is_dir():
-        files = sorted(p for p in source.iterdir() if p.name.endswith(SUFFIXES))
-        if not files:
-            raise GraphError(f"{source} holds no rollout graphs (.parquet, .jsonl or .jsonl.gz).")
-        for file in files:
-            yield from read_graphs(file)
-        return
-    if not source.exists():
-        raise GraphError(f"there is no file {source}.")
-    empty = True
-    for number, line in enumerate(_lines(source), start=1):
-        empty = False
-        try:
-            data = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise GraphError(f"{source}, record {number} is not JSON: {error.msg}.") from error
-        try:
-            yield RolloutGraph.from_dict(data)
-        except GraphError as error:
-            raise GraphError(f"{source}, record {number}: {error}") from error
-    if empty:
-        raise GraphError(f"{source} is empty: it holds no rollout graph.")
-
-
-def _lines(source: Path) -> Iterator[str]:
-    if source.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        try:
-            yield from pq.read_table(source, columns=["graph"]).column("graph").to_pylist()
-        except Exception as error:  # pyarrow raises several unrelated types for damaged files
-            raise GraphError(f"{source} is not a Parquet file of rollout graphs: {first_line(error)}.") from error
-        return
-    opener = gzip.open if source.suffix == ".gz" else open
     try:
-        with opener(source, "rt", encoding="utf-8") as file:
-            yield from (line for line in file if line.strip())
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise GraphError(f"cannot read rollout graphs from {source}: {first_line(error)}.") from error
+        if source.is_dir():
+            files = [entry for entry in folder_entries(source) if entry.name.endswith(SUFFIXES)]
+            if not files:
+                raise GraphError(f"{source} holds no rollout graphs (.parquet, .jsonl or .jsonl.gz).")
+        else:
+            files = [source]
+        for file in files:
+            yield from _graphs(file)
+    except FileError as error:
+        raise GraphError(str(error)) from error
+
+
+def _graphs(file: Path) -> Iterator[RolloutGraph]:
+    number = 0
+    for number, line in enumerate(_lines(file), start=1):
+        where = f"{file}, record {number}"
+        try:
+            graph = RolloutGraph.from_dict(parse_json(line, where))
+            graph.check()
+        except GraphError as error:
+            raise GraphError(f"{where}: {error}") from error
+        yield graph
+    if not number:
+        raise GraphError(f"{file} is empty: it holds no rollout graph.")
+
+
+def _lines(file: Path) -> Iterator[str]:
+    if file.suffix != ".parquet":
+        yield from (line for _, line in text_lines(file))
+        return
+    if "graph" not in parquet_columns(file):
+        raise FileError(f"{file} holds no rollout graphs: it has no column `graph`.")
+    for row in parquet_rows(file, ["graph"]):
+        if not isinstance(row["graph"], str):
+            raise FileError(f"{file} holds no rollout graphs: its column `graph` is not text.")
+        yield row["graph"]

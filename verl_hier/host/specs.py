@@ -136,6 +136,9 @@ class EnvironmentSpec(Spec):
         info: names in the `info` of its resets, which prompts may use. None: the check resets it once to see.
         splits: names of its splits. None: any name is passed to `tasks`.
         pool: `pool(options, split) -> int`, the most tasks that a split has, without making them. None: not known.
+        neighbours: how many episodes may share a process, which runs one call at a time: few where an answer takes
+            long, 1 where equal actions may have other answers, so that an episode cannot be rebuilt after a hang of
+            another one. None: any number.
     """
 
     kind: ClassVar[Kind] = "environment"
@@ -147,6 +150,7 @@ class EnvironmentSpec(Spec):
     info: tuple[str, ...] | None = None
     splits: tuple[str, ...] | None = None
     pool: Callable[[Any, str], float] | None = None
+    neighbours: int | None = None
 
 
 @dataclass(frozen=True)

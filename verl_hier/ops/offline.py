@@ -180,7 +180,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
             raise RecipeError(f"{pair!r} sets nothing: write `--set option=value`.")
         try:
             settings[key] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             settings[key] = text
     return settings
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_hier.environments.pool import EnvironmentPool
-from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.errors import GraphError, RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.runner import RolloutRunner
@@ -76,7 +76,9 @@ class _Tasks:
         split = "val" if graph.request.get("validate") else "train"
         if split not in self._made:
             self._made[split] = self._spec.tasks(self._options, split)
-        number = int(graph.task["index"])
+        number = graph.task.get("index")
+        if number is None:
+            raise GraphError(f"the graph of task {graph.task['uid']} does not say which task it is: it has no `index`.")
         if number >= len(self._made[split]):
             raise RecipeError(
                 f"hier.environment: the recipe makes {len(self._made[split])} tasks and the stored rollout is of task "

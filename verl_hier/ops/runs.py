@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_hier.compat.launch import read_metrics
-from verl_hier.errors import HierError
+from verl_hier.errors import HierError, RecipeError, first_line
+from verl_hier.graph.bounded_reading import read_json, read_text
+from verl_hier.recipe.compose import require_blocks
+from verl_hier.recipe.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -93,15 +97,35 @@ class Run:
 
     @property
     def command(self) -> list[str]:
-        """The recipe and the overrides of the last command that started or resumed the run."""
-        return shlex.split(self.command_file.read_text().splitlines()[-1])[2:]
+        """The recipe and the overrides of the last command that started or resumed the run.
+
+        Raises:
+            HierError: when the file of the commands is missing or damaged.
+        """
+        lines = read_text(self.command_file).splitlines()
+        try:
+            words = shlex.split(lines[-1]) if lines else []
+        except ValueError:
+            words = []
+        if words[:2] != ["verl-hier", "train"] or len(words) < 3:
+            raise HierError(f"{self.command_file} does not end with a `verl-hier train` command.")
+        return words[2:]
 
     def recipe(self) -> DictConfig:
-        """The composed config of verl, with the `hier` block."""
-        from omegaconf import DictConfig, OmegaConf
+        """The composed config of verl, with the `hier` block.
 
-        config = OmegaConf.load(self.recipe_file)
-        assert isinstance(config, DictConfig)
+        Raises:
+            HierError: when the file is damaged, or is no composed config.
+        """
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        _, content = read_yaml(self.recipe_file)
+        try:
+            config = OmegaConf.create(content)
+            require_blocks(config)
+        except (RecipeError, OmegaConfBaseException, ValueError, TypeError) as error:
+            raise HierError(f"{self.recipe_file} is not the recipe of a run: {first_line(error)}.") from error
         return config
 
     @property
@@ -112,11 +136,7 @@ class Run:
 
     def checkpoint(self) -> Path | None:
         """The newest complete checkpoint, `…/global_step_N`; None when there is none."""
-        tracker = self.checkpoints / TRACKER
-        if not tracker.is_file():
-            return None
-        newest = self.checkpoints / f"global_step_{tracker.read_text().strip()}"
-        return newest if newest.is_dir() else None
+        return newest_checkpoint(self.checkpoints)
 
     @property
     def step(self) -> int:
@@ -168,9 +188,7 @@ class Run:
         shutil.copytree(source, target, copy_function=_link)
         # verl writes bfloat16, whatever the weights are; transformers would load them so.
         config, file = self.recipe(), target / "config.json"
-        text = json.dumps(
-            {**json.loads(file.read_text()), "dtype": str(config.actor_rollout_ref.rollout.dtype)}, indent=2
-        )
+        text = json.dumps({**read_json(file), "dtype": str(config.actor_rollout_ref.rollout.dtype)}, indent=2)
         file.unlink()
         file.write_text(f"{text}\n")
         return target
@@ -197,6 +215,22 @@ class Run:
         for record in (*read_metrics(self.metrics_before_file), *read_metrics(self.metrics_file)):
             records.setdefault(int(record["step"]), {}).update(record)
         return [records[step] for step in sorted(records)]
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint below a folder, `…/global_step_N`; None when there is none.
+
+    Raises:
+        HierError: when the file that names it does not hold a number.
+    """
+    tracker = folder / TRACKER
+    if not tracker.is_file():
+        return None
+    step = read_text(tracker, 100).strip()
+    if not re.fullmatch(r"[0-9]{1,15}", step):
+        raise HierError(f"{tracker} does not hold the number of a step but {step!r:.40}.")
+    newest = folder / f"global_step_{step}"
+    return newest if newest.is_dir() else None
 
 
 def _link(source: str, target: str) -> str:

@@ -20,7 +20,7 @@ from omegaconf.errors import MissingMandatoryValue
 from verl_hier.compat.launch import Tail, in_use, launch, parse_metrics
 from verl_hier.errors import HierError, RunEnded
 from verl_hier.ops.progress import Progress
-from verl_hier.ops.runs import RUNS, TRACKER, Run
+from verl_hier.ops.runs import RUNS, Run, newest_checkpoint
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.compose import command, compose
 from verl_hier.recipe.overrides import hydra_value
@@ -188,11 +188,7 @@ def _checkpoint_of(config: DictConfig) -> Path | None:
         if not folder.is_dir() or not re.fullmatch(r"global_step_\d+", folder.name):
             raise HierError(f"trainer.resume_from_path: {folder} is not the folder of a checkpoint, …/global_step_N.")
         return folder
-    tracker = Path(trainer.default_local_dir) / TRACKER
-    if trainer.resume_mode == "disable" or not tracker.is_file():
-        return None
-    folder = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
-    return folder if folder.is_dir() else None
+    return None if trainer.resume_mode == "disable" else newest_checkpoint(Path(trainer.default_local_dir))
 
 
 def start(plan: Plan, report: Report, *, verbose: bool = False) -> Run:

@@ -6,6 +6,7 @@ Everything here is read from the YAML files without composing them, so that list
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import HierError, RecipeError, did_you_mean, first_line
+from verl_hier.errors import FileError, HierError, RecipeError, did_you_mean
+from verl_hier.recipe.yaml_files import read_yaml
 
 PACKAGE = "verl_hier_recipes"
 # Words of our command line that stand for the Hydra groups below `hier/`.
@@ -57,6 +59,8 @@ class Recipe:
     """Its YAML file."""
     text: str
     """What the file says."""
+    content: Any = None
+    """The same as plain containers."""
 
     @property
     def shipped(self) -> bool:
@@ -72,7 +76,8 @@ class Recipe:
     @cached_property
     def groups(self) -> Mapping[str, str]:
         """The choices below `hier/` in its defaults list, such as `{"method": "himac", "size": "cpu"}`."""
-        entries = [entry for entry in self._content.get("defaults") or () if isinstance(entry, Mapping)]
+        defaults = self.content.get("defaults") if isinstance(self.content, Mapping) else None
+        entries = [entry for entry in defaults if isinstance(entry, Mapping)] if isinstance(defaults, list) else []
         named = [(str(key), str(value)) for entry in entries for key, value in entry.items()]
         return {key.removeprefix("hier/"): value for key, value in named if key.startswith("hier/")}
 
@@ -142,23 +147,19 @@ class Recipe:
                     f"{_either(kind, fitting)}{instead}."
                 )
 
-    @cached_property
-    def _content(self) -> Mapping[str, Any]:
-        import yaml
-
-        try:
-            content = yaml.safe_load(self.text)
-        except yaml.YAMLError:
-            return {}  # Hydra says what is wrong when it composes the recipe.
-        return content if isinstance(content, Mapping) else {}
-
     @property
     def _note(self) -> Mapping[str, Any]:
-        return (self._content.get("hier") or {}).get("recipe") or {}
+        return _block(_block(self.content, "hier"), "recipe")
 
     def _has(self, variant: str) -> bool:
         groups = ((kind, self.groups.get(kind)) for kind in ("environment", "prompt"))
         return all((folder() / "hier" / kind / variant / f"{name}.yaml").is_file() for kind, name in groups)
+
+
+def _block(content: Any, key: str) -> Mapping[str, Any]:
+    """The block below a key; empty where there is none. Hydra says what is wrong when it composes the recipe."""
+    found = content.get(key) if isinstance(content, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def folder() -> Path:
@@ -183,7 +184,7 @@ def find(reference: str) -> Recipe:
         RecipeError: naming the nearest recipe when there is none of that name, or the command that replaced the name.
     """
     if reference.endswith((".yaml", ".yml")):
-        path = Path(reference).expanduser().resolve()
+        path = Path(os.path.realpath(Path(reference).expanduser()))
         if not path.is_file():
             raise RecipeError(f"there is no recipe file {reference}; `verl-hier recipes` lists the shipped ones.")
         return _read(path)
@@ -219,9 +220,9 @@ def package_folder(package: str) -> Path:
 
 def _read(path: Path) -> Recipe:
     try:
-        return Recipe(path.stem, path, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"the recipe file {path} cannot be read: {first_line(error)}.") from error
+        return Recipe(path.stem, path, *read_yaml(path))
+    except FileError as error:
+        raise RecipeError(f"the recipe file cannot be read: {error}") from error
 
 
 def _renamed(reference: str, known: Mapping[str, Recipe]) -> tuple[str, ...]:

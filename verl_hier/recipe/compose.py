@@ -19,6 +19,9 @@ from verl_hier.host.specs import KINDS
 from verl_hier.recipe.catalogue import find, package_folder, translated
 
 MAIN = "verl.trainer.main_ppo"
+_ROLLOUT = ("actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout")
+BLOCKS = {*_ROLLOUT, "actor_rollout_ref.rollout.val_kwargs", "algorithm", "critic", "data", "trainer", "trainer.v1"}
+"""Blocks without which nothing can be said of a recipe; others may be null."""
 _UNKNOWN_KEY = re.compile(r"Could not override '([\w.]+)'")
 _PART_OVERRIDE = re.compile(rf"(hier\.(?:{'|'.join(KINDS)}))=\{{")
 _HIER_OVERRIDE = re.compile(r"hier\.[\w.]+=")
@@ -47,14 +50,48 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
         # A primary config must be in the first folder of the search path; verl's then comes after it.
         given, home = [f"hydra.searchpath=[file://{home}]", *given], recipe.path.parent
     GlobalHydra.instance().clear()
+    # A file of ours composes, or its bug shows a traceback; a user's can make Hydra stumble over anything.
+    stumbles = (HydraException, OmegaConfBaseException, YAMLError, ValueError) if recipe.shipped else (Exception,)
     try:
         with initialize_config_dir(str(home), version_base=None):
-            return hydra_compose(recipe.path.stem, overrides=given)
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+            composed = hydra_compose(recipe.path.stem, overrides=given)
+    except stumbles as error:
         unknown = _UNKNOWN_KEY.search(str(error))
         if unknown and overrides:
             raise RecipeError(_unknown_key(unknown[1], compose(reference))) from error
         raise RecipeError(f"recipe {reference!r} does not compose: {_sentence(error)}") from error
+    if not recipe.shipped:
+        require_blocks(composed)
+    return composed
+
+
+def require_blocks(config: Any) -> None:
+    """Refuse a composed config that has something else where verl has a block, so that its blocks can be read.
+
+    Raises:
+        RecipeError: naming the line.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        plain = OmegaConf.to_container(config, resolve=False)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise RecipeError(f"the recipe cannot be read: {_sentence(error)}") from error
+    if not isinstance(plain, dict):
+        raise RecipeError("the recipe is no mapping of keys to values.")
+    _require_blocks(plain, stock(), "")
+
+
+def _require_blocks(given: Mapping[Any, Any], known: Mapping[str, Any], above: str) -> None:
+    for key, inner in known.items():
+        found, line = given.get(key), f"{above}{key}"
+        if not isinstance(inner, Mapping) or (isinstance(found, str) and found.startswith("${")):
+            continue
+        if isinstance(found, Mapping):
+            _require_blocks(found, inner, f"{line}.")
+        elif found is not None or line in BLOCKS:
+            raise RecipeError(f"{line}: expected a block, as verl has it, got {found!r:.60}.")
 
 
 @contextmanager

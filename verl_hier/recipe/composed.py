@@ -62,4 +62,4 @@ class ComposedRecipe:
         """Limits of an episode; where the recipe leaves contexts to verl, they have the lengths of verl's rows."""
         ours, rollout = self.hier.rollout, self.config["actor_rollout_ref"]["rollout"]
         room = ours.context_tokens or rollout["prompt_length"] + rollout["response_length"]
-        return Limits(ours.max_turns, ours.max_tokens_per_turn, room)
+        return Limits(ours.max_turns, ours.max_tokens_per_turn, room, ours.quote_characters)

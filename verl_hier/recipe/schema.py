@@ -36,6 +36,8 @@ class RolloutOptions:
     context_tokens: Count | None = None
     """Longest context of one agent; an episode that outgrows it is truncated. None: what verl's `data.max_prompt_length
     + data.max_response_length` allow."""
+    quote_characters: Count = 32_000
+    """Characters of what one agent wrote, such as a plan, that a worker puts into later prompts; it is cut there."""
     environment_processes: Count = 2
     """Processes that host environments, for each rollout worker."""
     time_limit_s: Positive = 30.0

@@ -10,6 +10,9 @@ from typing import Any
 from verl_hier.graph.nodes import CONTINUED, Message, Node
 from verl_hier.rollout.policy import DEFAULT_POLICY, Renderer
 
+_OVERLAP = 16
+"""Tokens that are decoded before a place, more than any character has."""
+
 
 @dataclass(frozen=True)
 class ContextMessage:
@@ -77,6 +80,11 @@ class Context:
         self._pending.append(ContextMessage(CONTINUED, content, _distinct(sources)))
         return self
 
+    @property
+    def pending_characters(self) -> int:
+        """Characters of the messages that the next prompt adds."""
+        return sum(len(message.content) for message in self._pending)
+
     def prompt(self) -> tuple[list[int], int]:
         """The token ids for the next turn, and how many of them are the tokens of the turns before.
 
@@ -95,9 +103,14 @@ class Context:
         """
         return list(self._pending) if continues else [*self._history, *self._pending]
 
-    def append_turn(self, prompt: list[int], action: list[int], node: Node) -> str:
-        """Add the turn of `node`, which generated `action` after `prompt`; returns the decoded text."""
-        text = self._renderer.decode(action)
+    def decode(self, action: list[int]) -> str:
+        """The text of an action."""
+        return self._renderer.decode(action)
+
+    def append_turn(self, prompt: list[int], action: list[int], node: Node, text: str | None = None) -> str:
+        """Add the turn of `node`, which generated `action` after `prompt`; returns the decoded `text`."""
+        if text is None:
+            text = self.decode(action)
         self._tokens = prompt + action
         if self._pending and self._pending[0].role == CONTINUED:
             last = self._history[-1]
@@ -120,13 +133,30 @@ class Context:
     def tokens_until(self, action: list[int], characters: Sequence[int]) -> list[int]:
         """For each number of characters of the decoded action, the fewest of its tokens that decode to as many.
 
-        An incomplete character counts as one, so places should follow plain characters, as the ends of tags do.
+        Places are in ascending order. An incomplete character counts as one and space at the end as none, so places
+        should follow plain characters, as the ends of tags do.
         """
 
-        def decoded(count: int) -> int:
-            return len(self._renderer.decode(action[:count]))
+        found: list[int] = []
+        known = reached = 0  # the tokens up to the last place, and the characters that they decode to
+        for end in characters:
+            if end < reached:
+                known = reached = 0
+            # Decoding depends on a few tokens before, and decoding all of them for each place would be quadratic.
+            first = max(known - _OVERLAP, 0)
+            before = len(self._renderer.decode(action[first:known])) if known else 0
+            offset = reached - before
 
-        return [bisect_left(range(len(action)), end, key=decoded) for end in characters]
+            def decoded(count: int, first: int = first, offset: int = offset) -> int:
+                return offset + len(self._renderer.decode(action[first:count]))
+
+            width = _OVERLAP
+            while known + width < len(action) and decoded(known + width) < end:
+                width *= 2
+            place = bisect_left(range(len(action)), end, known, min(known + width, len(action)), key=decoded)
+            known, reached = place, decoded(place)
+            found.append(place)
+        return found
 
 
 def _distinct(nodes: Iterable[Node]) -> tuple[Node, ...]:

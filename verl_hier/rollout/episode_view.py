@@ -12,6 +12,7 @@ from verl_hier.graph.nodes import Node, cut_spans
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState, TurnRequest
+from verl_hier.rollout.off_loop import off_loop
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.replay_log import Event
 from verl_hier.rollout.seeds import generator
@@ -121,6 +122,11 @@ class EpisodeView:
         levels = self._rollout.request.levels
         return levels is None or level in levels
 
+    @property
+    def longest_quote(self) -> int:
+        """Characters of a text that a worker puts into later prompts; see `Limits`."""
+        return self._rollout.limits.quote_characters
+
     def context(
         self,
         role: str,
@@ -210,7 +216,7 @@ class EpisodeView:
             EpisodeOver: when a limit of the episode is reached; it is then truncated.
         """
         state, graph = self._state, self._rollout.graph
-        prompt, kept = context.prompt()
+        prompt, kept = await off_loop(context.pending_characters, context.prompt)
         most = self._rollout.limits.max_tokens_per_turn
         most = min(max_tokens or most, most)
         action: list[int] = []
@@ -245,7 +251,8 @@ class EpisodeView:
                 state.record.leaf = node.id
                 state.events.append(Event(node=node))
                 action = action + node.action
-        return Turn(self._rollout, node, context.append_turn(prompt, action, node), live)
+        text = await off_loop(len(action), context.decode, action)
+        return Turn(self._rollout, node, context.append_turn(prompt, action, node, text), live)
 
     @contextmanager
     def _until_over(self) -> Iterator[None]:

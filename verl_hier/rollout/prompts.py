@@ -20,7 +20,8 @@ def fields(episode: EpisodeView, step: StepResult, first: StepResult, /, **more:
         episode: the episode.
         step: the last answer of the environment: {observation}, {admissible}.
         first: the answer to the reset; each entry of its `info` is a field of that name.
-        more: what the worker adds.
+        more: what the worker adds; each is cut to `episode.longest_quote` characters, because what one agent writes
+            would otherwise swell the prompts of all others.
     """
     known = {name: str(value) for name, value in first.info.items()}
     known |= {
@@ -28,7 +29,7 @@ def fields(episode: EpisodeView, step: StepResult, first: StepResult, /, **more:
         "observation": step.text,
         "admissible": "; ".join(step.admissible),
     }
-    return known | more
+    return known | {name: value[: episode.longest_quote] for name, value in more.items()}
 
 
 def fill(template: str, known: dict[str, str], option: str) -> str:

@@ -14,7 +14,7 @@ class RecordedPolicy:
     """See `rollout.Policy`. A request is identified by its seed, which is derived from its turn's place in the tree.
 
     Raises:
-        RolloutError: when the graph was rolled out without seeds (`hier.seed: null`).
+        RolloutError: when the graph, or a turn of it, was rolled out without seeds (`hier.seed: null`).
     """
 
     def __init__(self, graph: RolloutGraph) -> None:
@@ -23,7 +23,10 @@ class RecordedPolicy:
         self._graph = graph
         self._nodes: dict[int, list[Node]] = {}
         for node in graph.nodes:
-            self._nodes.setdefault(int(node.decision["seed"]), []).append(node)
+            seed = node.decision.get("seed")
+            if seed is None:
+                raise RolloutError(f"turn {node.id} of the stored rollout has no seed, so it cannot be identified.")
+            self._nodes.setdefault(seed, []).append(node)
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`.
@@ -35,7 +38,7 @@ class RecordedPolicy:
         if nodes is None:
             raise RolloutError("the replay asks for a turn that the stored rollout does not have.")
         first, action = nodes[0], _joined(nodes, "action")  # what was cut since is several nodes
-        forced = int(first.decision.get("forced", 0))
+        forced = first.decision.get("forced", 0)
         if self._graph.prompt(first.id) + action[:forced] != prompt:
             raise RolloutError(f"the replay reaches turn {first.id} of the stored rollout with another prompt.")
         return Generation(

@@ -49,6 +49,7 @@ class Limits:
     max_turns: int = 30
     max_tokens_per_turn: int = 512
     context_tokens: int = 4096
+    quote_characters: int = 32_000
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,18 @@ class Request:
         Raises:
             GraphError: when the graph does not contain it.
         """
-        stored = graph.request
-        if not stored:
-            raise GraphError(f"the graph of task {graph.task.get('uid')} does not contain the request it answers.")
+        stored, uid = graph.request, graph.task.get("uid")
+        missing = [name for name in ("n", "validate", "levels", "temperature", "top_p", "top_k") if name not in stored]
+        if missing:
+            raise GraphError(f"the graph of task {uid} does not contain the request it answers: `{missing[0]}`.")
+        if stored["n"] > len(graph.episodes) and not graph.short:
+            raise GraphError(
+                f"the graph of task {uid} answers a request for {stored['n']} episodes with {len(graph.episodes)}."
+            )
+        try:
+            unfinished = tuple(UnfinishedEpisode.resumed_in(graph))
+        except KeyError as error:
+            raise GraphError(f"the graph of task {uid} continues an episode in the middle of a context.") from error
         return cls(
             task=task,
             identity=graph.task,
@@ -93,7 +103,7 @@ class Request:
             levels=None if stored["levels"] is None else frozenset(stored["levels"]),
             validate=stored["validate"],
             sampling=Sampling(stored["temperature"], stored["top_p"], stored["top_k"]),
-            unfinished=tuple(UnfinishedEpisode.resumed_in(graph)),
+            unfinished=unfinished,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from verl_hier.graph.nodes import Node
 from verl_hier.rollout.end_reason import EndReason, EpisodeOver
 from verl_hier.rollout.entropy import entropies
 from verl_hier.rollout.episode_state import EpisodeState, Forced, TurnRequest
+from verl_hier.rollout.off_loop import off_loop
 from verl_hier.rollout.policy import Generation, Policy, Renderer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -61,6 +62,8 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
     pieces = rollout.graph.pieces(last) if last is not None and last.partial else []
     partial = limit < most and len(action) >= limit and not _ended(rollout.renderer, action, request.stop)
     logprobs = logprobs + generation.logprobs
+    before = [token for piece in pieces for token in piece.action]
+    text = await off_loop(len(action), text_of, rollout.renderer, before, action, partial)
     node = Node(
         **_place(episode, request),
         observation=request.observation,
@@ -69,7 +72,7 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         partial=partial,
         trained=episode.trained,
         anchor=_anchor(episode),
-        text=text_of(rollout.renderer, [token for piece in pieces for token in piece.action], action, partial),
+        text=text,
         policy_version=list(generation.version),
         prompt_tokens=len(prompt) if generation.token_ids else 0,
         cached_tokens=generation.cached_tokens,

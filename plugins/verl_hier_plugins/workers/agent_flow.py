@@ -117,7 +117,8 @@ class _Flow:
         if action is None:
             turn.mark(valid=False, failure="no_action_tag")
         self._last_result = await self._episode.act(action or "")
-        self._memory.append(_Done(turn, action or "", self._last_result.text))
+        action = (action or "")[: self._options.memory_characters]
+        self._memory.append(_Done(turn, action, self._last_result.text))
 
     async def enough(self, number: int) -> bool:
         """Whether the verifier ends the steps."""

@@ -137,7 +137,7 @@ class DualLoop(Worker):
 
 def known(episode: EpisodeView, step: StepResult, first: StepResult, **more: str) -> dict[str, str]:
     """Fields of the templates: those of every worker, and the `info` of the environment's last answer."""
-    return {name: str(value) for name, value in step.info.items()} | fields(episode, step, first) | more
+    return {name: str(value) for name, value in step.info.items()} | fields(episode, step, first, **more)
 
 
 @hookimpl

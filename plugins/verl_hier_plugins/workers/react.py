@@ -85,7 +85,7 @@ class React(Worker):
             turn = await episode.generate(context)
             opening = False
             seen, step = step.text, await self._act(episode, turn)
-            past.append(f"{seen} > {turn.text}")
+            past.append(f"{seen} > {turn.text[: episode.longest_quote]}")
 
     async def _act(self, episode: EpisodeView, turn: Turn) -> StepResult:
         options = self._options

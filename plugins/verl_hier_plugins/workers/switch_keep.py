@@ -125,7 +125,7 @@ class SwitchKeep(Worker):
             if options.format_penalty and not form:
                 turn.reward(-options.format_penalty)
             seen, step = step.text, await self._act(episode, turn, reading)
-            past.append(f"{seen} > {turn.text}")
+            past.append(f"{seen} > {turn.text[: episode.longest_quote]}")
 
     async def _act(self, episode: EpisodeView, turn: Turn, reading: Reading) -> StepResult:
         action = reading.content.get("action")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -49,11 +50,10 @@ def import_chat(source: PathLike, tokenizer: Tokenizer, renderer: Renderer) -> l
     """
     graphs: dict[tuple[int, str], RolloutGraph] = {}
     for line in read_lines(Path(source)):
-        step = line.get("step", int, "an integer", 0)
+        step = line.natural("step", 0)
         uid = line.get("uid", str, "a text", line.name)
         graph = graph_of(graphs, step, uid)
-        for key, kind, what in (("index", int, "an integer"), ("data_source", str, "a text")):
-            value = line.get(key, kind, what)
+        for key, value in (("index", line.natural("index")), ("data_source", line.get("data_source", str, "a text"))):
             if value is not None:
                 graph.task[key] = value
         _add_conversation(graph, line, _messages(line), tokenizer, renderer)
@@ -78,7 +78,7 @@ def _add_conversation(
 ) -> None:
     """One more episode of a task: a conversation, with the tokens that a rollout would have."""
     role = line.get("role", str, "a text", "agent")
-    level, agent = line.get("level", int, "an integer", 0), line.get("agent", str, "a text", role)
+    level, agent = line.natural("level", 0), line.get("agent", str, "a text", role)
     context, record = Context(renderer, role, level, agent), add_episode(graph)
     for message in messages:
         if message["role"] != "assistant":
@@ -102,8 +102,8 @@ def _add_conversation(
 def _reward(graph: RolloutGraph, record: EpisodeRecord, line: Line) -> None:
     nodes = [graph.nodes[number] for number in graph.path(record.id)]
     rewards = line.get("rewards", list, "a list of numbers", [])
-    if not all(isinstance(reward, int | float) for reward in rewards):
-        raise GraphError(f"{line.where}: `rewards` has to be a list of numbers.")
+    if not all(isinstance(reward, int | float) and math.isfinite(reward) for reward in rewards):
+        raise GraphError(f"{line.where}: `rewards` has to be a list of finite numbers.")
     if len(rewards) == len(nodes):  # several turns may share a message; their rewards have no place then
         for node, reward in zip(nodes, rewards, strict=True):
             node.reward = float(reward)

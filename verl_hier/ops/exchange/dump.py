@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,7 +63,8 @@ def import_dump(source: PathLike, tokenizer: Tokenizer) -> list[RolloutGraph]:
         for key in ("input", "output"):
             line.need(key, str, "a text", "verl's rollout dump")
         line.need("score", (int, float), "a number", "verl's rollout dump")
-        step = line.need("step", int, "an integer", "verl's rollout dump")
+        line.need("step", int, "an integer", "verl's rollout dump")
+        step = line.natural("step")
         task, episode, row = _identity(line) or (names.setdefault((step, line.data["input"]), line.name), line.name, 0)
         episodes.setdefault((step, task, episode), []).append((row, line))
     for (step, task, _), rows in episodes.items():
@@ -73,7 +75,7 @@ def import_dump(source: PathLike, tokenizer: Tokenizer) -> list[RolloutGraph]:
 def _identity(line: Line) -> tuple[str, str, int] | None:
     """Task, episode and row of a line of a dump, if its `uid` is one of verl's v1 trainer."""
     parts = str(line.data.get("uid")).rsplit("_", 2)
-    if len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal():
+    if len(parts) == 3 and all(part.isdecimal() and len(part) < 10 for part in parts[1:]):
         return parts[0], parts[1], int(parts[2])
     return None
 
@@ -88,6 +90,11 @@ def _add_rows(graph: RolloutGraph, rows: Sequence[Line], tokenizer: Tokenizer) -
     last, data = node, rows[-1].data
     record.ret = last.reward = float(data["score"])
     known = {*_DUMP_KEYS, *TURN_COLUMNS}
-    last.extra = {k: v for k, v in data.items() if k not in known and isinstance(v, bool | int | float | str)}
+    last.extra = {k: v for k, v in data.items() if k not in known and _fits(v)}
     if data.get("gts") is not None:
         graph.task["ground_truth"] = data["gts"]
+
+
+def _fits(value: Any) -> bool:
+    """Whether a value of a line can be a column of a turn."""
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import GraphError, first_line
+from verl_hier.errors import FileError, GraphError
 from verl_hier.graph.atomic_write import write_records
+from verl_hier.graph.bounded_reading import folder_entries, parquet_rows, parse_json, text_lines
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,19 @@ class Line:
             return default
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in _tuple(kinds)):
             raise GraphError(f"{self.where}: `{key}` has to be {what}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise GraphError(f"{self.where}: `{key}` has to be finite.")
+        return value
+
+    def natural(self, key: str, default: int | None = None) -> Any:
+        """A whole number of the line that is not negative; `default` where it has none.
+
+        Raises:
+            GraphError: for another value.
+        """
+        value = self.get(key, int, "an integer", default)
+        if value is not None and value < 0:
+            raise GraphError(f"{self.where}: `{key}` has to be at least 0.")
         return value
 
     def need(self, key: str, kinds: type | tuple[type, ...], what: str, format: str) -> Any:
@@ -56,23 +70,26 @@ def read_lines(source: Path) -> Iterator[Line]:
     Raises:
         GraphError: when there is nothing to read, or a line is no JSON object.
     """
-    if source.is_dir():
-        files = sorted(source.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem))
-        if not files:
-            raise GraphError(f"{source} holds no .jsonl file; name the folder of `trainer.rollout_data_dir`.")
+    try:
+        if source.is_dir():
+            found = [entry for entry in folder_entries(source) if entry.suffix == ".jsonl"]
+            files = sorted(found, key=lambda file: (len(file.stem), file.stem))
+            if not files:
+                raise GraphError(f"{source} holds no .jsonl file; name the folder of `trainer.rollout_data_dir`.")
+        else:
+            files = [source]
         for file in files:
-            yield from read_lines(file)
-        return
-    if not source.is_file():
-        raise GraphError(f"there is no file {source}; name the file to read.")
+            yield from _lines(file)
+    except FileError as error:
+        raise GraphError(f"{str(error).removesuffix('.')}; name the file to read.") from error
+
+
+def _lines(source: Path) -> Iterator[Line]:
     number = 0
     for number, data in _records(source):
         where = f"{source}, line {number}"
         if isinstance(data, str):
-            try:
-                data = json.loads(data)
-            except json.JSONDecodeError as error:
-                raise GraphError(f"{where} is not JSON: {error.msg}.") from error
+            data = parse_json(data, where)
         if not isinstance(data, dict):
             raise GraphError(f"{where} is not a JSON object.")
         yield Line(where, f"{source.stem}:{number}", data)
@@ -82,18 +99,7 @@ def read_lines(source: Path) -> Iterator[Line]:
 
 def _records(source: Path) -> Iterator[tuple[int, Any]]:
     """Lines of text, or records of a Parquet file, with their numbers."""
-    try:
-        if source.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            yield from enumerate(pq.read_table(source).to_pylist(), start=1)
-            return
-        with open(source, encoding="utf-8") as file:
-            yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
-    except GraphError:
-        raise
-    except Exception as error:  # pyarrow raises several unrelated types for damaged files
-        raise GraphError(f"cannot read {source}: {first_line(error)}.") from error
+    return enumerate(parquet_rows(source), start=1) if source.suffix == ".parquet" else text_lines(source)
 
 
 def write_lines(target: Path, suffixes: tuple[str, ...], lines: Iterable[dict[str, Any]]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -10,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
+from verl_hier.graph.bounded_reading import MIB, parse_json, read_json, require_regular
 from verl_hier.recipe.paths import COLD_START
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+LONGEST_HEADER = 100 * MIB
+"""Bytes of the header of a file of weights, as in the library safetensors."""
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)([bm])(?![a-z])", re.IGNORECASE)
 
 
@@ -90,28 +92,31 @@ def _parameters(folder: Path) -> int | None:
 
 
 def _safetensors_parameters(path: Path) -> int:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError:
-            return 0
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    """0 for a file whose header cannot be read; loading the model says what is wrong with it."""
+    try:
+        size = require_regular(path)
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(length).decode(), str(path)) if length <= min(size, LONGEST_HEADER) else {}
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        return sum(math.prod(int(width) for width in shape) for shape in shapes)
+    except (FileError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
 
 
 def _parameters_of_config(config: Mapping[str, Any]) -> int | None:
-    """A decoder with gated MLP; a few per cent off at most for the usual families."""
+    """A decoder with gated MLP; a few per cent off at most for the usual families. None where sizes are missing."""
     try:
         hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
-    except KeyError:
+        heads = config.get("num_attention_heads", 1)
+        width = config.get("head_dim") or hidden // heads
+        keys = config.get("num_key_value_heads", heads) * width
+        attention = hidden * (2 * heads * width + 2 * keys)
+        mlp = 3 * hidden * config.get("intermediate_size", 4 * hidden)
+        embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+        return int(embeddings + layers * (attention + mlp + 2 * hidden) + hidden)
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         return None
-    heads = config.get("num_attention_heads", 1)
-    width = config.get("head_dim") or hidden // heads
-    keys = config.get("num_key_value_heads", heads) * width
-    attention = hidden * (2 * heads * width + 2 * keys)
-    mlp = 3 * hidden * config.get("intermediate_size", 4 * hidden)
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return int(embeddings + layers * (attention + mlp + 2 * hidden) + hidden)
 
 
 def _size_in_name(name: str) -> int | None:
@@ -123,7 +128,7 @@ def _size_in_name(name: str) -> int | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(path)
+    except FileError:
         return {}
     return content if isinstance(content, dict) else {}

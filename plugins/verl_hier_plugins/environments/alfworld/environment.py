@@ -7,14 +7,16 @@ import functools
 import json
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult, with_admissible
 from verl_hier.environments.expert import Expert
 from verl_hier.environments.world_cache import WorldCache
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
+from verl_hier.graph.bounded_reading import read_json
 from verl_hier_plugins.environments.alfworld.engine import NOTHING_HAPPENS, Game, Node
-from verl_hier_plugins.environments.alfworld.goals import goals_done, goals_of_file
+from verl_hier_plugins.environments.alfworld.goals import LARGEST_FILE, goals_done, goals_of_file
 from verl_hier_plugins.environments.alfworld.grammar import parse_grammar
 from verl_hier_plugins.environments.alfworld.options import AlfworldOptions
 from verl_hier_plugins.environments.alfworld.pddl import domain_and_grammar, game_data
@@ -42,8 +44,16 @@ def _load(task: Mapping[str, Any], options: AlfworldOptions) -> LoadedGame:
         return Game(game_data(world)), world.goals
     if "game" in task:
         file = data_root(options) / task["game"]
-        return Game(json.loads(file.read_text())), goals_of_file(file)
+        return Game(_game_of(file)), goals_of_file(file)
     raise RecipeError("hier.environment: an alfworld task needs a `world` or a `game` entry; make it with `tasks`.")
+
+
+def _game_of(file: Path) -> dict[str, Any]:
+    data = read_json(file, LARGEST_FILE)
+    keys = ("grammar", "pddl_domain", "pddl_problem")
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in keys):
+        raise FileError(f"{file} is not a game of ALFWorld: it needs the texts {', '.join(keys)}.")
+    return data
 
 
 class AlfworldEnvironment(Environment):

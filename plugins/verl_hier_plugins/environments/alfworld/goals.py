@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from verl_hier.errors import FileError
+from verl_hier.graph.bounded_reading import MIB, read_json
 from verl_hier_plugins.environments.alfworld.engine import Facts, Node
 from verl_hier_plugins.environments.alfworld.world import GOALS, Goal
 
 KINDS = {name: kind for kind, name in GOALS.items()}
+LARGEST_FILE = 16 * MIB
+"""Bytes of a file of a game; those of ALFWorld's data set have less than one."""
 PROOFS = {"clean": "isclean", "heat": "ishot", "cool": "iscool"}
 """Goal type to the predicate that its object must satisfy."""
 
@@ -55,9 +58,13 @@ def goals_of_file(game: Path) -> tuple[Goal, ...]:
     described = game.with_name("traj_data.json")
     if not described.is_file():
         return ()
-    data = json.loads(described.read_text())
-    kind, wanted = KINDS.get(data.get("task_type", "")), data.get("pddl_params", {})
-    if kind is None:
+    data = read_json(described, LARGEST_FILE)
+    wanted = data.get("pddl_params") if isinstance(data, dict) else None
+    kind = KINDS.get(str(data.get("task_type"))) if isinstance(wanted, dict) else None
+    if kind is None or not isinstance(wanted, dict):
         return ()
+    item = wanted.get("object_target")
     target = wanted.get("toggle_target") if kind == "look" else wanted.get("parent_target")
-    return (Goal(kind, wanted["object_target"], target),)
+    if not isinstance(item, str) or not isinstance(target, str):
+        raise FileError(f"{described} does not name the object and the place of its goal in `pddl_params`.")
+    return (Goal(kind, item, target),)

@@ -7,11 +7,14 @@ its step time. Here TextWorld's own parser reads the rules once a process and gr
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from verl_hier.errors import RecipeError
 
 Key = tuple[str, str]
 """A placeholder: its name and type."""
@@ -20,6 +23,8 @@ Facts = Mapping[str, frozenset[tuple[str, ...]]]
 """Predicate to the argument tuples for which it holds."""
 
 TASK_SENTENCE = re.compile(r'"Your task is to: (.*?)\.?"', re.DOTALL)
+LONGEST_EXPRESSION = 200
+"""Characters; those of ALFWorld have at most thirty."""
 UNKNOWN_TASK = "UNKNOWN GOAL"
 
 
@@ -174,8 +179,8 @@ class Grammar:
         if kind == "NonterminalSymbol":
             return lambda scene: [self._rule(str(symbol.symbol), scene)]
         if kind == "EvalSymbol":
-            code = compile(symbol.expression.strip(), "<grammar>", "eval")
-            return lambda scene: [str(eval(code, {}, scene.names()))]
+            evaluate = expression(str(symbol.expression))
+            return lambda scene: [str(evaluate(scene.names()))]
         if kind == "ConditionalSymbol":
             given, query = self._compile(symbol.expression, literals), self._query(symbol.given)
             return given if query is None else functools.partial(_each_solution, given, query)
@@ -183,6 +188,43 @@ class Grammar:
             listed = self._compile(symbol.symbol, literals)
             return lambda scene: [self._join(listed(scene), scene)]
         raise TypeError(f"the ALFWorld grammar holds a symbol that is not known here: {kind}")
+
+
+def expression(source: str) -> Callable[[Mapping[str, Entity]], Any]:
+    """An expression of a grammar as a function of the entities by the names of their placeholders.
+
+    TextWorld evaluates it as Python, so that the game file of a stranger could run what it likes. ALFWorld's games use
+    names, their attributes, texts, `+` and `or`, and these are all that is understood here.
+
+    Raises:
+        RecipeError: for any other expression.
+    """
+    try:
+        if len(source) > LONGEST_EXPRESSION:
+            raise ValueError("too long")
+        return _evaluation(ast.parse(source.strip(), mode="eval").body)
+    except (SyntaxError, ValueError) as error:
+        raise RecipeError(
+            f"hier.environment.data: the grammar of a game holds the expression {source!r:.60}, and only names, "
+            f"{', '.join(Entity.__slots__)} of them, texts, `+` and `or` are allowed there; the file is not ALFWorld's."
+        ) from error
+
+
+def _evaluation(tree: ast.expr) -> Callable[[Mapping[str, Entity]], Any]:
+    match tree:
+        case ast.Name(id=name):
+            return lambda names: names[name]
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in Entity.__slots__:
+            return lambda names: getattr(names[name], attribute)
+        case ast.Constant(value=str(text)):
+            return lambda names: text
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            first, second = _evaluation(left), _evaluation(right)
+            return lambda names: str(first(names)) + str(second(names))
+        case ast.BoolOp(op=ast.Or(), values=values):
+            choices = [_evaluation(value) for value in values]
+            return lambda names: next((found for choice in choices if (found := choice(names))), "")
+    raise ValueError("not understood")
 
 
 def _each_solution(symbol: Symbol, query: Query, scene: Scene) -> list[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import RecipeError
+from verl_hier.graph.bounded_reading import read_text
+from verl_hier_plugins.environments.alfworld.goals import LARGEST_FILE
 from verl_hier_plugins.environments.alfworld.grammar import TASK_SENTENCE
 from verl_hier_plugins.environments.alfworld.options import SPLITS, AlfworldOptions
 from verl_hier_plugins.environments.alfworld.world import GOALS, build_world, split_of
@@ -118,7 +120,7 @@ def _games(options: AlfworldOptions, split: str) -> list[dict[str, Any]]:
 
 def _solvable_task(file: Path) -> str | None:
     """The task sentence of a game that ALFWorld marked as solvable, without parsing the whole file."""
-    text = file.read_text()
+    text = read_text(file, LARGEST_FILE)
     # The grammar is a JSON string inside the JSON file, so its quotes are escaped.
     sentence = TASK_SENTENCE.search(text.replace('\\"', '"'))
     return sentence.group(1) if sentence and _SOLVABLE.search(text) else None

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.splits import SPLITS, draw_tasks, split_of
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
+from verl_hier.graph.bounded_reading import parquet_columns, parquet_rows
 from verl_hier_plugins.environments.python_tool.arithmetic import draw, draw_last_digit, same_number, spell
 from verl_hier_plugins.environments.python_tool.options import ARITHMETIC, GENERATED, PythonToolOptions
 
@@ -156,13 +157,15 @@ def _files(root: Path, split: str) -> list[Path]:
 
 
 def _rows(files: list[Path]) -> Iterator[tuple[str, str]]:
-    import pyarrow.parquet as parquet
-
     for file in files:
-        names = parquet.read_schema(file).names
-        if not {"question", "answer"} <= set(names):
-            raise RecipeError(
-                f"hier.environment.data_path: {file} has the columns {', '.join(names)}; it needs question and answer."
-            )
-        for row in parquet.read_table(file, columns=["question", "answer"]).to_pylist():
-            yield str(row["question"]), str(row["answer"])
+        try:
+            names = parquet_columns(file)
+            if not {"question", "answer"} <= set(names):
+                raise FileError(f"{file} has the columns {', '.join(names)}; it needs question and answer.")
+            for number, row in enumerate(parquet_rows(file, ["question", "answer"])):
+                question, answer = row["question"], row["answer"]
+                if not isinstance(question, str) or not isinstance(answer, str):
+                    raise FileError(f"row {number} of {file} needs a text in question and one in answer.")
+                yield question, answer
+        except FileError as error:
+            raise RecipeError(f"hier.environment.data_path: {error}") from error

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.splits import hash_number
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
+from verl_hier.graph.bounded_reading import parquet_columns, parquet_rows, parse_json, read_json, text_lines
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.questions import DATA_SOURCE
 
+LARGEST_LIST = 2**32
+"""Bytes of a JSON file that is one list; HotpotQA's has half a gigabyte."""
 FORMATS = (".parquet", ".jsonl", ".json")
 QUESTION_COLUMNS = ("id", "_id", "question", "answer", "supporting_facts", "context")
 
@@ -32,55 +34,31 @@ def read_rows(path: str, option: str, columns: tuple[str, ...]) -> Iterator[tupl
         raise RecipeError(f"hier.environment.{option}: there is no file {file}.")
     if file.suffix not in FORMATS:
         raise RecipeError(f"hier.environment.{option}: {file.name} must end in {', '.join(FORMATS)}.")
-    source = {".parquet": _parquet, ".jsonl": _lines, ".json": _list}[file.suffix]
+    source, unit = {".parquet": (_parquet, "row"), ".jsonl": (_lines, "line"), ".json": (_list, "item")}[file.suffix]
     try:
         for number, row in source(file, columns):
-            where = f"{'row' if file.suffix == '.parquet' else 'line' if file.suffix == '.jsonl' else 'item'} {number}"
+            where = f"{unit} {number} of {file.name}"
             if not isinstance(row, dict):
-                raise RecipeError(f"hier.environment.{option}: {where} of {file.name} is no object but {row!r:.60}.")
-            yield f"{where} of {file.name}", row
-    except (ValueError, OSError) as error:
-        # Errors of json and pyarrow are ValueErrors, and so are those of text that is not UTF-8.
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RecipeError(f"hier.environment.{option}: {file} cannot be read: {first}.") from error
+                raise RecipeError(f"hier.environment.{option}: {where} is no object but {row!r:.60}.")
+            yield where, row
+    except FileError as error:
+        raise RecipeError(f"hier.environment.{option}: {error}") from error
 
 
 def _parquet(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
-    import pyarrow.parquet as parquet
-
-    with parquet.ParquetFile(file) as opened:
-        there = [name for name in opened.schema_arrow.names if name in columns]
-        number = 0
-        for batch in opened.iter_batches(batch_size=1024, columns=there):
-            for row in batch.to_pylist():
-                yield number, row
-                number += 1
+    return enumerate(parquet_rows(file, [name for name in parquet_columns(file) if name in columns]))
 
 
 def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
-    with file.open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield number, _loads(line)
-            except ValueError as error:
-                raise ValueError(f"line {number} is no JSON ({error})") from error
+    for number, line in text_lines(file):
+        yield number, parse_json(line, f"line {number} of {file}", repair=True)
 
 
 def _list(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
-    rows = _loads(file.read_text(encoding="utf-8"))
+    rows = read_json(file, LARGEST_LIST, repair=True)
     if not isinstance(rows, list):
-        raise ValueError("a .json file must hold one list; write one object a line and call it .jsonl")
+        raise FileError(f"{file} must hold one list; write one object a line and call it .jsonl.")
     yield from enumerate(rows)
-
-
-def _loads(text: str) -> Any:
-    """Parse JSON and replace lone surrogates, which JSON can escape but UTF-8, and so a stored index, cannot hold."""
-    value = json.loads(text)
-    if "\\ud" in text.lower():
-        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-    return value
 
 
 def file_tasks(options: SearchOptions, split: str) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ VIOLATIONS = {
     "unknown_agent": "a tag that is no agent's",
     "forged_observation": "the policy wrote `<observation>` itself",
     "too_long": "an agent's text has more characters than `longest_content`",
+    "too_many": "more agents, or more faults, in one turn than `MOST_AGENTS`",
     "talked_on": "further agents in the same turn after a tool agent or the answer",
     "no_think": "an agent that no `think` comes before",
     "transition": "an agent that may not follow the one before",
@@ -58,8 +59,10 @@ VIOLATIONS = {
 }
 """What can be wrong with a turn; the name of its failure is this name after `grammar_`."""
 
+MOST_AGENTS = 100
+"""Agents and faults of one turn; what follows them is not read."""
 _TAG = re.compile(r"<(/?)(\w{1,64})>")
-_BEGINNING = re.compile(r"\s*(<(/?\w{0,64})?)?\s*")
+_BEGINNING = re.compile(r"(</?\w{0,64})?")
 _SCORE = re.compile(r"score\D{0,40}(\d{1,3})", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,3}")
 
@@ -166,6 +169,9 @@ class _Reader:
 
     def read(self) -> Reading:
         for tag in _TAG.finditer(self._text):
+            if len(self._segments) + len(self._errors) >= MOST_AGENTS:
+                self._error("too_many")
+                return Reading(tuple(self._segments), tuple(self._errors))
             closing, name = bool(tag[1]), tag[2]
             if self._open is None:
                 self._between(tag.start(), tag.end(), closing, name)
@@ -174,7 +180,7 @@ class _Reader:
         rest = self._text[self._since :]
         if self._open is not None:
             self._error("unclosed")
-        elif not _BEGINNING.fullmatch(rest):
+        elif not _BEGINNING.fullmatch(rest.strip()):  # without space: two runs of it side by side are quadratic
             self._error("stray_text")
             rest = ""
         elif not self._segments and not self._errors and not rest.strip():

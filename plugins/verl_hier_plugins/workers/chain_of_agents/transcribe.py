@@ -26,7 +26,7 @@ _BECOMES = {
     "refin": "reflection",
     "generat": "suggested_answer",
 }
-_PAIR = re.compile(r"<(\w{1,64})>.*?</\1>", re.DOTALL)
+_OPENING = re.compile(r"<(\w{1,64})>")
 _MARKER = re.compile(r"</?\w{1,64}>")
 _BREAK = re.compile(r"[;\n]")
 _BULLET = re.compile(r"^[\s\-*\d.)]+")
@@ -133,7 +133,7 @@ class _Transcriber:
 
     def _thought(self, turn: TranscriptTurn, actions: list[str]) -> str:
         """What an agent thought: its words beside tags and actions, else its subgoal, else the task."""
-        words = _MARKER.sub("", _PAIR.sub("", turn.text[: self._options.longest_content])).strip()
+        words = _MARKER.sub("", _without_pairs(turn.text[: self._options.longest_content])).strip()
         if turn.calls and words and words not in actions:
             return words
         if turn.node.level > 0 and turn.node.segment < len(self._plan):
@@ -143,3 +143,22 @@ class _Transcriber:
 
 def _agent(tag: str, content: str) -> str:
     return f"<{tag}>{content}</{tag}>"
+
+
+def _without_pairs(text: str) -> str:
+    """The text without `<tag>…</tag>`, tags included. Linear: each closing tag is looked for once after an opening one
+    that has none."""
+    kept: list[str] = []
+    unclosed: set[str] = set()
+    place = 0
+    for opening in _OPENING.finditer(text):
+        name = opening[1]
+        if opening.start() < place or name in unclosed:
+            continue
+        end = text.find(f"</{name}>", opening.end())
+        if end < 0:
+            unclosed.add(name)
+            continue
+        kept.append(text[place : opening.start()])
+        place = end + len(name) + 3
+    return "".join([*kept, text[place:]])

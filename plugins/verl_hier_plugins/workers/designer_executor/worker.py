@@ -26,6 +26,8 @@ from verl_hier_plugins.workers.react import parse_action
 
 MESSAGE_CHARACTERS = 4000
 """The text of one role reaches another one cut to so many characters."""
+ORDER_CHARACTERS = 16_384
+"""An order is cut to so many characters: a script can name a text in it thousands of times."""
 ACTION_CHARACTERS = 4000
 """A longer action is refused."""
 
@@ -185,11 +187,14 @@ class _Execution:
         """The turns of one role: several with tools, one without."""
         role = self._design.roles[call.role]
         self._segment += 1
-        parts = (self._texts.get(part.name, "") if isinstance(part, TextOf) else part for part in call.order)
+        order, room = [], ORDER_CHARACTERS
+        for part in call.order:
+            order.append((self._texts.get(part.name, "") if isinstance(part, TextOf) else part)[:room])
+            room -= len(order[-1])
         known = {
             "role": role.name,
             "brief": role.brief,
-            "order": "".join(parts),
+            "order": "".join(order),
             "tools": _listed(role.tools),
             "design": self._plan.text,
         }

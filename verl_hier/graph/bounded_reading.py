@@ -1,0 +1,222 @@
+"""Reading files that a stranger may have made: regular files only, bounded in size and depth, refused in one sentence.
+
+What is read stays below a fixed multiple of what lies on the disk, so that a small file cannot fill the memory:
+compressed text and Parquet are read in pieces, and reading ends where they turn out to be larger than that.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import stat
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_hier.errors import FileError, first_line
+
+MIB = 2**20
+LONGEST_TEXT = 256 * MIB
+"""Bytes of a file that is read as a whole, and of one line of a file that is read by lines."""
+SMALL = 64 * MIB
+GROWTH = 100
+"""A compressed file may grow to `SMALL` bytes, or to so many times its size. Rollout graphs grow about tenfold."""
+DEEPEST = 100
+"""How many lists and mappings may be nested in one another."""
+ROWS_AT_ONCE = 64
+_LARGEST = 2**63
+
+
+def require_regular(path: Path) -> int:
+    """The size of a regular file in bytes.
+
+    Raises:
+        FileError: when there is no file, or it is a pipe, a device, a socket or a folder.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise FileError(f"there is no file {path}.") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise FileError(f"{path} is not a regular file.")
+    return found.st_size
+
+
+def folder_entries(folder: Path) -> list[Path]:
+    """What lies in a folder, in the order of the names.
+
+    Raises:
+        FileError: when the folder cannot be read.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise FileError(f"{folder} cannot be read: {error.strerror or error}.") from error
+
+
+def read_text(path: Path, most: int = LONGEST_TEXT) -> str:
+    """The text of a file in UTF-8.
+
+    Args:
+        path: a regular file.
+        most: its largest size in bytes.
+
+    Raises:
+        FileError: when it cannot be read as such.
+    """
+    size = require_regular(path)
+    if size > most:
+        raise FileError(f"{path} is too large: it has {size} bytes, and at most {most} are read.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} cannot be read: {first_line(error)}.") from error
+
+
+def parse_json(text: str, where: str, *, repair: bool = False) -> Any:
+    """The value of a JSON text. Its integers fit 64 bits; other numbers may be infinite or NaN, as Python reads them.
+
+    Args:
+        text: the text.
+        where: what holds it, for the sentence of an error.
+        repair: replace halves of surrogate pairs, which JSON can escape and no file can hold, instead of refusing them.
+
+    Raises:
+        FileError: for a text that is not JSON, or is nested more than `DEEPEST` levels.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise FileError(f"{where} is nested too deeply: at most {DEEPEST} levels are read.") from error
+    except ValueError as error:  # an integer with thousands of digits is none of json's own errors
+        raise FileError(f"{where} is not JSON: {first_line(error)}.") from error
+    try:
+        _require_modest(value, where, escaped="\\ud" in text or "\\uD" in text)
+    except UnicodeEncodeError as error:
+        if not repair:
+            raise FileError(f"{where} holds one half of a surrogate pair, which is no character.") from error
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
+def read_json(path: Path, most: int = LONGEST_TEXT, *, repair: bool = False) -> Any:
+    """The value of a JSON file; see `read_text` and `parse_json`."""
+    return parse_json(read_text(path, most), str(path), repair=repair)
+
+
+def _require_modest(value: Any, where: str, escaped: bool) -> None:
+    """Refuse what is nested too deeply, and integers beyond 64 bits; level by level, because recursion has an end.
+
+    Args:
+        value: of a JSON text.
+        where: what holds it.
+        escaped: whether the text escapes surrogates, so that its strings have to be looked at too.
+
+    Raises:
+        FileError: naming `where`.
+        UnicodeEncodeError: for a string with half a surrogate pair.
+    """
+    level: list[Any] = [value]
+    for _ in range(DEEPEST + 1):
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                deeper += item.values()
+                if escaped:
+                    deeper += item
+            elif isinstance(item, list):
+                # Long lists hold numbers alone, and these passes need no step of the interpreter for each.
+                kinds = {*map(type, item)}
+                if kinds == {int}:
+                    deeper += (min(item), max(item))
+                elif kinds != {float}:
+                    deeper += item
+            elif type(item) is int and not -_LARGEST <= item < _LARGEST:
+                raise FileError(f"{where} holds an integer that does not fit 64 bits.")
+            elif escaped and isinstance(item, str):
+                item.encode()
+        if not deeper:
+            return
+        level = deeper
+    raise FileError(f"{where} is nested too deeply: at most {DEEPEST} levels are read.")
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not blank, each with its number from 1; a name that ends in `.gz` is unpacked.
+
+    Raises:
+        FileError: when the file cannot be read, is damaged, or has a line that is too long.
+    """
+    size = require_regular(path)
+    left = max(SMALL, GROWTH * size) if path.suffix == ".gz" else size + LONGEST_TEXT
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            while line := file.readline(min(left, LONGEST_TEXT) + 1):
+                number, left = number + 1, left - len(line)
+                if left < 0:
+                    raise FileError(f"{path} is too large: unpacked, it has more than {GROWTH} times its size.")
+                if len(line) > LONGEST_TEXT:
+                    raise FileError(f"{path} is too large: line {number} has more than {LONGEST_TEXT} bytes.")
+                if not line.isspace():
+                    yield number, line.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise FileError(f"{path} cannot be read: {first_line(error)}.") from error
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """The names of the columns of a Parquet file; see `parquet_types`."""
+    return list(parquet_types(path))
+
+
+def parquet_types(path: Path) -> dict[str, str]:
+    """The columns of a Parquet file: name to Arrow's name of the type, such as `list<element: int64>`.
+
+    Raises:
+        FileError: when it is none.
+    """
+    import pyarrow.parquet as parquet
+
+    require_regular(path)
+    try:
+        return {column.name: str(column.type) for column in parquet.read_schema(path)}
+    except Exception as error:  # pyarrow raises several unrelated types for damaged files
+        raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
+
+
+def parquet_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file. Pages that have a checksum are verified.
+
+    Args:
+        path: a regular file.
+        columns: the columns to read; None for all.
+
+    Raises:
+        FileError: when it cannot be read, is damaged, or unpacks to more than the bounds of this module.
+    """
+    import pyarrow.parquet as parquet
+
+    size = require_regular(path)
+    allowed = max(SMALL, GROWTH * size)
+    too_large = f"{path} is too large: unpacked, it has more than {GROWTH} times its size."
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            if _values(file.metadata) * 4 > allowed:
+                raise FileError(too_large)
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=None if columns is None else list(columns)):
+                allowed -= batch.nbytes
+                if allowed < 0:
+                    raise FileError(too_large)
+                yield from batch.to_pylist()
+    except FileError:
+        raise
+    except Exception as error:  # pyarrow raises several unrelated types for damaged files
+        raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
+
+
+def _values(metadata: Any) -> int:
+    """The number of values in the longest column; a few bytes can stand for a thousand million equal ones."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = range(metadata.num_columns)
+    return max((sum(group.column(column).num_values for group in groups) for column in columns), default=0)
