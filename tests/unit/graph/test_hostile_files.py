@@ -1,4 +1,4 @@
-"""Files of a stranger through the commands that read graphs: one sentence, no traceback, no hang, nothing false read."""
+"""Files of a stranger through the commands that read graphs: a sentence, no traceback, no hang, nothing false read."""
 
 from __future__ import annotations
 
