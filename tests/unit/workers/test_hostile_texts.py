@@ -2,89 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
+import tracemalloc
 from collections import Counter
 
 import pytest
 
-from verl_hier.environments.base import Environment, StepResult
-from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import NoOptions, build_options
-from verl_hier.rollout import Limits
-from verl_hier.testing.rollout import WordTokenizer, roll_out_scripted
-from verl_hier_plugins.samplers.independent import Independent
+from tests.fixtures.hostile_outputs import LONG, hostile
+from tests.fixtures.hostile_rollouts import cost, roll, workers
 
 OUTPUTS = 10_000
-OPTIONS = {
-    "agent_flow": {"answer_action": "answer {content}", "action_tag": "action"},
-    "chain_of_agents": {"on_violation": "penalise"},
-    "delegation": {"refine": True, "planner_format": 0.1},
-    "dual_loop": {"router": "refiner", "action_tag": "action"},
-    "planner_executor": {"action_tag": "action"},
-    "react": {"action_tag": "action"},
-}
-"""Options that make a worker read as much as it can; the others run as they come."""
-TAGS = ("think", "plan", "action", "answer", "executor", "result", "switch", "subgoal")
-PIECES = [
-    *(f"<{slash}{tag}>" for tag in TAGS for slash in ("", "/")),
-    *("SWITCH", "KEEP", "stop", "tactical", "strategic", "go", "left", "right", "<sub_done>", "{instruction}", "%s %n"),
-    *(";", "\n", "é", "𝕏", "\0", "<", ">", "'" * 50, "(" * 200, "<action>" * 50),
-    *('import os; os.system("touch pwned")', '__import__("os").abort()', "open('pwned', 'w')"),
-    *("while True: solver", "solver ; solver", "for i in range(10**9):\n    solver", "solver(solver(solver()))"),
-    'solver = Role("x", tools=["act"])',
-]
-
-
-class Attic(Environment):
-    """Notes what it is asked; three askings end it."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def reset(self, task, seed):
-        self.asked = []
-        return StepResult("an attic", anchor="0", admissible=("left", "right"))
-
-    def step(self, action):
-        assert isinstance(action, str)
-        self.asked.append(action)
-        done = len(self.asked) >= 3
-        return StepResult("dust", float(done), done, valid=action in ("left", "right"), anchor=str(len(self.asked)))
-
-
-class Verbatim(WordTokenizer):
-    """One token a text, so that outputs come back as they are, whatever their length."""
-
-    def encode(self, text, add_special_tokens=True):
-        return [self._ids.setdefault(text, len(self._ids))] if text else []
-
-    def decode(self, token_ids, skip_special_tokens=False):
-        words = list(self._ids)
-        return "".join(words[i] for i in token_ids)
-
-
-def roll(name: str, answer, n: int):
-    spec = PluginHost.load({"builtin": True}).spec("worker", name)
-    options = build_options(spec, OPTIONS.get(name, {}))
-    graph, _ = asyncio.run(
-        roll_out_scripted(
-            environment=Attic,
-            worker=lambda: spec.factory(options),
-            sampler=Independent(NoOptions()),
-            answer=answer,
-            task={"instruction": "tidy up", "messages": [{"role": "user", "content": "tidy up"}]},
-            n=n,
-            tokenizer=Verbatim(),
-            limits=Limits(max_turns=12, max_tokens_per_turn=8, context_tokens=10_000),
-        )
-    )
-    return graph
-
-
-def workers() -> list[str]:
-    return sorted(PluginHost.load({"builtin": True}).specs("worker"))
+LOOP_S = 0.2
+"""Processor time for which one turn of a megabyte may keep the event loop from others."""
+MEMORY = 100 * 2**20
+"""Bytes that it may take."""
 
 
 @pytest.mark.parametrize("name", workers())
@@ -94,7 +26,7 @@ def test_outputs_of_random_pieces(name, tmp_path, monkeypatch):
     outputs, failures, wanted = 0, Counter(), OUTPUTS // len(workers()) + 1
 
     def answer(prompt, sampling):
-        return "".join(chance.choice(PIECES) for _ in range(chance.choice([0, 1, 1, 3, 6, 12])))
+        return hostile(chance)
 
     while outputs < wanted:
         graph = roll(name, answer, n=20)
@@ -122,3 +54,26 @@ def test_ten_megabytes(name, text):
     said = iter([text])
     graph = roll(name, lambda prompt, sampling: next(said, "left"), n=1)
     assert graph.episodes[0].status in ("finished", "truncated")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", workers())
+@pytest.mark.parametrize("text", LONG)
+def test_a_turn_of_a_megabyte_holds_up_nobody(name, text):
+    found = cost(name, [LONG[text], "left"], tokens=len(LONG[text]) + 1)
+    assert found.graph.episodes[0].status in ("finished", "truncated")
+    assert found.longest_s < LOOP_S, f"{found.longest_s:.2f} s"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", workers())
+@pytest.mark.parametrize("text", ["words", "agents"])
+def test_a_turn_of_a_megabyte_takes_little_memory(name, text):
+    cost(name, ["left"], tokens=10)
+    tracemalloc.start()
+    try:
+        cost(name, [LONG[text], "left"], tokens=len(LONG[text]) + 1)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < MEMORY, f"{most / 2**20:.0f} MiB"

@@ -1,0 +1,137 @@
+"""What strangers may send, made at random and sent by the thousand: files to commands, outputs to workers.
+
+    python scripts/fuzz.py files --minutes 10            # hostile files through every command that reads one
+    python scripts/fuzz.py outputs --minutes 60          # hostile outputs over all workers, one target a worker
+    python scripts/fuzz.py outputs --worker react --count 200000
+
+What broke something is kept in `fuzz/TARGET/` (`--corpus`), and tried first the next time; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fixtures import hostile_files, hostile_outputs
+from tests.fixtures.hostile_rollouts import roll, workers
+
+
+@dataclass
+class Tally:
+    """How many were tried, and what broke."""
+
+    tried: int = 0
+    broke: int = 0
+
+
+def fuzz_outputs(name: str, corpus: Path, seed: int, goes_on: Callable[[int], bool], tally: Tally) -> None:
+    """Play one worker with hostile outputs; a text that breaks it is kept."""
+    chance = random.Random(f"{name}-{seed}")
+    kept = sorted((corpus / name).glob("*.txt")) if (corpus / name).is_dir() else []
+    known = iter([file.read_text(encoding="utf-8", errors="surrogatepass") for file in kept])
+    tried = 0
+    while goes_on(tried):
+        said: list[str] = []
+
+        def answer(prompt: str, sampling: object, said: list[str] = said) -> str:
+            said.append(next(known, None) or hostile_outputs.hostile(chance))
+            return said[-1]
+
+        try:
+            graph = roll(name, answer, n=20)
+            graph.check()
+            lost = [episode.error for episode in graph.episodes if episode.status not in ("finished", "truncated")]
+            problem = f"lost: {lost[0]}" if lost else None
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        tried += len(said)
+        tally.tried += len(said)
+        if problem:
+            tally.broke += 1
+            print(f"{name}: {problem}")
+            keep(corpus / name, said)
+
+
+def keep(folder: Path, texts: list[str]) -> None:
+    """Write texts that broke a target, under the hash of their content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        (folder / f"{hashlib.sha256(data).hexdigest()[:16]}.txt").write_bytes(data)
+
+
+def fuzz_files(corpus: Path, seed: int, goes_on: Callable[[int], bool], tally: Tally) -> None:
+    """Send hostile files to the commands that read them; a file that breaks one is kept."""
+    commands = {
+        "credit": lambda file, out: ["credit", file, "--compare", "grpo,gigpo"],
+        "credit_out": lambda file, out: ["credit", file, "--estimator", "grpo", "--out", out / "credit.jsonl"],
+        "export": lambda file, out: ["export", file, "--to", "chat", "--out", out / "chat.jsonl"],
+    }
+    turn = 0
+    while goes_on(tally.tried):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for file in _files(corpus / "files", folder, random.Random(f"{seed}-{turn}"), turn):
+                for command, arguments in commands.items():
+                    tally.tried += 1
+                    problem = hostile_files.problem(arguments(file, folder))
+                    if problem is None and command == "credit" and file.is_file():
+                        problem = hostile_files.wrongly_accepted(file)
+                    if problem:
+                        tally.broke += 1
+                        print(f"{command} {file.name}: {problem}")
+                        if file.is_file() and file.parent == folder:
+                            (corpus / "files").mkdir(parents=True, exist_ok=True)
+                            shutil.copy(file, corpus / "files" / f"{hostile_files.checksum(file):08x}-{file.name}")
+                    if not goes_on(tally.tried):
+                        return
+        turn += 1
+
+
+def _files(corpus: Path, folder: Path, rng: random.Random, turn: int) -> Iterator[Path]:
+    if turn == 0 and corpus.is_dir():
+        yield from sorted(corpus.iterdir())
+    yield from hostile_files.graph_files(folder, rng, 400)
+
+
+def main() -> int:
+    """Fuzz what the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", choices=("files", "outputs"))
+    parser.add_argument("--worker", action="append", help="only this worker; may be repeated")
+    parser.add_argument("--minutes", type=float, help="how long")
+    parser.add_argument("--count", type=int, help="how many, each worker its own")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--corpus", type=Path, default=Path("fuzz"))
+    given = parser.parse_args()
+    names = given.worker or workers()
+    shares = len(names) if given.target == "outputs" else 1
+    tally, started = Tally(), time.monotonic()
+
+    def limits(number: int) -> Callable[[int], bool]:
+        until = started + 60 * (given.minutes or 1) * (number + 1) / shares
+        return lambda tried: tried < given.count if given.count else time.monotonic() < until
+
+    if given.target == "files":
+        fuzz_files(given.corpus, given.seed, limits(0), tally)
+    else:
+        for number, name in enumerate(names):
+            before = tally.tried
+            fuzz_outputs(name, given.corpus / "outputs", given.seed, limits(number), tally)
+            print(f"{name}: {tally.tried - before} outputs")
+    print(f"{tally.tried} tried, {tally.broke} broke something, {time.monotonic() - started:.0f} s")
+    return int(tally.broke > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
