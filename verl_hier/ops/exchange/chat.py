@@ -103,7 +103,7 @@ def _reward(graph: RolloutGraph, record: EpisodeRecord, line: Line) -> None:
     nodes = [graph.nodes[number] for number in graph.path(record.id)]
     rewards = line.get("rewards", list, "a list of numbers", [])
     if not all(isinstance(reward, int | float) and math.isfinite(reward) for reward in rewards):
-        raise GraphError(f"{line.where}: `rewards` has to be a list of finite numbers.")
+        raise GraphError(f"{line.where}: `rewards` has to be a list of numbers.")
     if len(rewards) == len(nodes):  # several turns may share a message; their rewards have no place then
         for node, reward in zip(nodes, rewards, strict=True):
             node.reward = float(reward)
