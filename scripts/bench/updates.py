@@ -67,9 +67,9 @@ class Method:
 
 METHODS = {
     # 256 rows of the 2,000 to 5,000 that 16 tasks make; here 64 tasks times episodes make a fourth of them.
-    "gigpo": Method("gigpo_alfworld", "rows: 64", 120_000, 12_000),
+    "gigpo": Method("gigpo_alfworld", "rows: 64", 240_000, 24_000),
     # Mini-batches of an eighth of the batch.
-    "arpo": Method("arpo_search", "steps: 8", 60_000, 6_000),
+    "arpo": Method("arpo_search", "steps: 8", 120_000, 12_000),
 }
 
 
@@ -207,10 +207,10 @@ def measure(options: argparse.Namespace) -> None:
     """Cold starts, then runs, `--jobs` at a time; finished runs in `--work` are used again."""
     work: Path = options.work.resolve()
     runs = [
-        Run(name, arm, seed, method.quick if options.quick else method.tokens)
+        Run(name, arm, seed, METHODS[name].quick if options.quick else METHODS[name].tokens)
         for seed in range(options.seeds)
-        for name, method in METHODS.items()
-        for arm in method.arms()
+        for name in options.methods
+        for arm in METHODS[name].arms()
     ]
     missing = [run for run in runs if not run.done(work)]
     names = list(dict.fromkeys(run.method for run in missing))
@@ -248,6 +248,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/updates"), help="folder of the curves and their plot")
     parser.add_argument("--work", type=Path, default=Path("runs/updates"), help="folder of models and logs")
     parser.add_argument("--quick", action="store_true", help="a tenth of the tokens")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--report", action="store_true", help="only table and plot, from an earlier run's file")

@@ -1,0 +1,51 @@
+"""The benchmark of optimiser steps: what its arms train, and the table of its results."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from verl_hier.recipe.checks.updates import step_of
+from verl_hier.recipe.compose import compose
+from verl_hier.recipe.composed import ComposedRecipe
+
+
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "bench"))
+    return importlib.import_module("updates")
+
+
+def test_the_arms_differ_in_nothing_but_optimiser_steps(updates):
+    for name, method in updates.METHODS.items():
+        recipes = [ComposedRecipe.of(compose(method.recipe, [override])) for override in method.arms().values()]
+        several, one = (step_of(recipe) for recipe in recipes)
+        assert one.optimiser_steps == (1, 1) and several.optimiser_steps[1] >= 8, name
+        assert (several.tasks, several.episodes, several.rows) == (one.tasks, one.episodes, one.rows), name
+
+
+def test_curves_count_the_tokens_before_each_step(updates):
+    step = {"hier/episodes/success": 0.5, "actor/pg_clipfrac": 0.01, "hier/tokens/generated": 100.0}
+    records = [{"val-core/x": 1.0}, {**step, "hier/update/steps": 8.0}, {**step, "hier/update/steps": 7.0}]
+    curve = updates.curve_of(records)
+    assert curve == [
+        {"tokens": 0.0, "updates": 8.0, "success": 0.5, "clipped": 0.01},
+        {"tokens": 100.0, "updates": 7.0, "success": 0.5, "clipped": 0.01},
+    ]
+    assert updates.spent(curve, 100) and not updates.spent(curve, 101) and not updates.spent([], 0)
+
+
+def test_the_table_has_a_line_for_each_arm(updates):
+    def curve(last):
+        points = zip((0.2, last, last), (0.0, 0.02, 0.04), strict=True)
+        return [{"tokens": 0.0, "updates": 8.0, "success": success, "clipped": clipped} for success, clipped in points]
+
+    arms = list(updates.METHODS["arpo"].arms())
+    runs = [{"method": "arpo", "arm": arm, "seed": s, "curve": curve(0.4 + s / 10)} for arm in arms for s in range(2)]
+    lines = list(updates.table({"runs": runs}))
+    assert (
+        lines[2] == "| arpo | 8.0 (`steps: 8`) | 2 | 20 (20 to 20) | 45 (40 to 50) | 25 (20 to 30) | 2.0 (2.0 to 2.0) |"
+    )
+    assert len(lines) == 4 and "one step" in lines[3]
