@@ -10,6 +10,7 @@ import yaml
 from docs_markdown import cell, table
 from omegaconf import OmegaConf
 
+from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.checks.rule import there, value
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.papers import groups, settings_of
@@ -39,8 +40,9 @@ def paper(group: str) -> Iterator[str]:
 
 
 def at_node(recipe: str) -> Mapping[str, Any]:
-    """A recipe at size `node`, as plain containers."""
-    plain = OmegaConf.to_container(compose(recipe, ["size=node"]), resolve=True)
+    """A recipe at size `node`, with the first server that it offers there, as plain containers."""
+    words = next(words for words in find(recipe).combinations() if "size=node" in words)
+    plain = OmegaConf.to_container(compose(recipe, words), resolve=True)
     assert isinstance(plain, dict)
     return plain
 

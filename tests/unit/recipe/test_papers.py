@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ TOPICS = {
 }
 
 
+@cache
 def at_node(recipe: str, *overrides: str) -> dict[str, Any]:
-    plain = OmegaConf.to_container(compose(recipe, ["size=node", *overrides]), resolve=True)
+    words = next(words for words in find(recipe).combinations() if "size=node" in words)
+    plain = OmegaConf.to_container(compose(recipe, [*words, *overrides]), resolve=True)
     assert isinstance(plain, dict)
     return plain
 
