@@ -185,7 +185,7 @@ def test_kl_and_sizes_are_those_of_the_papers() -> None:
     assert not metaagentx.actor_rollout_ref.actor.use_kl_loss and metaagentx.data.max_response_length == 8192
     assert metaagentx.actor_rollout_ref.rollout.n == 4 * 4
     gigpo = compose("gigpo_alfworld", GPUS)
-    assert gigpo.hier.estimator == {"name": "gigpo", "omega": 1.0, "gamma": 0.95, "norm": "mean_std_norm"}
+    assert gigpo.hier.estimator.norm == "mean_std_norm" and gigpo.hier.estimator.format_penalty == 0.1
     assert gigpo.data.train_batch_size * gigpo.actor_rollout_ref.rollout.n == 128
 
 
