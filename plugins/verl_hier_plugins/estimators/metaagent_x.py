@@ -37,7 +37,7 @@ class MetaAgentXOptions:
     """Executions per design that null and `auto` go by; 0 counts them in the batch."""
     failed_designs: Literal["count", "ignore"] = "ignore"
     """Whether each execution of a design that no executor could work on has a vote among the executions, with its
-    return; the released code keeps a row of the executor for it."""
+    return. In the released code it has one where the executor is an agent of its own."""
     weight_by: WeightBy = "turn"
     """Votes among executions: the released code counts rows, so executions with more calls weigh more."""
     singleton: Singleton = "raw"
