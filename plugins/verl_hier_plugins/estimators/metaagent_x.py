@@ -101,7 +101,7 @@ def hier_estimators() -> EstimatorSpec:
         MetaAgentXOptions,
         summary="designs by their executions' mean return, executions over the task or their design",
         source="arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
-        requires=("group", "level", "return", "trained", "episodes.return", "episodes.trained"),
+        requires=("group", "level", "plan", "episode", "return", "trained", "episodes.return"),
         levels=(0, 1),
         confidence="A",
     )
