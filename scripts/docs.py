@@ -1,6 +1,6 @@
 """Write the generated parts of the documentation.
 
-    python scripts/docs.py            # rewrite every generated block below docs/ and in README.md
+    python scripts/docs.py            # rewrite every generated block below docs/, in README.md and SECURITY.md
     python scripts/docs.py --check    # change nothing; name the pages that are stale and exit with 1
 
 A page holds generated text between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end -->`; NAME is a function of
@@ -374,6 +374,25 @@ def words() -> Iterator[str]:
     yield from table(("recipe line", "expected"), *((f"`{line}`", text) for line, text in rows))
 
 
+def redteam() -> Iterator[str]:
+    """What held of docs/security.json, which `python scripts/redteam.py --write` measures."""
+    found = json.loads((DOCS / "security.json").read_text("utf-8"))
+    measured = found["configurations"]
+    kinds = list(dict.fromkeys(kind for result in measured.values() for kind in result["kinds"].values()))
+    rows = []
+    for kind in kinds:
+        row = [kind]
+        for result in measured.values():
+            held = [not result["probes"][name] for name, of in result["kinds"].items() if of == kind]
+            row.append(f"{sum(held)} of {len(held)}")
+        rows.append(row)
+    rows.append(["layers", *(", ".join(result["layers"]) for result in measured.values())])
+    names = {"A": "root", "B": "root, no namespaces", "C": "a user", "D": "a user, no namespaces"}
+    yield from table(("attack on", *(names[configuration] for configuration in measured)), *rows)
+    about = found["about"]
+    yield from ("", f"Linux {about['kernel']}, {about['machine']}, Python {about['python']}.")
+
+
 BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     **{kind: lambda name, kind=kind: part(kind, name) for kind in KINDS},
     "parts": parts,
@@ -394,6 +413,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "options": lambda reference: options(pkgutil.resolve_name(reference)),
     "fields": lambda path, reference: fields(path, pkgutil.resolve_name(reference)),
     "part_pages": part_pages,
+    "redteam": redteam,
     **docs_papers.BLOCKS,
 }
 
@@ -410,7 +430,7 @@ def generated(text: str) -> str:
 
 def stale() -> dict[Path, str]:
     """The pages that are not up to date, with the text they should have."""
-    pages = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
+    pages = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     return {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
 

@@ -149,10 +149,23 @@ def _machine() -> None:
             ("CPU cores", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
             ("free memory", f"{free / 2**30:.1f} GiB"),
             ("GPUs", str(gpus)),
+            ("sandbox", _sandbox()),
             *((name, "installed" if found else "not installed") for name, found in there.items()),
             ("can run", _can_run(gpus, there)),
         ]
     )
+
+
+def _sandbox() -> str:
+    """Which layers the sandbox for model-written Python has here, and what that promises."""
+    from verl_hier.sandbox.local import promises_of, run_python
+    from verl_hier.sandbox.provider import SandboxError
+
+    try:
+        layers = run_python("").layers
+    except SandboxError as error:
+        return f"none: {error}"
+    return f"protects {', '.join(sorted(promises_of(layers))) or 'nothing'}, by {', '.join(layers)}"
 
 
 def _can_run(gpus: int, there: Mapping[str, bool]) -> str:

@@ -19,8 +19,9 @@ def normalise(text: str) -> str:
 
 
 def exact_match(answer: str, truths: Iterable[str]) -> bool:
-    """Whether the answer equals one of the true answers."""
-    return normalise(answer) in {normalise(truth) for truth in truths}
+    """Whether the answer equals one of the true answers; one of which nothing remains, such as `the`, never does."""
+    given = normalise(answer)
+    return bool(given) and given in {normalise(truth) for truth in truths}
 
 
 def f1(answer: str, truths: Iterable[str]) -> float:
@@ -30,7 +31,7 @@ def f1(answer: str, truths: Iterable[str]) -> float:
 
 def _f1(answer: str, truth: str) -> float:
     if answer == truth:
-        return 1.0
+        return float(bool(answer))
     if answer in CLOSED or truth in CLOSED:
         return 0.0
     given, true = answer.split(), truth.split()

@@ -16,6 +16,7 @@ from verl_hier.rollout.rewards import rate
 from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import Environments, RolloutSetup
+from verl_hier.sandbox.scripts import choose
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,13 @@ class RolloutRunner:
     limits: Limits | None = None
 
     def pool(self) -> EnvironmentPool:
-        """Processes for the recipe's environment."""
-        part, rollout = self.recipe.parts.environment, self.recipe.hier.rollout
+        """Processes for the recipe's environment.
+
+        Raises:
+            RecipeError: when the sandbox of this machine promises less than `hier.sandbox.require`.
+        """
+        part, rollout, sandbox = self.recipe.parts.environment, self.recipe.hier.rollout, self.recipe.hier.sandbox
+        choose(sandbox.provider, sandbox.require)
         return EnvironmentPool(
             part.spec.factory,
             part.options,

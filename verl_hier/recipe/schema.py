@@ -17,6 +17,8 @@ from verl_hier.host.specs import KINDS, Kind, build_dataclass
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.rewards import RewardOptions
+from verl_hier.sandbox.provider import Promise
+from verl_hier.sandbox.scripts import LOCAL
 
 _REWARD_NAME = re.compile(r"(?!(?:acc|reward)$)[\w-]+")
 """Two names are taken: verl calls the return `reward`, and whether a task was solved `acc`."""
@@ -147,6 +149,17 @@ class RefillOptions:
             raise ValueError(
                 f"with best_share {self.best_share:g} limit must be {1 / self.best_share:g} or more, got {self.limit:g}"
             )
+
+
+@dataclass(frozen=True)
+class SandboxOptions:
+    """Where scripts run that a model wrote; see docs/environments.md."""
+
+    provider: str = LOCAL
+    """`local`, or `package.module:function`, which returns a `verl_hier.sandbox.provider.SandboxProvider`."""
+    require: tuple[Promise, ...] = ()
+    """What the sandbox must protect on every machine of the run, of network, files, processes and memory; a run does
+    not start where it protects less."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +306,7 @@ class HierConfig:
     """Exchange of tasks without a signal; null trains every task that was sampled."""
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
+    sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)

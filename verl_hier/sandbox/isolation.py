@@ -1,4 +1,4 @@
-"""The isolation layers of a script: namespaces, a private root, a user of its own, Landlock, limits, an audit hook.
+"""The isolation layers of a script: namespaces, a private root, a user of its own, Landlock, limits, seccomp, a hook.
 
 This runs in the supervisor and in the script process of `verl_hier.sandbox.runner`. Each layer is tried, and the names
 of those that could be set up are `Outcome.layers`. Constants are the kernel's; system calls without a function in the C
@@ -7,17 +7,22 @@ library are made by number.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from verl_hier.sandbox import audit, syscalls
+from verl_hier.sandbox.audit import HIDDEN
+
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 29, 1 << 30
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 1 << 1, 1 << 2, 1 << 12, 1 << 14, 1 << 18
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1 << 1, 1 << 2, 1 << 3, 1 << 12, 1 << 14, 1 << 18
 MOUNT_RDONLY, MOUNT_NOSUID = 1, 2
 MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
@@ -27,7 +32,12 @@ SYS_MOUNT_SETATTR, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT 
 CPUCLOCK_PROF, SIGEV_SIGNAL, TIMER_ABSTIME = 0, 0, 1
 FIRST_UID = 0x70000000
 NOBODY = 65534
-SHARED = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+SHARED = ("/usr/share/zoneinfo",)
+"""What a script can read besides the standard library."""
+
+MOST_FILES = 1024
+"""Files and folders that a script may have."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -97,7 +107,7 @@ def set_up(request: dict[str, Any], isolated: bool) -> list[str]:
         Names of the active layers.
     """
     layers = ["namespaces"] if isolated else []
-    readable = _readable()
+    readable = readable_paths()
     work = os.getcwd()
     rooted = isolated and _attempt(private_root, work, readable, request["files_mb"])
     if rooted:
@@ -114,7 +124,11 @@ def set_up(request: dict[str, Any], isolated: bool) -> list[str]:
             layers.append("landlock")
     os.environ["HOME"] = work
     limit(request, layers)
-    sys.addaudithook(guard(request["processes"] > 1, None if rooted else (work, *readable)))
+    own = not {"user", "namespaces"}.isdisjoint(layers)
+    processes = own and request["processes"] > 1
+    if _attempt(syscalls.install, call, processes, rooted or "user" in layers):
+        layers.append("seccomp")
+    sys.addaudithook(audit.guard(processes, None if rooted else (work, *readable)))
     return [*layers, "audit"]
 
 
@@ -126,19 +140,26 @@ def _attempt(step: Callable[..., None], *arguments: Any) -> bool:
     return True
 
 
-def _readable() -> list[str]:
-    """The paths that an interpreter has to read: its own library and the shared libraries that it is linked with."""
-    paths = [*sys.path, os.path.join(sys.base_prefix, "lib"), *SHARED]
-    found = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-    return [p for p in found if not any(p.startswith(other + "/") for other in found)]
+@functools.cache
+def readable_paths() -> tuple[str, ...]:
+    """The paths that a script has to read: Python's standard library.
+
+    The C libraries that its modules need are loaded before, by `verl_hier.sandbox.runner`.
+    """
+    found = [path for path in dict.fromkeys((*sys.path, *SHARED)) if os.path.exists(path)]
+    return tuple(p for p in found if not any(p.startswith(other + "/") for other in found))
 
 
-def private_root(work: str, readable: list[str], files_mb: int) -> None:
+def private_root(work: str, readable: Sequence[str], files_mb: int) -> None:
     """Replace the file system by one that holds `readable` (read-only) and an empty, small /tmp."""
     call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
     call("mount", "tmpfs", work, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     try:
+        os.mkdir(work + "/tmp")
+        options = f"size={files_mb}m,nr_inodes={MOST_FILES},mode=777"
+        call("mount", "tmpfs", work + "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
         for path in (*readable, os.devnull):
+            # Python may live below /tmp, too.
             target = work + path
             if os.path.isdir(path):
                 os.makedirs(target, exist_ok=True)
@@ -146,11 +167,10 @@ def private_root(work: str, readable: list[str], files_mb: int) -> None:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 os.close(os.open(target, os.O_CREAT))
             call("mount", path, target, None, MS_BIND | MS_REC, None)
-        os.mkdir(work + "/tmp")
-        read_only = struct.pack("QQQQ", MOUNT_RDONLY | MOUNT_NOSUID, 0, 0, 0)
-        call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, work, AT_RECURSIVE, read_only, len(read_only))
-        options = f"size={files_mb}m,nr_inodes=1024,mode=777"
-        call("mount", "tmpfs", work + "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, options)
+            for hidden in _hidden(path):
+                call("mount", "tmpfs", work + hidden, "tmpfs", MS_NOSUID | MS_NODEV, "size=4k,mode=555")
+        _set_mount(work, AT_RECURSIVE, MOUNT_RDONLY | MOUNT_NOSUID, 0)
+        _set_mount(work + "/tmp", 0, 0, MOUNT_RDONLY)
         os.chdir(work)
         # Mount the new root over the old one, which is then detached.
         call("pivot_root", ".", ".")
@@ -162,7 +182,18 @@ def private_root(work: str, readable: list[str], files_mb: int) -> None:
     os.chdir("/tmp")
 
 
-def change_user(own: int, work: str, readable: list[str], rooted: bool) -> bool:
+def _set_mount(path: str, flags: int, added: int, removed: int) -> None:
+    """Change the attributes of a mount, and with AT_RECURSIVE of those below it."""
+    attributes = struct.pack("QQQQ", added, removed, 0, 0)
+    call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, path, flags, attributes, len(attributes))
+
+
+def _hidden(path: str) -> list[str]:
+    """The folders of installed packages in a folder of the standard library."""
+    return [found for name in HIDDEN if os.path.isdir(found := os.path.join(path, name))]
+
+
+def change_user(own: int, work: str, readable: Sequence[str], rooted: bool) -> bool:
     """Become a user that nobody else is: the limit on processes then counts, and root's rights are gone.
 
     Returns:
@@ -193,6 +224,13 @@ def change_user(own: int, work: str, readable: list[str], rooted: bool) -> bool:
     return False
 
 
+def kill_user(uid: int) -> None:
+    """Become a user that only scripts are, and kill all of its processes at once, also those that fork meanwhile."""
+    with contextlib.suppress(OSError):
+        os.setresuid(uid, uid, uid)
+        os.kill(-1, signal.SIGKILL)
+
+
 def _parents(path: str) -> list[str]:
     steps = path.strip("/").split("/")
     return ["/" + "/".join(steps[:count]) for count in range(1, len(steps) + 1)]
@@ -203,7 +241,7 @@ def drop_capabilities() -> None:
     call("capset", struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6))
 
 
-def landlock(work: str, readable: list[str]) -> None:
+def landlock(work: str, readable: Sequence[str]) -> None:
     """Allow reading `readable` and writing `work` only; also no TCP and no signals to others on newer kernels."""
     version = call("syscall", SYS_LANDLOCK_CREATE, None, 0, 1)
     everything = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
@@ -212,15 +250,29 @@ def landlock(work: str, readable: list[str]) -> None:
     known = 3 if version >= 6 else 2 if version >= 4 else 1
     rules = struct.pack(f"{known}Q", *(everything, 3, 3)[:known])
     handle = call("syscall", SYS_LANDLOCK_CREATE, rules, len(rules), 0)
-    # Bits 0, 2, 3: execute, read a file, list a directory. The last does not apply to files.
-    grants = [(work, everything), *((path, 13 if os.path.isdir(path) else 4) for path in readable)]
-    grants.append((os.devnull, 6))
-    for path, rights in grants:
+    for path, rights in (*_readable_rights(tuple(readable)), (work, everything), (os.devnull, 6)):
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         call("syscall", SYS_LANDLOCK_ADD, handle, 1, struct.pack("=Qi", rights, opened), 0)
         os.close(opened)
     call("syscall", SYS_LANDLOCK_RESTRICT, handle, 0)
     os.close(handle)
+
+
+@functools.cache
+def _readable_rights(readable: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Landlock's rights that make `readable` readable without the installed packages in it; their names can be listed.
+
+    Rights hold for everything below a path, so a folder with packages is granted entry by entry.
+    """
+    # Bits 2 and 3: read a file, list a directory. The second does not apply to files.
+    rights: list[tuple[str, int]] = []
+    for path in readable:
+        entries = [path]
+        if _hidden(path):
+            rights.append((path, 8))
+            entries = [os.path.join(path, name) for name in os.listdir(path) if name not in HIDDEN]
+        rights += [(entry, 12 if os.path.isdir(entry) else 4) for entry in entries]
+    return tuple(rights)
 
 
 def limit(request: dict[str, Any], layers: list[str]) -> None:
@@ -234,7 +286,6 @@ def limit(request: dict[str, Any], layers: list[str]) -> None:
     elif "namespaces" in layers:
         counted = request["processes"] + 1
     wanted = {
-        "RLIMIT_CPU": request["cpu_s"],
         "RLIMIT_AS": memory,
         "RLIMIT_NPROC": counted,
         "RLIMIT_FSIZE": file,
@@ -244,44 +295,5 @@ def limit(request: dict[str, Any], layers: list[str]) -> None:
     }
     for name, value in wanted.items():
         resource.setrlimit(getattr(resource, name), (value, value))
-
-
-PROCESS_EVENTS = {
-    *("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec", "pty.spawn", "subprocess.Popen"),
-    *("_thread.start_new_thread", "_thread.start_joinable_thread"),
-}
-FILE_EVENTS = {
-    *("open", "os.remove", "os.rename", "os.link", "os.symlink", "os.mkdir", "os.rmdir", "os.chmod", "os.chown"),
-    *("os.truncate", "os.listdir", "os.scandir", "os.utime", "os.setxattr", "os.removexattr", "os.chdir"),
-}
-
-
-def guard(processes: bool, paths: tuple[str, ...] | None) -> Callable[[str, tuple[Any, ...]], None]:
-    """An audit hook (PEP 578) that refuses network, ctypes and, depending on the arguments, processes and files.
-
-    This is no security boundary: a script that corrupts the interpreter gets past it. It answers honest mistakes with
-    a clear sentence.
-
-    Args:
-        processes: whether the script may start threads and processes.
-        paths: where files may be accessed; None leaves that to the private root.
-    """
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event.startswith("socket."):
-            raise PermissionError("the sandbox has no network")
-        if event.startswith("ctypes.") or (event == "import" and arguments[0] in ("ctypes", "_ctypes")):
-            raise PermissionError("the sandbox has no ctypes")
-        if event in ("os.kill", "os.killpg") or (event in PROCESS_EVENTS and not processes):
-            raise PermissionError("the sandbox has no other processes")
-        if paths is not None and event in FILE_EVENTS:
-            for name in arguments[: 2 if event in ("os.rename", "os.link") else 1]:
-                if isinstance(name, (str, bytes)) and not _below(os.fsdecode(name), paths):
-                    raise PermissionError("the sandbox has no files outside of its directory")
-
-    return hook
-
-
-def _below(name: str, paths: tuple[str, ...]) -> bool:
-    path = os.path.realpath(name)
-    return path == os.devnull or any(path == p or path.startswith(p + "/") for p in map(os.path.realpath, paths))
+    # The soft limit ends a script; the hard one ends it where it ignores that, so late that the supervisor knows why.
+    resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_s"], request["cpu_s"] + 1))

@@ -14,10 +14,8 @@ import logging
 import marshal
 import os
 import selectors
-import shutil
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -25,12 +23,13 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import cast, get_args
 
-from verl_hier.sandbox.provider import Kind, Outcome, SandboxError, SandboxLimits
+from verl_hier.sandbox.folders import remove
+from verl_hier.sandbox.provider import Cause, Kind, Outcome, Promise, SandboxError, SandboxLimits
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +52,16 @@ SCRIPT_VARIABLES = {
 
 # Only Linux has sequenced-packet Unix sockets; elsewhere a stream keeps messages apart that carry descriptors.
 SOCKET_TYPE = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_STREAM
-FULL_ISOLATION = frozenset(("namespaces", "private_root"))
-KIND_OF_CAUSE: dict[str, Kind] = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "signal": "killed"}
-"""The causes of death that the supervisor reports; `exit` is `ok` or `error` by the exit status."""
+KIND_OF_CAUSE: dict[Cause, Kind] = {
+    **{"cpu": "timeout", "wall": "timeout", "memory": "memory", "files": "output", "output": "output"},
+    "signal": "killed",
+}
+"""For each cause of death; with `exit` the kind is `ok` or `error` by the exit status."""
 
-_warned: set[tuple[str, ...]] = set()
+REMOVAL_LIMIT_S = 1.0
+"""How long a call waits for the removal of its folder, which a thread completes otherwise."""
+
+_told: set[tuple[str, ...]] = set()
 
 
 class LocalSandbox:
@@ -87,7 +91,12 @@ class LocalSandbox:
             finally:
                 run.close()
         finally:
-            _remove(folder)
+            if not remove(folder, REMOVAL_LIMIT_S):
+                threading.Thread(target=_remove_all, args=(folder,), daemon=True).start()
+
+    def promises(self) -> frozenset[Promise]:
+        """See `SandboxProvider.promises`; runs an empty script."""
+        return promises_of(self.run_python("").layers)
 
     def start_supervisor(self, folder: str, pipes: Sequence[int]) -> None:
         """Ask the zygote for a supervisor that works in a folder and takes over the pipes."""
@@ -110,7 +119,7 @@ class LocalSandbox:
             self._socket.close()
         self.base = tempfile.mkdtemp(prefix="verl-hier-")
         # The zygote does the same when this process is killed.
-        weakref.finalize(self, shutil.rmtree, self.base, ignore_errors=True)
+        weakref.finalize(self, remove, self.base)
         # A script may run as another user, who has to reach its own directory and no further.
         os.chmod(self.base, 0o711)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, SOCKET_TYPE)
@@ -207,12 +216,12 @@ class _Run:
         if end is None or layers is None:
             reason = " ".join(failed) if failed else stderr.strip()[-500:] or f"no answer after {wall_s:.0f} s"
             raise SandboxError(f"a sandbox could not be set up: {reason}")
-        status, cpu_s, cause = os.waitstatus_to_exitcode(int(end[0])), float(end[1]), end[2]
-        _warn_once(tuple(layers))
-        kind = KIND_OF_CAUSE.get(cause, "error" if status else "ok")
+        status, cpu_s, cause = os.waitstatus_to_exitcode(int(end[0])), float(end[1]), cast(Cause, end[2])
+        _tell_once(tuple(layers))
         if self._too_much_output:
-            kind = "output"
-        return Outcome(kind, stdout, stderr[-4000:], status, cpu_s, wall_s, tuple(layers))
+            cause = "output"
+        kind = KIND_OF_CAUSE.get(cause, "error" if status else "ok")
+        return Outcome(kind, stdout, stderr[-4000:], status, cpu_s, wall_s, tuple(layers), cause)
 
     def close(self) -> None:
         """Make sure that no process remains: the supervisor closes its pipe when it ends."""
@@ -243,26 +252,37 @@ def run_python(code: str, limits: SandboxLimits | None = None, echo: bool = Fals
     return _SANDBOX.run_python(code, limits, echo)
 
 
-def _warn_once(layers: tuple[str, ...]) -> None:
-    """Warn once a process when isolation layers are missing."""
-    if not FULL_ISOLATION.issubset(layers) and layers not in _warned:
-        _warned.add(layers)
+def promises_of(layers: Collection[str]) -> frozenset[Promise]:
+    """What the isolation layers of a script keep from it; see SECURITY.md."""
+    layers = set(layers)
+    filtered = "seccomp" in layers
+    kept: dict[Promise, bool] = {
+        "network": filtered or "namespaces" in layers,
+        # Landlock does not refuse to change modes and times of files, which the filter does.
+        "files": "private_root" in layers or {"landlock", "seccomp"} <= layers,
+        "processes": not layers.isdisjoint(("seccomp", "namespaces", "user")),
+        # Other kinds of memory than the limit counts, such as shared memory.
+        "memory": filtered,
+    }
+    return frozenset(promise for promise, is_kept in kept.items() if is_kept)
+
+
+def _tell_once(layers: tuple[str, ...]) -> None:
+    """Say once a process which layers there are, as a warning where one of the promises is not kept."""
+    if layers in _told:
+        return
+    _told.add(layers)
+    missing = sorted(set(get_args(Promise)) - promises_of(layers))
+    if missing:
         logger.warning(
-            "the sandbox for model-written Python has only these layers here: %s; see docs/environments.md#the-sandbox",
+            "the sandbox for model-written Python does not protect %s here; it has only these layers: %s (SECURITY.md)",
+            " and ".join(missing),
             ", ".join(layers),
         )
+    else:
+        logger.info("the sandbox for model-written Python has the layers %s", ", ".join(layers))
 
 
-def _remove(folder: str) -> None:
-    """Remove a directory, even one that a script made unreadable."""
-
-    def again(function: Callable[..., Any], path: str, _: Any) -> None:
-        os.chmod(os.path.dirname(path), stat.S_IRWXU)
-        if not os.path.islink(path):
-            os.chmod(path, stat.S_IRWXU)
-        (shutil.rmtree if os.path.isdir(path) else os.unlink)(path)
-
-    try:
-        shutil.rmtree(folder, onerror=again)
-    except OSError as error:
-        logger.warning("a sandbox left %s behind: %s", folder, error)
+def _remove_all(folder: str) -> None:
+    if not remove(folder):
+        logger.warning("a sandbox left %s behind", folder)

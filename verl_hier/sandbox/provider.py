@@ -1,7 +1,7 @@
 """What a sandbox for model-written Python offers: run one script under limits and report what came of it.
 
 The built-in provider is `verl_hier.sandbox.local`. A container or a remote service can take its place: it has to
-implement `SandboxProvider`.
+implement `SandboxProvider`, pass `verl_hier.testing.check_sandbox`, and be named by `hier.sandbox.provider`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Kind = Literal["ok", "error", "timeout", "memory", "output", "killed"]
+Cause = Literal["exit", "cpu", "wall", "memory", "files", "output", "signal"]
+Promise = Literal["network", "files", "processes", "memory"]
+"""What a sandbox keeps a script from; SECURITY.md says how the built-in one does.
+
+`network`: any connection, to this machine's own services too. `files`: reading files other than Python's standard
+library, and changing any but its own. `processes`: reaching other processes, and leaving any behind. `memory`: using
+memory that `memory_mb` and `files_mb` do not count.
+"""
 
 
 class SandboxError(RuntimeError):
@@ -25,11 +33,12 @@ class SandboxLimits:
     wall_s: float = 5.0
     """Seconds from the script's start to its end."""
     memory_mb: int = 256
-    """Address space of each process in MiB; the interpreter itself takes about 30."""
+    """Address space of each process in MiB; the interpreter itself takes about 40."""
     processes: int = 1
     """Processes and threads at a time, including the script's own."""
     files_mb: int = 4
-    """Size of one file, and with a private root of all files together, in MiB."""
+    """Size of one file, and of all files together, in MiB. Without a private root the sum is looked at twenty times a
+    second, and a script that exceeds it is ended."""
     output_bytes: int = 65536
     """Bytes written to standard output and standard error together."""
     namespaces: bool = True
@@ -49,13 +58,15 @@ class Outcome:
 
     Attributes:
         kind: `ok`; `error` (an exception or a non-zero exit status); `timeout` (processor or wall time); `memory`
-            (an uncaught MemoryError); `output` (it wrote more than it may); `killed` (any other signal).
+            (an uncaught MemoryError); `output` (it wrote more than it may, to its streams or to files); `killed` (any
+            other signal).
         stdout: standard output, up to the limit.
         stderr: the last 4000 characters of standard error.
         status: exit status, or the negated number of the signal that ended the script.
         cpu_s: processor seconds that the script took.
         wall_s: seconds that the call took.
         layers: the isolation layers that were active.
+        cause: what ended the script. `wall` and `signal` may be due to the machine; the others are the script's own.
     """
 
     kind: Kind
@@ -65,6 +76,7 @@ class Outcome:
     cpu_s: float
     wall_s: float
     layers: tuple[str, ...]
+    cause: Cause = "exit"
 
 
 class SandboxProvider(Protocol):
@@ -80,6 +92,14 @@ class SandboxProvider(Protocol):
 
         Returns:
             The outcome. A script cannot make this raise.
+
+        Raises:
+            SandboxError: when no sandbox can be set up.
+        """
+        ...
+
+    def promises(self) -> frozenset[Promise]:
+        """What this sandbox keeps scripts from, here and now.
 
         Raises:
             SandboxError: when no sandbox can be set up.

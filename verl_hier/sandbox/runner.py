@@ -3,39 +3,60 @@
 There are three kinds of process. The zygote is started once, loads the usual modules and waits for calls; for each it
 forks a supervisor. The supervisor reads the request, enters new namespaces where the kernel permits, starts the script
 process, kills it when its time is over or when the caller hangs up, and reports the cause of its end. The script
-process sets up the layers of `verl_hier.sandbox.isolation` before it looks at the script. Of verl-hier a script can
-find these two modules only, and they hold no secrets.
+process sets up the layers of `verl_hier.sandbox.isolation` and takes verl-hier out of itself before it looks at the
+script.
 """
 
 from __future__ import annotations
 
-import atexit
+import contextlib
+import ctypes
 import marshal
 import os
-import random
 import select
-import shutil
 import signal
 import socket
 import struct
 import sys
 import time
+from importlib.machinery import PathFinder
 from typing import Any
 
-from verl_hier.sandbox import isolation
+from verl_hier.sandbox import folders, isolation, script, syscalls
+from verl_hier.sandbox.folders import is_too_full
+from verl_hier.sandbox.script import OUT_OF_MEMORY, STATUS
 
-STATUS = 3
 # The modules that scripts use most, loaded once here instead of in every call.
 PRELOADED = (
-    *("_ast", "collections", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json"),
-    *("linecache", "math", "operator", "re", "statistics", "string", "traceback"),
+    *("collections", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json"),
+    *("math", "operator", "re", "statistics", "string"),
 )
+NEED_LIBRARIES = (
+    *(
+        "_bz2",
+        "_crypt",
+        "_ctypes",
+        "_curses",
+        "_curses_panel",
+        "_dbm",
+        "_decimal",
+        "_gdbm",
+        "_hashlib",
+        "_lzma",
+        "_posixshmem",
+    ),
+    *("_sqlite3", "_ssl", "_uuid", "_zstd", "math", "nis", "pyexpat", "readline", "zlib"),
+)
+"""Modules of the standard library that may be linked with C libraries."""
+
 SETUP_LIMIT_S = 15.0
 """How long the isolation layers may take to set up; generous, for busy machines."""
 EXIT_GRACE_S = 0.5
 """How long supervisors get to kill their scripts when the caller is gone."""
-BEGUN, OUT_OF_MEMORY = b"b", b"m"
-"""What the script process writes to its supervisor."""
+FILES_INTERVAL_S = 0.05
+"""How often the files of a script are counted."""
+BEGUN = b"b"
+"""What the script process writes to its supervisor before the script."""
 
 # ---- the supervisor --------------------------------------------------------------------------------------------------
 
@@ -59,15 +80,17 @@ def supervise(request: dict[str, Any]) -> None:
         be_script(request, isolated, event)
     os.close(event)
     has_timer = isolation.start_cpu_timer(pid, request["cpu_s"], signal.SIGXCPU)
-    status, usage, killed_for = watch(pid, signals, events, request["wall_s"])
+    status, usage, killed_for = watch(pid, signals, events, request["wall_s"], request["files_mb"] << 20)
     cause = killed_for or cause_of_end(status, has_timer, read_all(signals), read_all(events))
     if not isolated:
         # Processes that the script left behind; with a process namespace they are gone already.
         _kill(pid)
+        if os.geteuid() == 0:
+            isolation.kill_user(request["uid"])
     report(f"end {status} {usage.ru_utime + usage.ru_stime:.3f} {cause}")
 
 
-def watch(pid: int, signals: int, events: int, wall_s: float) -> tuple[int, Any, str]:
+def watch(pid: int, signals: int, events: int, wall_s: float, files: int) -> tuple[int, Any, str]:
     """Wait for the script process to end, or kill it.
 
     Args:
@@ -76,9 +99,11 @@ def watch(pid: int, signals: int, events: int, wall_s: float) -> tuple[int, Any,
             when it has used up its processor time.
         events: pipe from the script process; its first byte says that the script begins, and with it its wall time.
         wall_s: seconds of wall time.
+        files: bytes that the files in the current directory may have together. With a private root the script's files
+            are elsewhere, and the kernel limits them.
 
     Returns:
-        Wait status, resource usage, and why it was killed here: `cpu`, `wall`, `caller`, or empty.
+        Wait status, resource usage, and why it was killed here: `cpu`, `wall`, `files`, `caller`, or empty.
     """
     killed_for = ""
     deadline = time.monotonic() + SETUP_LIMIT_S
@@ -88,7 +113,7 @@ def watch(pid: int, signals: int, events: int, wall_s: float) -> tuple[int, Any,
         if done:
             return status, usage, killed_for
         left = deadline - time.monotonic()
-        readable, _, _ = select.select(watched, [], [], max(left, 0))
+        readable, _, _ = select.select(watched, [], [], min(max(left, 0), FILES_INTERVAL_S))
         if signals in readable:
             killed_for = "cpu" if signal.SIGXCPU in read_all(signals) else ""
         elif 0 in readable:
@@ -98,6 +123,8 @@ def watch(pid: int, signals: int, events: int, wall_s: float) -> tuple[int, Any,
             deadline = time.monotonic() + wall_s
         elif left <= 0:
             killed_for = "wall"
+        elif is_too_full(".", files, isolation.MOST_FILES):
+            killed_for = "files"
         if killed_for:
             _kill(pid)
 
@@ -108,7 +135,7 @@ def cause_of_end(status: int, has_timer: bool, signals: bytes, events: bytes) ->
     Args:
         status: wait status.
         has_timer: whether the kernel sends SIGXCPU to the supervisor when the processor time is used up. Without that
-            a SIGKILL or SIGXCPU is taken for the kernel's own limit.
+            a SIGKILL is taken for the kernel's own limit.
         signals: numbers of the signals that arrived and were not handled yet.
         events: what the script process reported.
 
@@ -116,9 +143,9 @@ def cause_of_end(status: int, has_timer: bool, signals: bytes, events: bytes) ->
         `cpu`, `signal`, `memory` or `exit`.
     """
     if os.WIFSIGNALED(status):
-        # The kernel's limit and the timer expire together, and the script may be dead before it can be killed here.
-        expired = signal.SIGXCPU in signals
-        limited = not has_timer and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXCPU)
+        # A script that ignores SIGXCPU meets the kernel's hard limit a second of processor time after the timer.
+        expired = signal.SIGXCPU in (*signals, os.WTERMSIG(status))
+        limited = not has_timer and os.WTERMSIG(status) == signal.SIGKILL
         return "cpu" if expired or limited else "signal"
     return "memory" if OUT_OF_MEMORY in events else "exit"
 
@@ -164,70 +191,10 @@ def be_script(request: dict[str, Any], isolated: bool, event: int) -> None:
     os.dup2(event, STATUS, inheritable=False)
     os.closerange(STATUS + 1, 1024)
     os.write(STATUS, BEGUN)
-    leave(run(request["code"], request["echo"]))
-
-
-def run(code: str, echo: bool) -> int:
-    """Run the script as `__main__`; with `echo` the value of a last expression is printed, as Python's prompt does.
-
-    Returns:
-        The exit status.
-    """
-    import _ast
-    from types import ModuleType
-
-    for name in ("ctypes", "_ctypes"):
-        sys.modules.pop(name, None)
-    main = sys.modules["__main__"] = ModuleType("__main__")
-    sys.argv = ["script.py"]
-    # Equal scripts must have equal outcomes.
-    random.seed(0)
-    try:
-        tree: Any = compile(code, "script.py", "exec", _ast.PyCF_ONLY_AST)
-        last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], _ast.Expr) else None
-        exec(compile(tree, "script.py", "exec"), main.__dict__)
-        if last is not None:
-            value = eval(compile(_ast.Expression(last.value), "script.py", "eval"), main.__dict__)
-            if value is not None:
-                sys.stdout.write(f"{value!r}\n")
-        return 0
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return error.code or 0
-        sys.stderr.write(f"{error.code}\n")
-    except MemoryError:
-        # A traceback would take memory that is not there.
-        os.write(2, b"MemoryError\n")
-        os.write(STATUS, OUT_OF_MEMORY)
-    except BaseException as error:
-        _show(error, code)
-    return 1
-
-
-def leave(status: int) -> None:
-    """Exit as the interpreter would, without the ten milliseconds that its own clean-up takes."""
-    try:
-        if "threading" in sys.modules:
-            sys.modules["threading"]._shutdown()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status & 0xFF)
-
-
-OWN_FILES = (__file__, isolation.__file__)
-
-
-def _show(error: BaseException, code: str) -> None:
-    """Print the traceback of the script's own frames, with their source lines."""
-    import linecache
-    import traceback
-
-    linecache.cache["script.py"] = len(code), None, code.splitlines(keepends=True), "script.py"
-    shown = traceback.TracebackException.from_exception(error)
-    shown.stack = traceback.StackSummary.from_list([frame for frame in shown.stack if frame.filename not in OWN_FILES])
-    sys.stderr.writelines(shown.format())
+    code, echo = request.pop("code"), request.pop("echo")
+    run, leave = script.run, script.leave
+    script.take_out(vars(isolation), vars(syscalls), vars(folders), globals())
+    leave(run(code, echo))
 
 
 # ---- the zygote ------------------------------------------------------------------------------------------------------
@@ -240,13 +207,15 @@ def main() -> None:
     """
     for name in PRELOADED:
         __import__(name)
+    load_libraries()
+    prepare()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     calls = socket.socket(fileno=int(sys.argv[1]))
     while True:
         folder, pipes, _, _ = socket.recv_fds(calls, 4096, 4)
         if not folder:
             time.sleep(EXIT_GRACE_S)
-            shutil.rmtree(sys.argv[2], ignore_errors=True)
+            folders.remove(sys.argv[2])
             return
         try:
             pid = os.fork()
@@ -263,6 +232,29 @@ def main() -> None:
                 os._exit(0)
         for pipe in pipes:
             os.close(pipe)
+
+
+def prepare() -> None:
+    """Compute what is the same for every script, so that its process need not."""
+    isolation.readable_paths()
+    with contextlib.suppress(OSError):
+        for attributes in (False, True):
+            syscalls.program(False, attributes)
+
+
+def load_libraries() -> None:
+    """Load the C libraries that modules of the standard library need, because a script cannot read them.
+
+    A module that Python has built in needs nothing, one that is missing here cannot be imported by a script either.
+    """
+    for name in NEED_LIBRARIES:
+        found = PathFinder.find_spec(name)
+        if found is not None and found.origin is not None:
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(found.origin)
+    with contextlib.suppress(OSError):
+        # The GNU C library loads it when a thread ends.
+        ctypes.CDLL("libgcc_s.so.1")
 
 
 def be_supervisor(folder: str, pipes: list[int]) -> None:

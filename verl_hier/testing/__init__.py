@@ -7,6 +7,7 @@ Everything that an author needs is imported from here:
 - `credit_of`, `full_credit`, `builtin_estimators`: what built-in estimators give for a table.
 - `check_environment`: play an environment and hold it against everything that rollouts rely on.
 - `check_worker`, `check_sampler`: play a worker or a sampler without a model, and hold it against the same.
+- `check_sandbox`: hold a sandbox for model-written Python against its contract and its promises.
 - `check_schedule`: hold a schedule against everything that the trainer relies on.
 - `roll_out_scripted`, `replay_scripted`: a worker and a sampler with given answers instead of a model.
 - `Line`, `PLAN_AND_WALK`: a small world and a worker of two roles for them.
@@ -28,6 +29,7 @@ from verl_hier.testing.rollout import replay_scripted as replay_scripted
 from verl_hier.testing.rollout import roll_out_scripted as roll_out_scripted
 from verl_hier.testing.sampler import PLAN_AND_WALK as PLAN_AND_WALK
 from verl_hier.testing.sampler import check_sampler as check_sampler
+from verl_hier.testing.sandbox import check_sandbox as check_sandbox
 from verl_hier.testing.schedule import check_schedule as check_schedule
 from verl_hier.testing.tables import make_table as make_table
 from verl_hier.testing.worker import check_worker as check_worker

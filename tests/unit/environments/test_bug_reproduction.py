@@ -1,5 +1,6 @@
 """`bug_reproduction`: templates and bugs, the language of tests, stages, rewards, forks, the expert, hostile text."""
 
+import dataclasses
 import json
 import random
 import re
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import RecipeError
 from verl_hier.host.specs import build_options
+from verl_hier.sandbox.provider import SandboxError
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.bug_reproduction import SPEC
 from verl_hier_plugins.environments.bug_reproduction.cases import cases
@@ -312,7 +314,24 @@ def test_a_test_that_hangs_on_a_function(monkeypatch):
     slow = Template("slow", "n", "n", "n", (Bug("n", "sum(1 for _ in iter(int, 1))", "always"),), {})
     monkeypatch.setitem(environment.TEMPLATES, "slow", slow)
     world, _ = started({**BORDER, "function": "slow", "values": {}})
-    assert world.step("f(1) == 1").info["won"], "a test that does not end on the buggy function does not pass there"
+    with pytest.raises(SandboxError, match="did not run to its end on the buggy function"):
+        world.step("f(1) == 1")
+
+
+def test_a_verifier_that_is_ended_by_the_machine_is_no_win(monkeypatch):
+    from verl_hier_plugins.environments.bug_reproduction import environment
+
+    run, ended = environment.run_once, []
+
+    def killed(source, *arguments, **more):
+        outcome = run(source, *arguments, **more)
+        ended.append(source)
+        return outcome if len(ended) % 2 else dataclasses.replace(outcome, kind="killed", cause="signal", stdout="")
+
+    monkeypatch.setattr(environment, "run_once", killed)
+    world, _ = started()
+    with pytest.raises(SandboxError, match="killed"):
+        world.step("f(3) == 3")
 
 
 def test_anchors_are_what_is_known():

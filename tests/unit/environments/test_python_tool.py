@@ -218,8 +218,10 @@ def test_equal_scripts_run_once(monkeypatch):
     from verl_hier.sandbox import scripts
 
     ran = []
-    real = scripts.run_python
-    monkeypatch.setattr(scripts, "run_python", lambda *args, **more: ran.append(args[0]) or real(*args, **more))
+    real = scripts.provider()
+    monkeypatch.setattr(scripts, "provider", lambda: real)
+    run = real.run_python
+    monkeypatch.setattr(real, "run_python", lambda *args, **more: ran.append(args[0]) or run(*args, **more))
     for _ in range(3):
         world, _ = started(small(output_chars=777))
         world.step("python 'once'")

@@ -31,7 +31,7 @@ LAYERS = {
     "host": {"hookspecs", "graph"},
     # The checks of a recipe ask the parts that will run it, and those read the recipe's schema: two rooms, no circle
     # of modules.
-    "recipe": {"compat", "credit", "environments", "graph", "host", "rollout", "training"},
+    "recipe": {"compat", "credit", "environments", "graph", "host", "rollout", "sandbox", "training"},
     "training": {"credit", "graph", "host", "recipe"},
     "runtime_cpu": set(),
     "compat": {"environments", "graph", "host", "recipe", "rollout", "runtime_cpu", "training"},

@@ -16,6 +16,7 @@ from verl_hier.recipe.checks.rule import needs_critic, value
 from verl_hier.recipe.checks.tasks import require_tasks
 from verl_hier.recipe.checks.world import first_answer, missing_module
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.sandbox.scripts import choose
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ def missing_here(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]
     yield from packages
     yield from _gpus(recipe)
     yield from _memory(recipe, model)
+    yield from _sandbox(recipe)
     yield from _model(recipe, model, first)
     if not packages:
         yield from _data(recipe)
@@ -111,6 +113,14 @@ def _memory(recipe: ComposedRecipe, model: ModelFacts) -> Iterator[Missing]:
             f"free; use a smaller model than {model.path!r}, or fewer processes in trainer.n_gpus_per_node, "
             "actor_rollout_ref.rollout.agent.num_workers and hier.rollout.environment_processes."
         )
+
+
+def _sandbox(recipe: ComposedRecipe) -> Iterator[Missing]:
+    if not _remote(recipe):
+        try:
+            choose(recipe.hier.sandbox.provider, recipe.hier.sandbox.require)
+        except RecipeError as error:
+            yield Missing(str(error))
 
 
 def _model(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]) -> Iterator[Missing]:

@@ -12,6 +12,7 @@ from verl_hier.environments.action_parsing import parse_verb
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
+from verl_hier.sandbox.provider import SandboxError
 from verl_hier.sandbox.scripts import require_sandbox, run_once
 from verl_hier_plugins.environments.bug_reproduction.checks import DIGITS, SIGNS, BadTest, Check, read_test, spell
 from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
@@ -22,6 +23,9 @@ STAGES = ("parse", "correct", "buggy")
 
 MEMORY_MB = 128
 PASSED = "pass"
+UNKNOWN = ("timeout", "memory", "output", "killed", "error", "raise MemoryError")
+"""Results of a check that was not compared, see `run_checks`."""
+
 TEXTS = {
     "symbols": {
         "opening": "Submit a test that passes on the correct function and fails on the buggy one: `test f(…) == …`.",
@@ -51,7 +55,10 @@ for arguments, expected in {checks}:
 
 
 def run_checks(source: str, checks: Sequence[Check], time_limit_s: int) -> tuple[str, ...]:
-    """For each check `pass`, `fail <value>`, `raise <exception>`, or what ended the run (`timeout`, …)."""
+    """For each check `pass`, `fail <value>`, `raise <exception>`, or what ended the run (`timeout`, …).
+
+    What the machine may have ended was run twice, see `run_once`.
+    """
     listed = "".join(f"(({check.arguments},), {check.expected})," for check in checks)
     outcome = run_once(_SCRIPT.format(source=source, checks=f"({listed})"), time_limit_s, MEMORY_MB)
     lines = outcome.stdout.splitlines()[: len(checks)]
@@ -130,7 +137,12 @@ class BugReproductionEnvironment(Environment):
             return self._judged(1, self._texts["correct"].format(self._blame(*wrong[0])).strip())
         buggy = template.source(values, self.task["bug"])
         results = run_checks(buggy, checks, self._options.time_limit_s)
-        if all(result == PASSED for result in results):
+        if not any(result.startswith(("fail ", "raise ")) and result not in UNKNOWN for result in results):
+            unknown = next((result for result in results if result in UNKNOWN), None)
+            if unknown is not None:
+                # The bugs of this environment give wrong values. A run that did not end says nothing of them, and to
+                # take it for a failed check would reward tests that are slow.
+                raise SandboxError(f"the test {checks[0]} did not run to its end on the buggy function ({unknown})")
             return self._judged(2, self._texts["buggy"])
         self._won = True
         return self._judged(3, self._texts["won"])

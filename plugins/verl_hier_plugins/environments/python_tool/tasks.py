@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -32,12 +33,51 @@ def tasks(options: PythonToolOptions, split: str) -> list[dict[str, Any]]:
     if options.data_path:
         return _from_files(options, split, size)
 
-    def make(number: int, there: int) -> tuple[str, dict[str, Any]]:
+    balances: defaultdict[str, Balance] = defaultdict(Balance)
+
+    def make(number: int, there: int) -> tuple[str, dict[str, Any]] | None:
         family = options.families[there % len(options.families)]
-        task = _generated(options, family, number) if family in GENERATED else _gym_task(options, family, number)
+        if family in GENERATED:
+            task = _generated(options, family, number)
+        else:
+            task = _gym_task(options, family, number)
+            if split_of(f"{family}: {task['instruction']}") != split:
+                return None
+            if not balances[family].admits(str(entry_of(task)["answer"]), there):
+                return None
         return f"{family}: {task['instruction']}", task
 
     return draw_tasks(make, split, size, NAME)
+
+
+class Balance:
+    """Keeps one answer from being right too often: a policy that always gives it would be rewarded for that.
+
+    An answer may have the share that it has if all answers are equally frequent, `MORE` on top, and one task more.
+    """
+
+    MORE = 0.05
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._latest = ("", -1)
+
+    def admits(self, answer: str, there: int) -> bool:
+        """Whether one more task may have this answer.
+
+        Args:
+            answer: the right answer of a task that may be added next.
+            there: how many tasks of all families there are; tells whether the task before was added.
+        """
+        before, at = self._latest
+        if there > at >= 0:
+            self._counts[before] += 1
+        self._latest = ("", -1)
+        different = len(self._counts | Counter((answer,)))
+        if self._counts[answer] > (1 / different + self.MORE) * (sum(self._counts.values()) + 1):
+            return False
+        self._latest = (answer, there)
+        return True
 
 
 def _generated(options: PythonToolOptions, family: str, number: int) -> dict[str, Any]:
@@ -65,12 +105,17 @@ def _gym_task(options: PythonToolOptions, family: str, number: int) -> dict[str,
 def score(task: Mapping[str, Any], answer: str) -> float:
     """The score of an answer, from 0 to 1: by reasoning-gym's scorer, as a number, or as the same words."""
     answer = answer.strip()
-    if len(answer) > LONGEST_ANSWER:
+    if len(answer) > LONGEST_ANSWER or not _words(answer):
         return 0.0
     if "index" not in task:
         return float(same_number(answer, task["answer"]) or _words(answer) == _words(task["answer"]))
+    entry = entry_of(task)
     try:
-        found = float(_dataset(task["family"], task["seed"], task["difficulty"]).score_answer(answer, entry_of(task)))
+        found = float(_dataset(task["family"], task["seed"], task["difficulty"]).score_answer(answer, entry))
+        if task["family"] == "number_format":
+            # The scorer's tolerance can be larger than the distance of the numbers that are to be told apart.
+            number, solution = float(answer.replace(",", "")), entry["metadata"]["solution"]
+            found *= min(entry["metadata"]["candidates"], key=lambda one: abs(one - number)) == solution
     except Exception:
         # Some scorers raise an exception on answers that they cannot parse.
         return 0.0
@@ -126,7 +171,12 @@ def _from_files(options: PythonToolOptions, split: str, size: int) -> list[dict[
     whole = root.is_file()
     files = [root] if whole else _files(root, split)
     found: list[dict[str, Any]] = []
-    for question, answer in _rows(files):
+    for question, full in _rows(files):
+        answer = full.rpartition("####")[2].strip()
+        if not _words(answer):
+            raise RecipeError(
+                f"hier.environment.data_path: the question {question!r:.60} in {root} has no answer; leave it out."
+            )
         if whole and split_of(question) != split:
             continue
         found.append(
@@ -134,7 +184,7 @@ def _from_files(options: PythonToolOptions, split: str, size: int) -> list[dict[
                 "instruction": question,
                 "data_source": NAME,
                 "family": FILE,
-                "answer": answer.rpartition("####")[2].strip(),
+                "answer": answer,
                 "id": f"{split}-{len(found):05d}",
             }
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_hier.environments.scoring import normalise
 from verl_hier.environments.splits import hash_number
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.bounded_reading import parquet_columns, parquet_rows, parse_json, read_json, text_lines
@@ -122,8 +123,11 @@ def _question(row: Mapping[str, Any], where: str) -> str:
 def _answers(row: Mapping[str, Any], where: str) -> list[str]:
     answer = row.get("answer")
     answers = [answer] if isinstance(answer, str) else answer
-    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
-        raise RecipeError(f"{where} needs a text, or a list of texts, in `answer`; it has {answer!r:.60}.")
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and normalise(a) for a in answers):
+        raise RecipeError(
+            f"{where} needs a text, or a list of texts, in `answer`, with more than punctuation and articles; it has "
+            f"{answer!r:.60}."
+        )
     return answers
 
 
