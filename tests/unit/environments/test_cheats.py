@@ -213,7 +213,11 @@ def test_expressions_of_a_games_grammar_are_no_code(source):
 
 def test_the_expressions_that_games_have():
     names = {"o": Entity("o_1", "apple"), "r": Entity("r_1", "")}
-    for source, text in {"o.indefinite + ' ' + o.name": "a apple", "r.name or r.id": "r_1", " o.name ": "apple"}.items():
+    for source, text in {
+        "o.indefinite + ' ' + o.name": "a apple",
+        "r.name or r.id": "r_1",
+        " o.name ": "apple",
+    }.items():
         assert expression(source)(names) == text
 
 

@@ -327,7 +327,9 @@ def test_scores(answer, truths, right, share):
 @given(st.text(), st.text())
 def test_scores_are_shares(answer, truth):
     assert 0.0 <= f1(answer, [truth]) <= 1.0 and f1(answer, [truth]) == f1(truth, [answer])
-    assert exact_match(answer, [answer]) and normalise(normalise(answer)) == normalise(answer)
+    assert exact_match(answer, [answer]) == bool(normalise(answer)) and normalise(normalise(answer)) == normalise(
+        answer
+    )
     assert (f1(answer, [truth]) == 1.0) >= exact_match(answer, [truth])
 
 
