@@ -270,7 +270,7 @@ def key_of(recipes: Sequence[ComposedRecipe]) -> str:
     def plain(part: Part) -> Any:
         return [part.spec.name, asdict(part.options)]
 
-    parts = []
+    parts: list[Any] = []
     for recipe in recipes:
         parts += [[plain(part) for part in _environments(recipe)], [plain(part) for part in _workers(recipe)]]
         parts += [asdict(recipe.limits), asdict(recipe.hier.coldstart) | {"name": "", "variants": (), "workers": ()}]
