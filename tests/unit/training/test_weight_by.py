@@ -31,7 +31,8 @@ UNITS = pytest.mark.parametrize("unit", get_args(WeightBy))
 def test_an_estimator_takes_every_unit(name, unit):
     spec = ESTIMATORS[name]
     table = build_table([rollout_graphs.windowed(), rollout_graphs.hierarchical()])
-    table.turns["class_weight"] = np.ones(len(table))  # what the schedule of `gdro` adds
+    for added in ("class_weight", "entropy_mean", "smoothing"):  # what the schedules of `gdro` and `epo` add
+        table.turns[added] = np.ones(len(table))
     assert len(set(table["row"].tolist())) > len(table.episodes["return"])  # several rows an episode
     for case in (table, random_table(3), random_table(4, tree=True)):
         assert np.isfinite(estimate(spec, case, spec.options(weight_by=unit)).values).all()
