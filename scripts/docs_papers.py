@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def paper(group: str) -> Iterator[str]:
     yield from ("", *table(("setting", "theirs", "ours", "where it is, or why ours differs"), *rows))
 
 
+@cache
 def at_node(recipe: str) -> Mapping[str, Any]:
     """A recipe at size `node`, with the first server that it offers there, as plain containers."""
     words = next(words for words in find(recipe).combinations() if "size=node" in words)
