@@ -33,6 +33,7 @@ def test_an_estimator_takes_every_unit(name, unit):
     table = build_table([rollout_graphs.windowed(), rollout_graphs.hierarchical()])
     for added in ("class_weight", "entropy_mean", "smoothing"):  # what the schedules of `gdro` and `epo` add
         table.turns[added] = np.ones(len(table))
+    table.tokens["entropy"] = np.ones(len(table["tokens.turn"]))  # what the trainer adds
     assert len(set(table["row"].tolist())) > len(table.episodes["return"])  # several rows an episode
     for case in (table, random_table(3), random_table(4, tree=True)):
         assert np.isfinite(estimate(spec, case, spec.options(weight_by=unit)).values).all()
