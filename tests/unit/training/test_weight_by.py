@@ -31,7 +31,7 @@ UNITS = pytest.mark.parametrize("unit", get_args(WeightBy))
 def test_an_estimator_takes_every_unit(name, unit):
     spec = ESTIMATORS[name]
     table = build_table([rollout_graphs.windowed(), rollout_graphs.hierarchical()])
-    for added in ("class_weight", "entropy_mean", "smoothing"):  # what the schedules of `gdro` and `epo` add
+    for added in ("class_weight", "entropy_mean", "smoothing", "tag", "tag_reward"):  # what schedules and workers add
         table.turns[added] = np.ones(len(table))
     table.tokens["entropy"] = np.ones(len(table["tokens.turn"]))  # what the trainer adds
     assert len(set(table["row"].tolist())) > len(table.episodes["return"])  # several rows an episode
