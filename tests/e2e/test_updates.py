@@ -115,8 +115,11 @@ def test_two_ranks_train_what_one_trains(one_rank, byte_model, probes, tmp_path)
     two = trained(byte_model, probes, tmp_path, "trainer.n_gpus_per_node=2")
     for name in ("hier/refill/tasks", "hier/rows/trained", "hier/update/steps", "hier/tokens/generated"):
         assert two.run.metric(name) == one_rank.run.metric(name), name
-    for name in ("actor/pg_loss", "actor/grad_norm", "actor/pg_clipfrac", "actor/ppo_kl"):
-        assert two.run.metric(name) == pytest.approx(one_rank.run.metric(name), rel=1e-3, abs=1e-5), name
+    for name in ("actor/pg_loss", "actor/grad_norm"):
+        assert two.run.metric(name) == pytest.approx(one_rank.run.metric(name), rel=1e-3, abs=1e-6), name
+    # These are means over the ranks, whatever the number of tokens that each of them has.
+    for name in ("actor/pg_clipfrac", "actor/ppo_kl"):
+        assert two.run.metric(name) == pytest.approx(one_rank.run.metric(name), rel=0.02, abs=1e-4), name
     for step in range(1, STEPS + 1):
         assert credited(two.graphs(step)) == credited(one_rank.graphs(step))
     # Each mini-batch has a row for every rank, so up to one more of padding.
