@@ -37,7 +37,8 @@ def launch(
 ) -> int | None:
     """Run `python -m …` to its end, in a session of its own; no process of it is left when this returns or raises.
 
-    Ctrl-C reaches this process alone, which then ends the other one. SIGTERM and SIGHUP do the same.
+    Ctrl-C reaches this process alone, which then ends the other one. SIGTERM and SIGHUP do the same. Where this process
+    is killed, a keeper ends the others; see `compat/keeper.py`.
 
     Args:
         arguments: what follows `python -m`.
@@ -62,14 +63,19 @@ def launch(
         _lock(output)
         if not append:
             output.truncate(0)
+        ends, held = os.pipe()
+        keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(ends)]
         process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [*keeper, sys.executable, "-m", *arguments],
             cwd=folder,
-            env={**os.environ, **variables},
+            env={**os.environ, **variables, "VERL_HIER_GRACE_S": str(GRACE_S)},
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=(ends,),
         )
+        os.close(ends)
         try:
             while process.poll() is None and not (stopped := watch(process)):
                 if time.monotonic() > deadline:
@@ -79,6 +85,7 @@ def launch(
                 watch(process)
         finally:
             _end(process)
+            os.close(held)
     if stopped:
         return None
     return process.returncode if process.returncode >= 0 else 128 - process.returncode

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +22,7 @@ from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
+from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.queue import FAULTS, GRAPHS
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
@@ -72,6 +74,9 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         self._phases: set[str] = set()
         self._saved = 0
         check_kl(recipe)
+        folder = Path(str(config.trainer.default_local_dir))
+        self._writer = claim(folder)
+        mend_tracker(folder)
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -271,6 +276,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         with open(os.path.join(folder, STATE_FILE), "w", encoding="utf-8") as file:
             json.dump(state, file)
         super()._save_checkpoint()
+        mark_whole(Path(folder))
         self._saved = self.global_steps
 
     def on_train_end(self) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_hier.compat.checkpoints import newest_whole
 from verl_hier.compat.launch import read_metrics
 from verl_hier.errors import HierError, RecipeError, first_line
+from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import read_json, read_text
 from verl_hier.recipe.compose import require_blocks
 from verl_hier.recipe.yaml_files import read_yaml
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 """Where `verl-hier train` makes its folders: `runs/<recipe>/<time or name>`."""
-TRACKER = "latest_checkpointed_iteration.txt"
-"""verl writes it after everything else of a checkpoint; it names the step of the newest complete one."""
 
 POLICY = Path("actor/huggingface")
 """Where verl puts the policy in a checkpoint."""
@@ -136,7 +135,7 @@ class Run:
 
     def checkpoint(self) -> Path | None:
         """The newest complete checkpoint, `…/global_step_N`; None when there is none."""
-        return newest_checkpoint(self.checkpoints)
+        return newest_whole(self.checkpoints)
 
     @property
     def step(self) -> int:
@@ -185,12 +184,15 @@ class Run:
         source, target = self._policy_of_checkpoint(), self.folder / "model"
         if source is None:
             return None
-        shutil.copytree(source, target, copy_function=_link)
+        beside = target.with_name("model.part")  # a kill must not leave half a policy
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.copytree(source, beside, copy_function=_link)
         # verl writes bfloat16, whatever the weights are; transformers would load them so.
-        config, file = self.recipe(), target / "config.json"
+        config, file = self.recipe(), beside / "config.json"
         text = json.dumps({**read_json(file), "dtype": str(config.actor_rollout_ref.rollout.dtype)}, indent=2)
         file.unlink()
         file.write_text(f"{text}\n")
+        beside.rename(target)
         return target
 
     def _policy_of_checkpoint(self) -> Path | None:
@@ -205,7 +207,7 @@ class Run:
         shutil.rmtree(self.folder / "model", ignore_errors=True)
         kept = [record for record in self.metrics() if record["step"] <= step]
         rows = ({"step": record.pop("step"), "data": record} for record in kept)
-        self.metrics_before_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        write_whole(self.metrics_before_file, "".join(f"{json.dumps(row)}\n" for row in rows))
         self.metrics_file.unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -217,20 +219,10 @@ class Run:
         return [records[step] for step in sorted(records)]
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint below a folder, `…/global_step_N`; None when there is none.
-
-    Raises:
-        HierError: when the file that names it does not hold a number.
-    """
-    tracker = folder / TRACKER
-    if not tracker.is_file():
-        return None
-    step = read_text(tracker, 100).strip()
-    if not re.fullmatch(r"[0-9]{1,15}", step):
-        raise HierError(f"{tracker} does not hold the number of a step but {step!r:.40}.")
-    newest = folder / f"global_step_{step}"
-    return newest if newest.is_dir() else None
+def write_whole(file: Path, text: str) -> None:
+    """Write a file of which a kill leaves the old content or the new one."""
+    with atomic_write(file) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def _link(source: str, target: str) -> str:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from omegaconf.errors import MissingMandatoryValue
 
+from verl_hier.compat.checkpoints import newest_whole
 from verl_hier.compat.launch import Tail, in_use, launch, parse_metrics
 from verl_hier.errors import HierError, RunEnded
 from verl_hier.ops.progress import Progress
-from verl_hier.ops.runs import RUNS, Run, newest_checkpoint
+from verl_hier.ops.runs import RUNS, Run, write_whole
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.compose import command, compose
 from verl_hier.recipe.overrides import hydra_value
@@ -188,7 +189,7 @@ def _checkpoint_of(config: DictConfig) -> Path | None:
         if not folder.is_dir() or not re.fullmatch(r"global_step_\d+", folder.name):
             raise HierError(f"trainer.resume_from_path: {folder} is not the folder of a checkpoint, …/global_step_N.")
         return folder
-    return None if trainer.resume_mode == "disable" else newest_checkpoint(Path(trainer.default_local_dir))
+    return None if trainer.resume_mode == "disable" else newest_whole(Path(trainer.default_local_dir))
 
 
 def start(plan: Plan, report: Report, *, verbose: bool = False) -> Run:
@@ -247,12 +248,14 @@ def _prepare(plan: Plan) -> str:
         numbers = (run.folder.with_name(f"{run.folder.name}.{number}") for number in range(1, 10_000))
         aside = run.folder.rename(next(path for path in numbers if not path.exists()))
     run.folder.mkdir(parents=True, exist_ok=True)
+    lost = [record["step"] for record in run.metrics() if record["step"] > plan.step] if continues else []
     run.rewind(plan.step)
-    run.recipe_file.write_text(OmegaConf.to_yaml(plan.config, resolve=True))
-    with run.command_file.open("a") as file:
-        file.write(f"{shlex.join(['verl-hier', 'train', plan.recipe, *plan.overrides])}\n")
+    write_whole(run.recipe_file, OmegaConf.to_yaml(plan.config, resolve=True))
+    known = run.command_file.read_text() if run.command_file.exists() else ""
+    write_whole(run.command_file, f"{known}{shlex.join(['verl-hier', 'train', plan.recipe, *plan.overrides])}\n")
     if continues:
-        return f"{run.folder} goes on from step {plan.step}"
+        again = f"; the {len(lost)} step(s) after it were not saved and are made again" if lost else ""
+        return f"{run.folder} goes on from step {plan.step}{again}"
     moved = f"; the earlier one of this name, which is not resumed, is now {aside}" if aside else ""
     return f"a new run in {run.folder}{f', from {plan.checkpoint}' if plan.checkpoint else ''}{moved}"
 

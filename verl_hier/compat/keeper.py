@@ -1,0 +1,172 @@
+"""Runs a command and lets nothing of it live on: `python keeper.py <descriptor> <command …>`, started by `launch`.
+
+The descriptor is the end of a pipe whose other end only the process that asked for the command holds; when that one has
+died, the pipe ends, and the keeper kills the command and everything below it. Orphans become the keeper's own children
+(Linux, PR_SET_CHILD_SUBREAPER), so nothing escapes by a session of its own. The command dies with the keeper.
+
+It also watches the processes without which a run of Ray waits for ever: its daemons and actors. When one of them has
+died and the run has not ended by itself after a while, the keeper ends it and says why.
+
+Only the standard library, because it starts before everything else and must not fail with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+GRACE_S = float(os.environ.get("VERL_HIER_GRACE_S", "30"))
+"""Ray needs a few seconds to end its processes."""
+LOST_S = float(os.environ.get("VERL_HIER_LOST_S", "45"))
+"""Seconds that a run has to notice by itself that one of its processes is lost."""
+POLL_S = 0.2
+_LOOK_S = 1.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_NEEDED = re.compile(r"(?:.*/)?(raylet|gcs_server)$|(ray::(?!IDLE)\w+)(?:\.\w+(?:\(\))?)?$")
+"""Ray names a process after its actor, and the method that it runs; functions and idle workers come and go."""
+
+
+class Keeper:
+    """One command, and the processes below it."""
+
+    def __init__(self, descriptor: int, command: list[str]) -> None:
+        self._descriptor = descriptor
+        self._status: int | None = None
+        self._needed: dict[int, str] = {}
+        self._lost: tuple[str, float] | None = None
+        self._looked = 0.0
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        me = os.getpid()
+        self._main = os.fork()
+        if self._main == 0:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == me:
+                os.execvp(command[0], command)
+            os._exit(1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._forward)
+
+    def keep(self) -> int:
+        """Wait for the end of everything; returns the exit code of the command, 128 + n for signal n."""
+        while self._status is None:
+            if self._orphaned(POLL_S):
+                self._kill_all()
+                return 128 + signal.SIGKILL
+            self._reap()
+            self._watch()
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and _below(os.getpid()) and not self._orphaned(POLL_S):
+            self._reap()
+        self._kill_all()
+        code = os.waitstatus_to_exitcode(self._status)
+        return code if code >= 0 else 128 - code
+
+    def _forward(self, number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._main, number)
+
+    def _orphaned(self, wait_s: float) -> bool:
+        """Whether the process that asked for the command has ended; waits for it a moment."""
+        return bool(select.select([self._descriptor], [], [], wait_s)[0])
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._main:
+                    self._status = status
+
+    def _watch(self) -> None:
+        """End a command that goes on without a process that it needs."""
+        now = time.monotonic()
+        if self._lost is not None:
+            name, since = self._lost
+            if now - since > LOST_S:
+                sys.stderr.write(f"verl_hier.errors.RolloutError: the process {name} of the run has died\n")
+                self._lost = (name, float("inf"))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._main, signal.SIGKILL)
+            return
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        present = {pid: name for pid in _below(os.getpid()) if (name := _needed(pid))}
+        for pid, name in self._needed.items():
+            if pid not in present and not _alive(pid):
+                self._lost = (f"{name} ({pid})", now)
+        self._needed = {**{pid: name for pid, name in self._needed.items() if _alive(pid)}, **present}
+
+    def _kill_all(self) -> None:
+        while below := _below(os.getpid()):
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self._reap()
+            time.sleep(0.02)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of `/proc/PID/stat` from the state on; empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _alive(pid: int) -> bool:
+    found = _stat(pid)
+    return bool(found) and found[0] not in "ZX"
+
+
+def _below(root: int) -> list[int]:
+    """The processes below one that have not ended, their children after them."""
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        found = _stat(pid)
+        if found:
+            children.setdefault(int(found[1]), []).append(pid)
+    below: list[int] = []
+    level = [root]
+    while level:
+        level = [child for pid in level for child in children.get(pid, ())]
+        below += level
+    return [pid for pid in below if _alive(pid)]
+
+
+def _pids() -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        yield from (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def _needed(pid: int) -> str:
+    """What a process is called that a run cannot go on without; empty for others."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    found = _NEEDED.match(words[0].decode(errors="replace").strip())
+    return (found[1] or found[2]) if found else ""
+
+
+def main() -> None:
+    """Keep the command that the arguments name."""
+    sys.exit(Keeper(int(sys.argv[1]), sys.argv[2:]).keep())
+
+
+if __name__ == "__main__":
+    main()
