@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from verl_hier.graph.bounded_reading import parse_json, require_regular
 Records = list[dict[str, Any]]
 Watch = Callable[["subprocess.Popen[bytes]"], bool]
 POLL_S = 0.2
+MARK = "VERL_HIER_RUN"
+"""Variable in the environment of every process of a run, by which those are found that have left its session."""
 GRACE_S = 30.0
 """Ray needs a few seconds to end its processes."""
 
@@ -64,11 +67,12 @@ def launch(
         if not append:
             output.truncate(0)
         ends, held = os.pipe()
+        mark = uuid.uuid4().hex
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(ends)]
         process = subprocess.Popen(
             [*keeper, sys.executable, "-m", *arguments],
             cwd=folder,
-            env={**os.environ, **variables, "VERL_HIER_GRACE_S": str(GRACE_S)},
+            env={**os.environ, **variables, "VERL_HIER_GRACE_S": str(GRACE_S), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -84,7 +88,7 @@ def launch(
             if not stopped:
                 watch(process)
         finally:
-            _end(process)
+            _end(process, mark)
             os.close(held)
     if stopped:
         return None
@@ -133,33 +137,35 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all others of its session; a second Ctrl-C does it at once."""
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """End a process and all others of its run; a second Ctrl-C does it at once."""
     with suppress(subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
         process.terminate()
         process.wait(GRACE_S)
-        _wait_for_session(process.pid)
-    for pid in _session(process.pid):
+        _wait_for_end(process.pid, mark)
+    for pid in _of_run(process.pid, mark):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-    _wait_for_session(process.pid)
+    _wait_for_end(process.pid, mark)
 
 
-def _wait_for_session(leader: int) -> None:
+def _wait_for_end(leader: int, mark: str) -> None:
     deadline = time.monotonic() + GRACE_S
-    while _session(leader) and time.monotonic() < deadline:
+    while _of_run(leader, mark) and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
-def _session(leader: int) -> list[int]:
-    """The processes of a session that have not ended."""
+def _of_run(leader: int, mark: str) -> list[int]:
+    """The processes of a run that have not ended: those of its session, and those that have left it with its mark."""
     import psutil
 
+    sign = f"{MARK}={mark}".encode()
     found = []
     for pid in psutil.pids():
-        with suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        with suppress(OSError, psutil.Error):
+            ours = os.getsid(pid) == leader or sign in Path(f"/proc/{pid}/environ").read_bytes()
+            if ours and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 found.append(pid)
     return found
 

@@ -1,0 +1,126 @@
+"""Nothing of a run outlives who asked for it, and nobody writes where another one does."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from verl_hier.compat.checkpoints import TRACKER, WRITER, claim, mark_whole, mend_tracker, newest_whole
+from verl_hier.errors import HierError, RecipeError
+
+TREE = """
+import os, subprocess, sys, time
+sleeper = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; time.sleep(600)"
+daemon = f"import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleeper!r}], start_new_session=True)"
+subprocess.Popen([sys.executable, "-c", sleeper])
+subprocess.run([sys.executable, "-c", daemon])
+print("ready", flush=True)
+time.sleep(600)
+"""
+"""A process with a child and an orphan in a session of its own, which ignore what can be ignored."""
+CALL = (
+    "from pathlib import Path; from verl_hier.compat import launch; launch.GRACE_S = 1.0; "
+    "launch.launch(['played'], Path({log!r}), {{'MARK': {mark!r}}})"
+)
+
+
+def of_run(mark: str) -> list[psutil.Process]:
+    """The living processes that have the mark of a run in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(ready: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[subprocess.Popen[bytes], str]:
+    """A process that has launched `TREE`, and the mark of all of its processes."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    (tmp_path / "played.py").write_text(TREE)
+    mark, log = str(tmp_path), tmp_path / "run.log"
+    process = subprocess.Popen([sys.executable, "-c", CALL.format(log=str(log), mark=mark)], stderr=subprocess.DEVNULL)
+    wait_for(lambda: log.exists() and "ready" in log.read_text() and len(of_run(mark)) >= 4)
+    return process, mark
+
+
+def test_a_killed_caller_leaves_nothing(caller: tuple[subprocess.Popen[bytes], str]) -> None:
+    process, mark = caller
+    process.kill()
+    process.wait()
+    wait_for(lambda: not of_run(mark), 60)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whichever_process_is_killed_all_end(caller: tuple[subprocess.Popen[bytes], str], seed: int) -> None:
+    """The keeper, the command, its child or its orphan: the first two end the run, the others are only missed."""
+    process, mark = caller
+    found = sorted(of_run(mark), key=lambda each: each.pid)
+    victim = found[seed % len(found)]
+    victim.kill()
+    ends = seed % len(found) < 2
+    if not ends:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(120) is not None
+    wait_for(lambda: not of_run(mark), 60)
+
+
+def test_the_exit_code_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_hier.compat.launch import launch
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "played.py").write_text("import os, signal, sys; os.kill(os.getpid(), int(sys.argv[1]))")
+    number = random.Random(0).choice([signal.SIGSEGV, signal.SIGABRT])
+    assert launch(["played", str(int(number))], tmp_path / "log", {}) == 128 + number
+
+
+def test_one_writer_of_checkpoints_at_a_time(tmp_path: Path) -> None:
+    code = "import sys, time; from pathlib import Path; from verl_hier.compat.checkpoints import claim; "
+    code += "kept = claim(Path(sys.argv[1])); print('claimed', flush=True); time.sleep(600)"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() == b"claimed\n"
+    with pytest.raises(RecipeError, match=rf"process {holder.pid} on .* is training in {tmp_path}; end it"):
+        claim(tmp_path)
+    holder.kill()
+    holder.wait()
+    claim(tmp_path).close()
+    assert f"process {os.getpid()} on " in (tmp_path / WRITER).read_text()
+
+
+@pytest.mark.parametrize(("text", "newest"), [("3", 3), ("", 2), ("junk", 2), ("9", None)])
+def test_the_newest_whole_checkpoint(tmp_path: Path, text: str, newest: int | None) -> None:
+    """A kill while verl writes the name of the newest one leaves an empty file."""
+    for step in (1, 2, 3):
+        (tmp_path / f"global_step_{step}").mkdir()
+    for step in (1, 2):
+        mark_whole(tmp_path / f"global_step_{step}")
+    assert newest_whole(tmp_path) is None
+    (tmp_path / TRACKER).write_text(text)
+    assert newest_whole(tmp_path) == (None if newest is None else tmp_path / f"global_step_{newest}")
+    mend_tracker(tmp_path)
+    assert (tmp_path / TRACKER).read_text() == (text if text.isdecimal() else str(newest))
+
+
+def test_a_tracker_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / TRACKER).write_text("../../etc")
+    with pytest.raises(HierError, match="does not hold the number of a step"):
+        newest_whole(tmp_path)

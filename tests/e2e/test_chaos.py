@@ -1,0 +1,128 @@
+"""Random processes of a run are killed at random moments: nothing lives on, and its history is as if in peace."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fixtures.trainer import Run, only_trainer
+from verl_hier.compat.launch import MARK
+from verl_hier.graph import read_graphs
+
+SAME = ("hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm", "actor/pg_loss")
+LOST_S = 20
+"""Seconds that a run has to notice by itself that it has lost a process."""
+GONE_S = 5
+
+
+class Killer:
+    """Kills a random process below a run, once, some time after its start or after one of its steps."""
+
+    def __init__(self, chance: random.Random, metrics: Path) -> None:
+        self.killed: str | None = None
+        self._chance = chance
+        self._metrics = metrics
+        self._steps = chance.randrange(4)
+        self._when: float | None = None
+
+    def __call__(self, process: subprocess.Popen[bytes]) -> bool:
+        done = len(self._metrics.read_text().splitlines()) if self._metrics.exists() else 0
+        if self._when is None and done >= self._steps:
+            self._when = time.monotonic() + self._chance.uniform(0, 20)
+        if self.killed is None and self._when is not None and time.monotonic() > self._when:
+            below = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+            victim = self._chance.choice(below)
+            try:
+                self.killed = " ".join(psutil.Process(victim).cmdline())[:60]
+                os.kill(victim, 9)
+            except (psutil.Error, ProcessLookupError):
+                self.killed = None
+        return False
+
+
+def marked() -> list[psutil.Process]:
+    """Every process of any run that this process, or a child of it, has launched."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def history(runs: list[Run]) -> dict[int, dict[str, float]]:
+    """What survives of several attempts: of each step what was logged last."""
+    return {step["step"]: {name: step[name] for name in SAME} for run in runs for step in run.steps}
+
+
+def credited(file: Path) -> dict[int, object]:
+    return {graph.task["index"]: ([node.action for node in graph.nodes], graph.credit) for graph in read_graphs(file)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "kills"),
+    [pytest.param(8, 5, marks=pytest.mark.slow), pytest.param(30, 20, marks=pytest.mark.long)],
+)
+def test_killed_again_and_again(train, tmp_path, monkeypatch, steps, kills):
+    monkeypatch.setenv("VERL_HIER_LOST_S", str(LOST_S))
+    chance = random.Random(kills)
+
+    def settings(name: str) -> list[str]:
+        store = f"hier.store.path={tmp_path / name / 'graphs'}"
+        return ["trainer.save_freq=1", f"trainer.total_training_steps={steps}", store]
+
+    whole = train("himac_bytes", settings("whole"), "whole")
+    assert whole.code == 0, whole.log[-3000:]
+    runs: list[Run] = []
+    killed: list[str] = []
+    while not runs or runs[-1].code != 0:
+        number = len(list((tmp_path / "parts").glob("output_*")))
+        killer = Killer(chance, tmp_path / "parts" / f"metrics_{number}.jsonl")
+        runs.append(
+            train("himac_bytes", settings("parts"), "parts", killer if len(killed) < kills else lambda p: False)
+        )
+        killed += [killer.killed] if killer.killed else []
+        assert not marked(), f"left after the end of {killer.killed}"
+        assert len(runs) <= 2 * kills + 2, (killed, runs[-1].log[-3000:])
+    assert history(runs) == history([whole]) and sorted(history(runs)) == list(range(1, steps + 1)), killed
+    for step in range(1, steps + 1):
+        one, two = (credited(tmp_path / name / "graphs" / f"step_{step:06d}.parquet") for name in ("whole", "parts"))
+        assert one == two, (step, killed)
+
+
+@pytest.mark.parametrize("kills", [pytest.param(2, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)])
+def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path, kills):
+    """SIGKILL of `verl-hier train`: after five seconds nothing of the run is left, and the same command goes on."""
+    chance = random.Random(kills)
+    recipe = [str(probes / "himac_bytes.yaml"), f"actor_rollout_ref.model.path={byte_model}"]
+    given = ["trainer.save_freq=1", f"trainer.total_training_steps={3 + kills}", "--name", "killed"]
+    (tmp_path / "probe").mkdir()
+    variables = {"PYTHONPATH": str(probes), "PROBE_FOLDER": str(tmp_path / "probe"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "verl_hier.cli.main", "train", *recipe, *given]
+    log = tmp_path / "log"
+    with only_trainer():
+        for number in range(kills + 1):
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    command, cwd=tmp_path, env={**os.environ, **variables}, stdout=file, stderr=file
+                )
+            if number == kills:
+                assert process.wait() == 0, log.read_text()[-3000:]
+                break
+            moment = time.monotonic() + chance.uniform(1, 90)
+            while time.monotonic() < moment and process.poll() is None:
+                time.sleep(0.1)
+            process.kill()
+            process.wait()
+            time.sleep(GONE_S)
+            assert not [each.cmdline() for each in marked()]
+    assert "step " in log.read_text()
