@@ -4,8 +4,8 @@ The descriptor is the end of a pipe whose other end only the process that asked 
 died, the pipe ends, and the keeper kills the command and everything below it. Orphans become the keeper's own children
 (Linux, PR_SET_CHILD_SUBREAPER), so nothing escapes by a session of its own. The command dies with the keeper.
 
-It also watches the processes without which a run of Ray waits for ever: its daemons and actors. When one of them has
-died and the run has not ended by itself after a while, the keeper ends it and says why.
+It also watches the processes without which a run of Ray may wait for ever: its daemons and actors. When one of them has
+died, and the command has printed nothing for a long time since, the keeper ends it and says why.
 
 Only the standard library, because it starts before everything else and must not fail with it.
 """
@@ -25,12 +25,13 @@ from pathlib import Path
 
 GRACE_S = float(os.environ.get("VERL_HIER_GRACE_S", "30"))
 """Ray needs a few seconds to end its processes."""
-LOST_S = float(os.environ.get("VERL_HIER_LOST_S", "45"))
-"""Seconds that a run has to notice by itself that one of its processes is lost."""
+LOST_S = float(os.environ.get("VERL_HIER_LOST_S", "600"))
+"""Seconds without a word after which a run that has lost a process is taken to wait for it."""
 POLL_S = 0.2
 _LOOK_S = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_NEEDED = re.compile(r"(?:.*/)?(raylet|gcs_server)$|(ray::(?!IDLE)\w+)(?:\.\w+(?:\(\))?)?$")
+_DAEMON = re.compile(r"(?:.*/)?(raylet|gcs_server)$")
+_ACTOR = re.compile(r"(ray::(?!IDLE|SPILL|RESTORE|DELETE|UTIL)\w+)(?:\.\w+(?:\(\))?)?$")
 """Ray names a process after its actor, and the method that it runs; functions and idle workers come and go."""
 
 
@@ -91,20 +92,17 @@ class Keeper:
         now = time.monotonic()
         if self._lost is not None:
             name, since = self._lost
-            if now - since > LOST_S:
+            if min(now - since, time.time() - os.fstat(1).st_mtime) > LOST_S:
                 sys.stderr.write(f"verl_hier.errors.RolloutError: the process {name} of the run has died\n")
-                self._lost = (name, float("inf"))
+                sys.stderr.flush()
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._main, signal.SIGKILL)
-            return
-        if now - self._looked < _LOOK_S:
-            return
-        self._looked = now
-        present = {pid: name for pid in _below(os.getpid()) if (name := _needed(pid))}
-        for pid, name in self._needed.items():
-            if pid not in present and not _alive(pid):
-                self._lost = (f"{name} ({pid})", now)
-        self._needed = {**{pid: name for pid, name in self._needed.items() if _alive(pid)}, **present}
+        elif now - self._looked > _LOOK_S:
+            self._looked = now
+            gone = [pid for pid in self._needed if not _alive(pid)]
+            if gone:
+                self._lost = (f"{self._needed[gone[0]]} ({gone[0]})", now)
+            self._needed = {pid: name for pid in _below(os.getpid()) if (name := _needed(pid))}
 
     def _kill_all(self) -> None:
         while below := _below(os.getpid()):
@@ -155,12 +153,21 @@ def _pids() -> Iterator[int]:
 
 def _needed(pid: int) -> str:
     """What a process is called that a run cannot go on without; empty for others."""
+    title = _title(pid)
+    daemon, actor = _DAEMON.match(title), _ACTOR.match(title)
+    if actor:
+        # What an actor forks, such as the workers of a data loader, has its title too.
+        above = _DAEMON.match(_title(int((_stat(pid) or ["", "0"])[1])))
+        return actor[1] if above else ""
+    return daemon[1] if daemon else ""
+
+
+def _title(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
-    found = _NEEDED.match(words[0].decode(errors="replace").strip())
-    return (found[1] or found[2]) if found else ""
+    return words[0].decode(errors="replace").strip()
 
 
 def main() -> None:
