@@ -137,26 +137,53 @@ class Context:
         should follow plain characters, as the ends of tags do.
         """
 
-        found: list[int] = []
-        known = reached = 0  # the tokens up to the last place, and the characters that they decode to
-        for end in characters:
-            if end < reached:
-                known = reached = 0
-            # Decoding depends on a few tokens before, and decoding all of them for each place would be quadratic.
-            first = max(known - _OVERLAP, 0)
-            before = len(self._renderer.decode(action[first:known])) if known else 0
-            offset = reached - before
+        places = _Places(self._renderer, action)
+        return [places.tokens_until(end) for end in characters]
 
-            def decoded(count: int, first: int = first, offset: int = offset) -> int:
-                return offset + len(self._renderer.decode(action[first:count]))
 
+class _Places:
+    """Finds how many tokens of an action decode to so many characters, without decoding all of them for each question.
+
+    What a token adds depends on a few tokens before it. So lengths are counted from a token that is known, and a few
+    before it are decoded along with what follows: as many as hold a sign that is no space, which decoding strips.
+    """
+
+    def __init__(self, renderer: Renderer, action: list[int]) -> None:
+        self._decode = renderer.decode
+        self._action = action
+        self._begin()
+
+    def _begin(self) -> None:
+        self._known = self._reached = self._first = self._before = 0
+
+    def _length(self, count: int) -> int:
+        """Characters of the first `count` tokens, for a count beyond the known one."""
+        return self._reached - self._before + len(self._decode(self._action[self._first : count]))
+
+    def _know(self, count: int) -> None:
+        """Count from another token on."""
+        reached, overlap = self._length(count), _OVERLAP
+        while not (piece := self._decode(self._action[max(count - overlap, 0) : count])) and overlap < count:
+            overlap *= 2
+        self._known, self._reached = count, reached
+        self._first, self._before = max(count - overlap, 0), len(piece)
+
+    def tokens_until(self, end: int) -> int:
+        """The fewest tokens that decode to `end` characters."""
+        if end < self._reached:
+            self._begin()
+        last = len(self._action)
+        while True:
             width = _OVERLAP
-            while known + width < len(action) and decoded(known + width) < end:
+            while self._known + width < last and self._length(self._known + width) < end:
                 width *= 2
-            place = bisect_left(range(len(action)), end, known, min(known + width, len(action)), key=decoded)
-            known, reached = place, decoded(place)
-            found.append(place)
-        return found
+            if width <= 4 * _OVERLAP:
+                break
+            self._know(self._known + width // 2)
+        place = bisect_left(range(last), end, self._known, min(self._known + width, last), key=self._length)
+        if place > self._known:
+            self._know(place)
+        return place
 
 
 def _distinct(nodes: Iterable[Node]) -> tuple[Node, ...]:

@@ -12,6 +12,7 @@ from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
+from verl_hier.rollout.off_loop import off_loop
 from verl_hier.rollout.prompts import fields, observe
 from verl_hier.rollout.transcript import Transcript
 
@@ -112,7 +113,7 @@ class SwitchKeep(Worker):
             observe(context, options, name, filled)
             # Only the text of the turn shows whether it begins a segment.
             turn = await episode.generate(context, segment=max(segment, 0))
-            reading = read(turn.text)
+            reading = await off_loop(len(turn.text), read, turn.text)
             switches = opening or reading.switches
             if switches:
                 segment += 1
@@ -121,7 +122,8 @@ class SwitchKeep(Worker):
             written = reading.content.get("subgoal", "")
             number = known_subgoals.setdefault(written, len(known_subgoals)) if written else -1
             said, form = int(reading.switches), int(reading.complete)
-            turn.mark(masks=masks_of(context, turn, reading), switch=said, subgoal=number, format=form)
+            masks = await off_loop(len(turn.text), masks_of, context, turn.text, turn.tokens, reading)
+            turn.mark(masks=masks, switch=said, subgoal=number, format=form)
             if options.format_penalty and not form:
                 turn.reward(-options.format_penalty)
             seen, step = step.text, await self._act(episode, turn, reading)
@@ -134,13 +136,13 @@ class SwitchKeep(Worker):
         return await episode.act(action or "")
 
 
-def masks_of(context: Context, turn: Turn, reading: Reading) -> dict[str, list[list[int]]]:
+def masks_of(context: Context, text: str, tokens: list[int], reading: Reading) -> dict[str, list[list[int]]]:
     """Token spans of the tags, markers included; a missing tag has none, but a turn without an action is all action."""
     # Space before a tag may be part of its first token or of the one before.
-    starts = {tag: len(turn.text[: span[0]].rstrip()) for tag, span in reading.ends.items()}
+    starts = {tag: len(text[: span[0]].rstrip()) for tag, span in reading.ends.items()}
     places = sorted({*starts.values(), *(span[1] for span in reading.ends.values())})
-    tokens = dict(zip(places, context.tokens_until(turn.tokens, places), strict=True)) | {0: 0}
-    found = {tag: [[tokens[starts[tag]], tokens[reading.ends[tag][1]]]] if tag in starts else [] for tag in TAGS}
+    counts = dict(zip(places, context.tokens_until(tokens, places), strict=True)) | {0: 0}
+    found = {tag: [[counts[starts[tag]], counts[reading.ends[tag][1]]]] if tag in starts else [] for tag in TAGS}
     return found | {"action": found["action"] or [[0, len(turn.tokens)]]}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_left
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -10,7 +13,7 @@ from verl_hier.compat.chat import ChatRenderer
 from verl_hier.graph.nodes import Node
 from verl_hier.rollout import Context
 from verl_hier.rollout.plain_renderer import PlainRenderer
-from verl_hier.testing.rollout import WordTokenizer
+from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +77,22 @@ def test_tokens_until(byte_tokenizer):
     action = byte_tokenizer.encode(text, add_special_tokens=False)
     ends = [0, text.index("<b>") + 3, len(text)]
     assert context.tokens_until(action, ends) == [len(text[:end].encode()) for end in ends]
+
+
+@pytest.mark.parametrize("tokenizer", [CharacterTokenizer, WordTokenizer])
+def test_the_tokens_of_a_place_are_found_as_decoding_all_of_them_finds_them(tokenizer):
+    chance = random.Random(0)
+    for _ in range(300):
+        pieces = ["<a>", "</a>", " ", "  \n", "xyz", "q", " " * chance.randrange(60)]
+        made = tokenizer()
+        tokens = made.encode("".join(chance.choice(pieces) for _ in range(chance.randrange(1, 120))))
+        renderer = PlainRenderer(made)
+        text = renderer.decode(tokens)
+        ends = [place for place in range(1, len(text) + 1) if text[place - 1] == ">"]
+        ends = sorted(chance.sample(ends, min(5, len(ends))))
+
+        def decoded(count, renderer=renderer, tokens=tokens):
+            return len(renderer.decode(tokens[:count]))
+
+        slowly = [bisect_left(range(len(tokens)), end, key=decoded) for end in ends]
+        assert Context(renderer, "agent", 0).tokens_until(tokens, ends) == slowly

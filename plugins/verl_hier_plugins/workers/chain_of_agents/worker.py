@@ -9,6 +9,7 @@ from typing import Literal
 from verl_hier.environments.base import StepResult
 from verl_hier.host.constraints import NonNegative, Prompt
 from verl_hier.rollout import Context, EpisodeOver, EpisodeView, Turn, Worker
+from verl_hier.rollout.off_loop import off_loop
 from verl_hier.rollout.prompts import check_action_template, fields, fill, observe
 from verl_hier_plugins.workers.chain_of_agents.grammar import (
     ANSWER,
@@ -122,11 +123,11 @@ class ChainOfAgents(Worker):
         walk, rest, plan, number = Walk(self._language), "", None, 0
         while not (step.done or step.truncated):
             turn = await episode.generate(context, segment=max(number - 1, 0), plan=plan, stop=stop)
-            reading = self._language.read(rest + turn.text)
+            reading = await off_loop(len(turn.text), self._language.read, rest + turn.text)
             segments, error = self._judge(walk, reading)
             ended = context.ended(turn.tokens) and not turn.text.endswith(stop)
             error = error or ("stopped" if ended else None)
-            self._note(context, turn, reading, len(rest), error)
+            await self._note(context, turn, reading, len(rest), error)
             if any(segment.tag == "plan" for segment in segments):
                 plan, number = turn, number + 1
             if error and (options.on_violation == "end" or reading.open or ended or not segments):
@@ -151,10 +152,11 @@ class ChainOfAgents(Worker):
                 segments.append(segment)
         return segments, first or broken.get(len(reading.segments))
 
-    def _note(self, context: Context, turn: Turn, reading: Reading, before: int, error: str | None) -> None:
+    async def _note(self, context: Context, turn: Turn, reading: Reading, before: int, error: str | None) -> None:
         """Note on the turn its agent, the tokens of each agent, and its violation."""
         masks: dict[str, list[list[int]]] = {role: [] for role in LEVELS if role != UNREADABLE}
-        ends = context.tokens_until(turn.tokens, [segment.stop - before for segment in reading.segments])
+        places = [segment.stop - before for segment in reading.segments]
+        ends = await off_loop(len(turn.text), context.tokens_until, turn.tokens, places)
         if ends and not reading.errors:
             ends[-1] = len(turn.tokens)
         start = 0
