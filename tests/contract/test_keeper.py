@@ -27,6 +27,7 @@ print("ready", flush=True)
 time.sleep(600)
 """
 """A process with a child and an orphan in a session of its own, which ignore what can be ignored."""
+GONE_S = 5
 CALL = (
     "from pathlib import Path; from verl_hier.compat import launch; launch.GRACE_S = 1.0; "
     "launch.launch(['played'], Path({log!r}), {{'MARK': {mark!r}}})"
@@ -124,3 +125,45 @@ def test_a_tracker_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / TRACKER).write_text("../../etc")
     with pytest.raises(HierError, match="does not hold the number of a step"):
         newest_whole(tmp_path)
+
+
+RAY = """
+import sys, time, ray
+ray.init(num_cpus=1, include_dashboard=False)
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def work(self, seconds):
+        time.sleep(seconds)
+
+worker = Worker.remote()
+ray.get(worker.work.remote(0.1))
+print("ready", flush=True)
+ray.get(worker.work.remote(float(sys.argv[1])))
+print("over", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["caller", "main", "raylet", "ray::Worker", "nobody"])
+def test_nothing_of_ray_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
+    """Ray's daemons and workers under the keeper: five seconds after the end of who asked for them none is left."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.setenv("VERL_HIER_LOST_S", "10")
+    (tmp_path / "played.py").write_text(RAY)
+    mark, log = str(tmp_path), tmp_path / "run.log"
+    seconds = "1" if victim == "nobody" else "600"
+    call = CALL.format(log=str(log), mark=mark).replace("['played']", f"['played', '{seconds}']")
+    caller = subprocess.Popen([sys.executable, "-c", call], stderr=subprocess.DEVNULL)
+    wait_for(lambda: log.exists() and "ready" in log.read_text())
+    named = {"main": "-m played", "raylet": "/raylet ", "ray::Worker": "ray::Worker"}.get(victim, "")
+    if victim == "caller":
+        caller.kill()
+    elif named:
+        below = [each for each in of_run(mark) if named in " ".join([*each.cmdline(), ""])]
+        min(below, key=lambda each: each.pid if victim != "main" else -each.pid).kill()
+    caller.wait(300)
+    if victim == "caller":
+        time.sleep(GONE_S)
+    assert not [each.cmdline() for each in of_run(mark)]
+    assert ("over" in log.read_text()) == (victim == "nobody")

@@ -143,7 +143,7 @@ def masks_of(context: Context, text: str, tokens: list[int], reading: Reading) -
     places = sorted({*starts.values(), *(span[1] for span in reading.ends.values())})
     counts = dict(zip(places, context.tokens_until(tokens, places), strict=True)) | {0: 0}
     found = {tag: [[counts[starts[tag]], counts[reading.ends[tag][1]]]] if tag in starts else [] for tag in TAGS}
-    return found | {"action": found["action"] or [[0, len(turn.tokens)]]}
+    return found | {"action": found["action"] or [[0, len(tokens)]]}
 
 
 def transcribe(options: SwitchKeepOptions, transcript: Transcript) -> list[str]:
