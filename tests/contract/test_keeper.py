@@ -149,7 +149,7 @@ print("over", flush=True)
 def test_nothing_of_ray_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
     """Ray's daemons and workers under the keeper: five seconds after the end of who asked for them none is left."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
-    monkeypatch.setenv("VERL_HIER_LOST_S", "10")
+    monkeypatch.setenv("VERL_HIER_LOST_S", "30")
     (tmp_path / "played.py").write_text(RAY)
     mark, log = str(tmp_path), tmp_path / "run.log"
     seconds = "1" if victim == "nobody" else "600"

@@ -28,7 +28,7 @@ GRACE_S = float(os.environ.get("VERL_HIER_GRACE_S", "30"))
 LOST_S = float(os.environ.get("VERL_HIER_LOST_S", "600"))
 """Seconds without a word after which a run that has lost a process is taken to wait for it."""
 POLL_S = 0.2
-_LOOK_S = 1.0
+_LOOK_S, _SETTLED_S = 1.0, 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _DAEMON = re.compile(r"(?:.*/)?(raylet|gcs_server)$")
 _ACTOR = re.compile(r"(ray::(?!IDLE|SPILL|RESTORE|DELETE|UTIL)\w+)(?:\.\w+(?:\(\))?)?$")
@@ -41,7 +41,7 @@ class Keeper:
     def __init__(self, descriptor: int, command: list[str]) -> None:
         self._descriptor = descriptor
         self._status: int | None = None
-        self._needed: dict[int, str] = {}
+        self._needed: dict[int, tuple[str, float]] = {}
         self._lost: tuple[str, float] | None = None
         self._looked = 0.0
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -99,10 +99,13 @@ class Keeper:
                     os.kill(self._main, signal.SIGKILL)
         elif now - self._looked > _LOOK_S:
             self._looked = now
-            gone = [pid for pid in self._needed if not _alive(pid)]
+            # What lived for a moment alone was a fork on its way to become something else.
+            settled = {pid: name for pid, (name, since) in self._needed.items() if now - since > _SETTLED_S}
+            gone = [pid for pid in settled if not _alive(pid)]
             if gone:
-                self._lost = (f"{self._needed[gone[0]]} ({gone[0]})", now)
-            self._needed = {pid: name for pid in _below(os.getpid()) if (name := _needed(pid))}
+                self._lost = (f"{settled[gone[0]]} ({gone[0]})", now)
+            present = ((pid, _needed(pid)) for pid in _below(os.getpid()))
+            self._needed = {pid: self._needed.get(pid, (name, now)) for pid, name in present if name}
 
     def _kill_all(self) -> None:
         while below := _below(os.getpid()):
@@ -155,11 +158,13 @@ def _needed(pid: int) -> str:
     """What a process is called that a run cannot go on without; empty for others."""
     title = _title(pid)
     daemon, actor = _DAEMON.match(title), _ACTOR.match(title)
-    if actor:
-        # What an actor forks, such as the workers of a data loader, has its title too.
-        above = _DAEMON.match(_title(int((_stat(pid) or ["", "0"])[1])))
-        return actor[1] if above else ""
-    return daemon[1] if daemon else ""
+    if not (daemon or actor):
+        return ""
+    # A fork has the title of its parent: a daemon's before it becomes a worker, an actor's as worker of a data loader.
+    above = _DAEMON.match(_title(int((_stat(pid) or ["", "0"])[1])))
+    if daemon:
+        return "" if above else daemon[1]
+    return actor[1] if actor and above else ""
 
 
 def _title(pid: int) -> str:
