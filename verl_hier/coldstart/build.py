@@ -268,7 +268,8 @@ def key_of(recipes: Sequence[ComposedRecipe]) -> str:
     """A hash of everything that the model depends on."""
 
     def plain(part: Part) -> Any:
-        return [part.spec.name, asdict(part.options)]
+        scoring = getattr(part.spec, "scoring", ())
+        return [part.spec.name, {name: value for name, value in asdict(part.options).items() if name not in scoring}]
 
     parts: list[Any] = []
     for recipe in recipes:

@@ -139,6 +139,8 @@ class EnvironmentSpec(Spec):
         neighbours: how many episodes may share a process, which runs one call at a time: few where an answer takes
             long, 1 where equal actions may have other answers, so that an episode cannot be rebuilt after a hang of
             another one. None: any number.
+        scoring: options that change rewards or anchors alone, and neither the tasks nor what is seen of them: recipes
+            that differ in nothing else share the small model of a cold start.
     """
 
     kind: ClassVar[Kind] = "environment"
@@ -151,6 +153,7 @@ class EnvironmentSpec(Spec):
     splits: tuple[str, ...] | None = None
     pool: Callable[[Any, str], float] | None = None
     neighbours: int | None = None
+    scoring: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

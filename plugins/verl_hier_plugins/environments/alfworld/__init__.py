@@ -18,6 +18,7 @@ SPEC = EnvironmentSpec(
     info=("won", "score", "goals_done", "goals", "places"),
     splits=tuple(SPLITS),
     pool=pool,
+    scoring=("win_reward", "invalid_penalty", "anchor"),
     summary="ALFWorld's household tasks: generated worlds without a download, or the data set",
     source="arXiv 2010.03768; engine of alfworld 0.4.2 and textworld 1.7",
     extra="alfworld",
