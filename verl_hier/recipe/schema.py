@@ -71,6 +71,8 @@ class GuardOptions:
     """Alarm when more groups than this have one member although the estimator needs groups."""
     max_zero_variance_share: ZeroToOne = 1.0
     """Alarm when more groups than this have equal scores throughout."""
+    max_same_answer_share: ZeroToOne = 0.5
+    """Alarm when more of the rewarded tasks than this were rewarded for one and the same sequence of answers."""
     on_alarm: Literal["warn", "raise"] = "warn"
     """`warn` logs a sentence, `raise` stops the run with it."""
     max_logprob_difference: NonNegative = 0.5

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verl_hier.errors import CreditError
-from verl_hier.graph import TurnTable
+from verl_hier.graph import RolloutGraph, TurnTable
 from verl_hier.recipe.schema import GuardOptions
 
 logger = logging.getLogger(__name__)
+
+FEWEST_REWARDED = 8
+"""Rewarded tasks below which equal answers say nothing."""
 
 
 def group_metrics(table: TurnTable) -> dict[str, float]:
@@ -35,6 +40,24 @@ def group_metrics(table: TurnTable) -> dict[str, float]:
         "hier/groups/singleton_share": float(singleton.sum() / present.sum()),
         "hier/groups/zero_variance_share": float(flat.sum() / present.sum()),
     }
+
+
+def answer_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
+    """How alike the rewarded episodes of different tasks are: a policy that found one answer for all has found a hole.
+
+    Returns:
+        `hier/rewards/same_answer_share`: of the tasks with a rewarded episode, the share in which the most frequent
+        sequence of answers was rewarded. Empty with fewer than `FEWEST_REWARDED` such tasks.
+    """
+    tasks: list[set[tuple[str, ...]]] = []
+    for graph in graphs:
+        rewarded = [record for record in graph.episodes if record.ret > 0 and record.leaf >= 0]
+        tasks.append({tuple(graph.nodes[node].text.strip() for node in graph.path(record.id)) for record in rewarded})
+    tasks = [answers for answers in tasks if answers]
+    if len(tasks) < FEWEST_REWARDED:
+        return {}
+    counts = Counter(answer for answers in tasks for answer in answers)
+    return {"hier/rewards/same_answer_share": max(counts.values()) / len(tasks)}
 
 
 def logprob_metrics(
@@ -73,6 +96,12 @@ def alarm(metrics: dict[str, float], options: GuardOptions, needs_groups: bool) 
         problems.append(
             f"{flat:.0%} of the groups have equal returns throughout and give no gradient "
             "(hier.guards.max_zero_variance_share); look at the tasks' difficulty"
+        )
+    same = metrics.get("hier/rewards/same_answer_share", 0.0)
+    if same > options.max_same_answer_share:
+        problems.append(
+            f"{same:.0%} of the rewarded tasks were rewarded for the same answers (hier.guards.max_same_answer_share); "
+            "look at what they are, the policy may have found a way around the tasks"
         )
     for name, value in metrics.items():
         if name.startswith("hier/logprob_difference/") and value > options.max_logprob_difference:

@@ -16,7 +16,7 @@ from verl_hier.graph import RolloutGraph, write_graphs
 from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.schema import GuardOptions
-from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
+from verl_hier.training.guards import alarm, answer_metrics, group_metrics, logprob_metrics
 from verl_hier.training.ledger import Ledger, RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
 from verl_hier.training.schedule import Schedule
@@ -62,7 +62,8 @@ class TrainingStep:
 
     def describe(self) -> dict[str, float]:
         """Metrics of the rollout and its groups."""
-        return rollout_metrics(self.ledger.graphs.values()) | group_metrics(self.ledger.table)
+        graphs = self.ledger.graphs.values()
+        return rollout_metrics(graphs) | group_metrics(self.ledger.table) | answer_metrics(graphs)
 
     def check_losses(self, share: float) -> None:
         """Stop a run whose environment is broken, instead of training on the few episodes that ended regularly.

@@ -8,7 +8,7 @@ from verl_hier.errors import CreditError
 from verl_hier.graph import build_table
 from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing import make_table
-from verl_hier.training.guards import alarm, group_metrics, logprob_metrics
+from verl_hier.training.guards import alarm, answer_metrics, group_metrics, logprob_metrics
 
 
 def groups(*returns):
@@ -94,3 +94,23 @@ def test_a_role_without_trained_tokens_is_left_out():
     assert list(logprob_metrics(table, np.array([0, 1]), np.array([1, 0]), flat, flat)) == [
         "hier/logprob_difference/executor"
     ]
+
+
+def answered(number, text, ret):
+    graph = rollout_graphs.flat(n=1)
+    for node in graph.nodes:
+        node.text = text
+    graph.episodes[0].ret = ret
+    return graph
+
+
+def test_one_answer_for_all_tasks_raises_an_alarm():
+    honest = [answered(number, f"answer {number}", 1.0) for number in range(10)]
+    assert answer_metrics(honest) == {"hier/rewards/same_answer_share": 0.1}
+    cheating = [answered(number, "answer yes", float(number < 9)) for number in range(20)]
+    assert answer_metrics(cheating + honest[:1]) == {"hier/rewards/same_answer_share": 0.9}
+    assert answer_metrics(cheating[:7]) == {}, "too few to say"
+    metrics = answer_metrics(cheating)
+    with pytest.raises(CreditError, match=r"100% of the rewarded tasks .*hier\.guards\.max_same_answer_share"):
+        alarm(metrics, GuardOptions(on_alarm="raise"), False)
+    assert alarm(metrics, GuardOptions(max_same_answer_share=1.0), False) == 0
