@@ -260,3 +260,35 @@ def test_translation_leaves_the_command_line_alone():
     tasks, options = tasks_of(pool=1, seed=99)
     AlfworldEnvironment(options).reset(tasks[0], 0)
     assert sys.argv == before
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "__import__('os').system('touch pwned')",
+        "o.__class__",
+        "o.name.upper()",
+        "o.name.name",
+        "[o for o in r]",
+        "1",
+        "(" * 150,
+        "o.name" + " + o.name" * 100,
+        "o if r else o",
+        "f'{o}'",
+    ],
+)
+def test_expressions_of_a_stranger_are_not_evaluated(source, tmp_path, monkeypatch):
+    from verl_hier_plugins.environments.alfworld.grammar import expression
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="the file is not ALFWorld's"):
+        expression(source)
+    assert not list(tmp_path.iterdir())
+
+
+def test_expressions_of_alfworld_are_understood():
+    from verl_hier_plugins.environments.alfworld.grammar import Entity, expression
+
+    names = {"o": Entity("apple_1", "apple 1"), "r": Entity("fridge_1", "")}
+    assert expression("o.indefinite + ' ' + o.name")(names) == "a apple 1"
+    assert expression("r.name or r.id")(names) == "fridge_1" and str(expression("o")(names)) == "apple 1"

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fixtures.faulty_environment import HANG_S, Options
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
+from verl_hier.environments.wire import CUT, LONGEST_TEXT
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.host.specs import EnvironmentSpec
 
@@ -142,6 +143,65 @@ def test_a_fork_is_independent_and_survives_a_restart(can_fork):
         assert (await copy.step("add")).text == "now 6"
 
     run(scenario, Options(can_fork=can_fork), processes=2)
+
+
+def test_a_world_that_forks_answers_once():
+    async def scenario(pool):
+        one, other = await grown(pool), await grown(pool, 1)
+        assert (await one.step("fork")).text == "now 4"
+        for _ in range(20):
+            answers = await asyncio.gather(one.step("add"), other.step("add"))
+        assert [answer.text for answer in answers] == ["now 24", "now 21"]
+        assert pool.counts["replays"] == 0
+
+    run(scenario)
+
+
+def test_what_a_world_says_is_cut():
+    async def scenario(pool):
+        loud, wide = await grown(pool), await grown(pool)
+        with pytest.raises(EnvironmentFailure) as failure:
+            await loud.step("shout")
+        assert len(str(failure.value)) < 3000
+        step = await wide.step("swell")
+        assert len(step.text) == LONGEST_TEXT and step.text.endswith(CUT) and len(step.anchor) == 64
+        with pytest.raises(EnvironmentFailure, match="no finite number"):
+            await wide.step("endless")
+
+    run(scenario)
+
+
+def test_neighbours_of_a_hang_do_not_wait_for_the_limit():
+    limit = 20.0
+
+    async def scenario(pool):
+        bad, *good = [await grown(pool, 2) for _ in range(8)]
+        hanging = asyncio.create_task(bad.step("hang"))
+        await asyncio.sleep(0.1)
+        answers = await asyncio.gather(*(handle.step("add") for handle in good))
+        assert [answer.text for answer in answers] == ["now 3"] * 7
+        assert not hanging.done() and pool.counts["left"] == 7
+        with pytest.raises(EnvironmentFailure):
+            await hanging
+
+    run(scenario, time_limit_s=limit)
+
+
+def test_worlds_that_cannot_be_replayed_have_no_neighbours():
+    async def main():
+        factory = "tests.fixtures.faulty_environment:build"
+        pool = EnvironmentPool(factory, Options(deterministic=False), 1, 2.0, neighbours=1)
+        try:
+            bad, good = await grown(pool, 1), await grown(pool, 2)
+            assert pid(bad) != pid(good)
+            with pytest.raises(EnvironmentFailure):
+                await bad.step("hang")
+            assert (await good.step("add")).text.startswith("now 3")
+            assert pool.counts["replays"] == 0
+        finally:
+            await pool.close()
+
+    asyncio.run(main())
 
 
 def test_a_cancelled_call_is_forgotten(tmp_path):
