@@ -70,7 +70,7 @@ def credited(file: Path) -> dict[int, object]:
 
 @pytest.mark.parametrize(
     ("steps", "kills"),
-    [pytest.param(8, 5, marks=pytest.mark.slow), pytest.param(30, 20, marks=pytest.mark.long)],
+    [pytest.param(8, 5, marks=pytest.mark.long), pytest.param(30, 20, marks=pytest.mark.long)],
 )
 def test_killed_again_and_again(train, tmp_path, monkeypatch, steps, kills):
     monkeypatch.setenv("VERL_HIER_LOST_S", str(LOST_S))
