@@ -12,16 +12,13 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
-import dataclasses
 import importlib
 import itertools
 import json
 import pkgutil
 import re
 import sys
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -29,11 +26,12 @@ import docs_papers
 import typer
 import yaml
 from docs_markdown import cell, table
+from docs_reference import fields, options
 
 from verl_hier.cli.main import app
 from verl_hier.graph import read_graphs
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
-from verl_hier.host.describe import needs_of, options_of
+from verl_hier.host.describe import needs_of
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec, Kind, NoOptions, SamplerSpec, Spec, WorkerSpec
 from verl_hier.recipe import catalogue
@@ -91,71 +89,6 @@ NEEDS = {
     "needs_scores": "a rollout server that returns log-probs of prompts",
     "needs_stop_strings": "a rollout server that stops at strings",
 }
-
-
-def options(cls: type) -> Iterator[str]:
-    """The option table of a dataclass, followed by those of the dataclasses that its fields hold."""
-    rows = [(f"`{o.name}`", f"`{cell(o.type)}`", f"`{cell(o.default)}`", cell(o.text)) for o in options_of(cls)]
-    if not rows:
-        yield "It has no options."
-        return
-    yield from table(("option", "type", "default", ""), *rows)
-    for field, hint in typing.get_type_hints(cls).items():
-        for inner in typing.get_args(hint):
-            if dataclasses.is_dataclass(inner) and isinstance(inner, type):
-                yield from ("", f"Each entry of `{field}`:", "")
-                yield from options(inner)
-
-
-def fields(path: str, cls: type) -> Iterator[str]:
-    """Every line that a recipe may have below `path`: a table for a dataclass, and one for each that it holds."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    values = {field.name: field for field in dataclasses.fields(cls)}
-    rows = []
-    for option in options_of(cls):
-        hint = hints[option.name]
-        if not dataclasses.is_dataclass(hint):
-            text = cell(option.text)
-            rows.append((f"`{path}.{option.name}`", kind_of(hint), default_of(values[option.name]), text))
-    yield from table(("line", "type", "default", "what it does"), *rows)
-    for name, hint in hints.items():
-        held, place = hint, f"{path}.{name}"
-        if typing.get_origin(hint) in (typing.Union, types.UnionType):
-            held = next(filter(dataclasses.is_dataclass, typing.get_args(hint)), hint)
-        if typing.get_origin(hint) is Mapping:
-            held, place = typing.get_args(hint)[1], f"{place}.NAME"
-        if dataclasses.is_dataclass(held) and isinstance(held, type):
-            yield from ("", f"### `{place}`", "", " ".join((held.__doc__ or "").split()), "")
-            yield from fields(place, held)
-
-
-def kind_of(hint: typing.Any) -> str:
-    """An annotation in the words of a recipe's author, with what it allows."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        return " ".join((kind_of(arguments[0]), *(cell(str(constraint)) for constraint in hint.__metadata__)))
-    if origin is typing.Literal:
-        return " or ".join(f"`{choice}`" for choice in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(kind_of, arguments))
-    if origin is tuple:
-        return f"list of {kind_of(arguments[0])}"
-    if origin is not None and issubclass(origin, Mapping):
-        held = "a block" if dataclasses.is_dataclass(arguments[1]) else kind_of(arguments[1])
-        return f"mapping of {kind_of(arguments[0])} to {held}"
-    if dataclasses.is_dataclass(hint):
-        return "a block"
-    words = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", type(None): "`null`"}
-    return words.get(hint, "anything")
-
-
-def default_of(field: dataclasses.Field[typing.Any]) -> str:
-    """A default as YAML writes it; a field without one has to be given."""
-    if field.default is not dataclasses.MISSING:
-        return f"`{json.dumps(field.default)}`"
-    if field.default_factory is not dataclasses.MISSING:
-        return f"`{json.dumps(field.default_factory())}`"
-    return "required"
 
 
 def part_pages() -> Iterator[str]:
