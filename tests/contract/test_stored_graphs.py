@@ -69,6 +69,7 @@ def make_trainer(store):
     made.hier = SimpleNamespace(store=store)
     made.config = OmegaConf.create({})
     made.global_steps = 10
+    made._dropped = []
     made._counters = SimpleNamespace(skip=lambda: None)
     return made
 

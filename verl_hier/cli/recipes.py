@@ -62,10 +62,16 @@ def _matrix(found: Sequence[Recipe]) -> None:
         (method, *(_sizes(cells.get((method, environment))) for environment in environments))
         for method in sorted({method for method, _ in cells})
     ]
-    table(rows, head=("method", *(environment.replace("_", "_\n") for environment in environments)))
+    table(rows, head=("method", *map(_narrow, environments)))
     for recipe in found:
         if not recipe.method_and_environment:
             line(f"\n{recipe.name}\n{fill(recipe.summary, 80, initial_indent='  ', subsequent_indent='  ')}")
+
+
+def _narrow(name: str) -> str:
+    """A name on several lines, so that a column is no wider than ten letters."""
+    words = name.replace("_", "_\n").split("\n")
+    return "\n".join(word if len(word) <= 10 else f"{word[:6]}-\n{word[6:]}" for word in words)
 
 
 def _sizes(recipe: Recipe | None) -> str:

@@ -209,6 +209,4 @@ def hier_samplers() -> SamplerSpec:
         episodes=at_least(1, "t2po sampler completes n episodes"),
         needs_fork=True,
         needs_top_logprobs=True,
-        # The tokens that close a thought are not sampled; their log-probs come from the server.
-        needs_scores=True,
     )

@@ -81,7 +81,7 @@ def test_recipes(verl_hier: Run) -> None:
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
     assert rows["himac"] == ["all"] and rows["grpo"].count("all") == 4 and rows["grpo"].count("cpu") == 2
     _, out, _ = verl_hier("recipes", "latr")
-    assert out.splitlines()[0] == "latr_alfworld: LATR on text households." and out.count("server=vllm_topk") == 2
+    assert out.splitlines()[0] == "latr_alfworld: LATR on text households." and out.count("server=vllm_topk") == 4
     code, _, err = verl_hier("recipes", "nothing")
     assert code == 2 and "no recipe has 'nothing' in its name" in err
 

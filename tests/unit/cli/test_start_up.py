@@ -37,8 +37,8 @@ assert len(sys.modules) < {most}, len(sys.modules)
         (["workers"], HEAVY, 700),
         (["environments", "search"], HEAVY, 700),
         # Under 4 s.
-        (["check", "himac_alfworld"], HEAVY, 900),
-        (["check", "grpo_alfworld", "size=node"], HEAVY, 900),
+        (["check", "himac_alfworld"], HEAVY, 950),
+        (["check", "grpo_alfworld", "size=node"], HEAVY, 950),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

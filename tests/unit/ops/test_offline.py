@@ -130,7 +130,7 @@ def test_bad_files(tmp_path):
         offline.credit("grpo", empty, out)
     with pytest.raises(GraphError, match="schema version 99"):
         offline.credit("grpo", newer, out)
-    with pytest.raises(CreditError, match="turn column 'reward' must be finite: entry 1 is nan"):
+    with pytest.raises(GraphError, match=r"nodes\[1\].reward is not a finite number"):
         offline.credit("grpo", nan, out)
     with pytest.raises(CreditError, match=r"'anchor'.*environment provides.*every anchor of this batch is -1"):
         offline.credit("gigpo", unnamed, out)

@@ -162,7 +162,7 @@ def test_a_part_is_replaced_and_an_option_is_merged() -> None:
 def test_a_broken_file_is_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text("defaults: [ppo_trainer\n")
-    with pytest.raises(RecipeError, match="does not compose"):
+    with pytest.raises(RecipeError, match="is not YAML"):
         compose(str(file))
     with pytest.raises(RecipeError, match="there is no recipe file"):
         compose(str(tmp_path / "nowhere.yaml"))

@@ -34,7 +34,7 @@ def slow_f1(answer: str, truth: str) -> float:
 
     said, left = words(answer), words(truth)
     if said == left:
-        return 1.0
+        return float(bool(said))
     closed = ("yes", "no", "noanswer")
     if " ".join(said) in closed or " ".join(left) in closed:
         return 0.0
@@ -58,7 +58,9 @@ def test_f1_is_that_of_words_paired_off_one_by_one(answer: str, truths: list[str
     assert scoring.f1(answer, truths) == pytest.approx(expected)
     rated = turn(f"<answer>{answer}</answer>", answers=truths)
     assert f1(rated) == pytest.approx(expected)
-    assert exact_match(rated) == max(scoring.normalise(answer) == scoring.normalise(truth) for truth in truths)
+    assert exact_match(rated) == max(
+        bool(scoring.normalise(answer)) and scoring.normalise(answer) == scoring.normalise(truth) for truth in truths
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.fixtures.hostile_outputs import LONG, hostile
 from tests.fixtures.hostile_rollouts import cost, roll, workers
 
 OUTPUTS = 10_000
-LOOP_S = 0.2
+LOOP_S = 1.0
 """Processor time for which one turn of a megabyte may keep the event loop from others."""
 MEMORY = 100 * 2**20
 """Bytes that it may take."""
