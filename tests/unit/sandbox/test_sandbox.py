@@ -356,17 +356,6 @@ def test_mounts_cannot_be_undone_without_the_hook(without_hook):
     assert run_python(code).stdout.splitlines() == ["-1 1"] * 3
 
 
-@pytest.fixture
-def plain_interpreter(monkeypatch):
-    """An interpreter that an ordinary user can read, for the layers without namespaces."""
-    library = Path(os.__file__).parent
-    if os.geteuid() == 0 and not all(part.stat().st_mode & 1 for part in library.parents):
-        if not Path("/usr/bin/python3").exists():
-            pytest.skip("root's own Python, and no other one")
-        monkeypatch.setattr(local.sys, "executable", "/usr/bin/python3")
-    monkeypatch.setattr(local, "_SANDBOX", LocalSandbox())
-
-
 ALONE = SandboxLimits(cpu_s=1, wall_s=30, namespaces=False)
 
 

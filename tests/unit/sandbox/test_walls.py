@@ -257,17 +257,6 @@ def test_causes(code, cause):
 # ---- providers, and what a recipe demands ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def plain_interpreter(monkeypatch):
-    """An interpreter that an ordinary user can read, for the layers without namespaces."""
-    library = Path(os.__file__).parent
-    if os.geteuid() == 0 and not all(part.stat().st_mode & 1 for part in library.parents):
-        if not Path("/usr/bin/python3").exists():
-            pytest.skip("root's own Python, and no other one")
-        monkeypatch.setattr(local.sys, "executable", "/usr/bin/python3")
-    monkeypatch.setattr(local, "_SANDBOX", LocalSandbox())
-
-
 class WithoutNamespaces(LocalSandbox):
     """The built-in sandbox where namespaces are not allowed."""
 

@@ -66,6 +66,12 @@ def expert_of(environment: PythonToolEnvironment, options: PythonToolOptions, rn
     return (ToolExpert if options.tool else ThinkingExpert)(environment, options.spelling, rng, **how)
 
 
+def _guess(rng: random.Random, below: int, spelling: str) -> str:
+    """A number from 0 to below `below`, as the task's numbers are written."""
+    number = str(rng.randrange(below))
+    return spell(number) if spelling == "words" else number
+
+
 class ToolExpert:
     """Follows one environment; see `verl_hier.environments.expert.Expert`. Without the stage `compute` it guesses."""
 
@@ -81,8 +87,7 @@ class ToolExpert:
         self._script = script_of(environment.task, spelling)
         self._remember = remember
         computes = rng.random() >= skip_stage
-        guess = str(rng.randrange(100))
-        self._guess = spell(guess) if spelling == "words" else guess
+        self._guess = _guess(rng, 100, spelling)
         self.subgoals: tuple[str, ...] = ("compute", "answer") if computes else ("answer",)
 
     def advise(self, subgoal: int) -> str | None:
@@ -119,10 +124,9 @@ class ThinkingExpert:
         remember: bool = True,
     ) -> None:
         computes = rng.random() >= skip_stage
-        guess = str(rng.randrange(10))
+        guess = _guess(rng, 10, spelling)
         self.subgoals: tuple[str, ...] = ("compute",) if computes else ("answer",)
-        written = spell(guess) if spelling == "words" else guess
-        self._text = solution_of(environment.task, spelling) if computes else f"<answer>{written}</answer>"
+        self._text = solution_of(environment.task, spelling) if computes else f"<answer>{guess}</answer>"
 
     def advise(self, subgoal: int) -> str | None:
         """The whole turn."""
