@@ -190,7 +190,7 @@ def _object(schema: Mapping[str, Any], definitions: Mapping[str, Any], known: di
     checks = {name: _compile(each, definitions, known) for name, each in schema.get("properties", {}).items()}
     required = schema.get("required", ())
     others = schema.get("additionalProperties", True)
-    other = _compile(others, definitions, known) if isinstance(others, Mapping) else None
+    other = _compile(others, definitions, known) if isinstance(others, Mapping) else _finite if others else None
 
     def check(value: Any) -> None:
         if type(value) is not dict:
@@ -198,9 +198,7 @@ def _object(schema: Mapping[str, Any], definitions: Mapping[str, Any], known: di
         for name, item in value.items():
             fitting = checks.get(name, other)
             if fitting is None:
-                if others is False:
-                    raise _Misfit(f"has an unknown key {name!r:.60}")
-                continue
+                raise _Misfit(f"has an unknown key {name!r:.60}")
             try:
                 fitting(item)
             except _Misfit as misfit:
@@ -211,3 +209,16 @@ def _object(schema: Mapping[str, Any], definitions: Mapping[str, Any], known: di
                 raise _Misfit(f"lacks `{name}`")
 
     return check
+
+
+def _finite(value: Any) -> None:
+    """The check of a value that may be anything that JSON can hold: its numbers are finite."""
+    level = [value]
+    while level:
+        inside = level.pop()
+        if isinstance(inside, dict):
+            level += inside.values()
+        elif isinstance(inside, list):
+            level += inside
+        elif isinstance(inside, float) and not math.isfinite(inside):
+            raise _Misfit("holds a number that is not finite")
