@@ -39,7 +39,9 @@ class CpuRun:
             "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
             "OMP_NUM_THREADS": "1",
         }
-        arguments = [*self.arguments, "trainer.logger=[console,file]", f"hydra.run.dir={folder / 'hydra'}"]
+        # A folder of its own, because two runs side by side must not write the same checkpoints.
+        places = (f"trainer.default_local_dir={folder / 'checkpoints'}", f"hydra.run.dir={folder / 'hydra'}")
+        arguments = [*self.arguments, "trainer.logger=[console,file]", *places]
         log = folder / "train.log"
         code = launch(arguments, log, variables, lambda process: enough(self.records()))
         if code:
