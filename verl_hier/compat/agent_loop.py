@@ -114,13 +114,12 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
 
     async def _score(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any]) -> None:
         """Let verl's reward function score each episode by its last row (`AgentLoopWorker._compute_score`)."""
-        every = graph_rows(graph, phase.trains)
+        last_rows = {row.episode: row for row in graph_rows(graph, phase.trains)}
         for episode in graph.complete():
-            rows = [row for row in every if row.episode == episode.id]
-            rows = [leaf_row(graph, episode.id)] if episode.withheld else rows
-            if not rows:
+            row = leaf_row(graph, episode.id) if episode.withheld else last_rows.get(episode.id)
+            if row is None:
                 continue
-            last = self._output(graph, rows[-1])
+            last = self._output(graph, row)
             last.reward_score = None
             await self._compute_score([last], kwargs={**prompt})
             if last.reward_score is not None:

@@ -69,7 +69,8 @@ class RolloutGraph:
 
     def turns(self, episode: int) -> int:
         """How many turns an episode has; one that was sampled in pieces counts once."""
-        return sum(not self.nodes[i].partial for i in self.path(episode))
+        leaf = self.episodes[episode].leaf
+        return 0 if leaf < 0 else self.nodes[leaf].turn + (not self.nodes[leaf].partial)
 
     def chain(self, node: int) -> list[int]:
         """Node ids along `context` up to and including `node`, first one first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -216,8 +217,7 @@ class _Views:
         self.graph = graph
         self._task = task
         self._turns: dict[int, RatedTurn] = {}
-        shared = [number for episode in graph.complete() for number in graph.path(episode.id)]
-        self._owners = {number: shared.count(number) for number in set(shared)}
+        self._owners = Counter(number for episode in graph.complete() for number in graph.path(episode.id))
 
     def ends(self, episode: EpisodeRecord) -> list[Node]:
         """The turns of an episode; of those that were sampled in pieces the last one."""

@@ -62,18 +62,21 @@ def turn_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
 
 def tree_metrics(graphs: Sequence[RolloutGraph]) -> dict[str, float]:
     """Where the trees of a step branch, how much their leaves share, and the share of the budgets that they used."""
-    leaves = [(graph, graph.path(e.id)) for graph in graphs for e in graph.complete() if e.trained]
+    leaves = [[graph.path(e.id) for e in graph.complete() if e.trained] for graph in graphs]
     forks = [(graph, e) for graph in graphs for e in graph.episodes if e.source >= 0 and e.leaf >= 0]
-    if not leaves:
+    count = sum(map(len, leaves))
+    if not count:
         return {}
     turns = sum(len(graph.nodes) for graph in graphs)
     calls = sum(graph.counts.get("environment_calls", 0) for graph in graphs)
-    unique = sum(_tokens(graph, {i for g, path in leaves if g is graph for i in path}) for graph in graphs)
+    through = [Counter(i for path in paths for i in path) for paths in leaves]
+    every = sum(_tokens(graph, turns_of.elements()) for graph, turns_of in zip(graphs, through, strict=True))
+    unique = sum(_tokens(graph, turns_of) for graph, turns_of in zip(graphs, through, strict=True))
     metrics = {
-        "hier/tree/leaves_mean": len(leaves) / len(graphs),
-        "hier/tree/token_ratio": sum(_tokens(graph, path) for graph, path in leaves) / max(unique, 1),
+        "hier/tree/leaves_mean": count / len(graphs),
+        "hier/tree/token_ratio": every / max(unique, 1),
         "hier/tree/fork_rate": len(forks) / max(turns, 1),
-        "hier/tree/calls_per_leaf": calls / len(leaves),
+        "hier/tree/calls_per_leaf": calls / count,
     }
     if forks:
         positions = [e.shared / len(graph.path(e.id)) for graph, e in forks]
