@@ -66,8 +66,9 @@ class Method:
 
 
 METHODS = {
-    # 256 rows of the 2,000 to 5,000 that 16 tasks make; here 64 tasks times episodes make a fourth of them.
-    "gigpo": Method("gigpo_alfworld", "rows: 64", 240_000, 24_000),
+    # 256 rows of the 2,000 to 5,000 that 16 tasks make, one a turn: 8 to 20 steps. The small recipe has a row an
+    # episode, 64 in all, and makes 8.
+    "gigpo": Method("gigpo_alfworld", "rows: 8", 240_000, 40_000),
     # Mini-batches of an eighth of the batch.
     "arpo": Method("arpo_search", "steps: 8", 120_000, 12_000),
 }
