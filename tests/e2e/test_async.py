@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from verl_hier.recipe.compose import overridden
 
 MODES = {
     "hier_colocate_async": [],
@@ -18,12 +18,18 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_rows_and_credit_arrive_whatever_the_trainer(train, mode):
-    run = train(
-        "himac_bytes",
-        [f"trainer.v1.trainer_mode={mode}", "data.gen_batch_size=1", "trainer.total_training_steps=2", *MODES[mode]],
-    )
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("hier_colocate_async", marks=pytest.mark.long),
+        pytest.param("hier_separate_async", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_and_credit_arrive_whatever_the_trainer(train, examples, mode):
+    """With the estimator of an installed example package, which also reports a metric of its own."""
+    estimator = overridden(["hier.plugins.role_median=true", "hier.estimator={name: role_median}"])
+    steps = ["data.gen_batch_size=1", "trainer.total_training_steps=2"]
+    run = train("himac_bytes", [f"trainer.v1.trainer_mode={mode}", *steps, *estimator, *MODES[mode]], site=examples)
     assert run.code == 0, run.log[-3000:]
     assert len(run.steps) == 2
     assert all(rows > 0 for rows in run.metric("hier/rows/trained"))
@@ -31,3 +37,5 @@ def test_rows_and_credit_arrive_whatever_the_trainer(train, mode):
     for step in run.steps:
         assert ("hier/credit/planner/mean" in step) or ("hier/credit/executor/mean" in step)
     assert all(share <= 1 for share in run.metric("hier/groups/singleton_share"))
+    assert run.metric("hier/role_median/kept_share") == [1, 1]
+    assert max(run.metric("actor/grad_norm")) > 0

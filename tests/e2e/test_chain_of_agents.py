@@ -1,4 +1,4 @@
-"""Chain-of-Agents from nothing: distilled data, verl's SFT trainer, then reinforcement learning through stock verl."""
+"""Chain-of-Agents from nothing by one command: distilled data, verl's SFT trainer, then reinforcement learning."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from verl_hier.cli.distill import distill
-from verl_hier.coldstart import build_tiny, run_sft
-from verl_hier.coldstart.build import texts_of
+from tests.fixtures.trainer import verl_hier
 from verl_hier.graph import graph_rows, read_graphs
-from verl_hier.recipe.compose import overridden
-from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.ops.runs import RUNS, Run
 from verl_hier.training.schedule import Phase, phase_of
 from verl_hier_plugins.workers.chain_of_agents.grammar import LEVELS
 
@@ -22,47 +19,35 @@ pytest.importorskip("alfworld")
 pytestmark = pytest.mark.slow
 
 RECIPE = "chain_of_agents_alfworld"
-WORLD = ["hier.environment.pool=16", "hier.environment.validation=4", "hier.environment.max_steps=6"]
+OVERRIDES = [
+    *("hier.environment.pool=16", "hier.environment.validation=4", "hier.environment.max_steps=6"),
+    # A model that has learned to speak as a chain of agents, more or less, from episodes that reach their end.
+    *("hier.coldstart.episodes=48", "hier.coldstart.variants=[{max_steps: 28}]"),
+    *("hier.coldstart.steps=90", "hier.coldstart.batch_size=12"),
+    "hier.plugins.probe=true",
+    "hier.worker.violation_penalty=0.1",
+    "hier.schedule={name: alternating, period: 1, levels: [0, 1]}",
+    "actor_rollout_ref.rollout.n=6",
+    "actor_rollout_ref.rollout.engine_kwargs.transformers.deterministic=true",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
+    "hier.update={mini_batch: {prompts: 2}, keep_tasks_together: true, epochs: 2}",
+    "data.train_batch_size=4",
+    *("trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.save_freq=-1"),
+    # As many episodes as the recipe says.
+    "hier.refill=null",
+]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that has learned to speak as a chain of agents, more or less."""
-    folder = tmp_path_factory.mktemp("chain")
-    easy = [*WORLD[:2], "hier.environment.max_steps=28"]
-    tiny = build_tiny(folder / "tiny", texts_of(ComposedRecipe.named(RECIPE, easy), walks=8))
-    distill(RECIPE, easy, out=folder / "data", model=str(tiny), n=48, mistake_weight=0.0, observation_weight=0.1)
-    return run_sft(tiny, folder / "data/data.parquet", folder, steps=90, batch_size=12, warmup_steps=10)
-
-
-def test_distilled_and_then_trained_level_by_level(train, model, tmp_path):
-    run = train(
-        RECIPE,
-        overridden(
-            [
-                *WORLD,
-                f"actor_rollout_ref.model.path={model}",
-                "hier.plugins.probe=true",
-                "hier.worker.violation_penalty=0.1",
-                "hier.schedule={name: alternating, period: 1, levels: [0, 1]}",
-                f"hier.store.path={tmp_path}/graphs",
-                "actor_rollout_ref.rollout.n=6",
-                "actor_rollout_ref.rollout.engine_kwargs.transformers.deterministic=true",
-                "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients",
-                "hier.update={mini_batch: {prompts: 2}, keep_tasks_together: true, epochs: 2}",
-                "data.train_batch_size=4",
-                "trainer.total_training_steps=2",
-                "trainer.test_freq=-1",
-                # As many episodes as the recipe says.
-                "hier.refill=null",
-                "trainer.logger=[console,file]",
-            ]
-        ),
-    )
-    assert run.code == 0, run.log[-3000:]
-    assert [phase_of(step) for step in run.steps] == ["A", "B"]
-    steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2)]
-    for number, (graphs, logged) in enumerate(zip(steps, run.steps, strict=True)):
+def test_distilled_and_then_trained_level_by_level(probes, tmp_path):
+    (tmp_path / "probe").mkdir()
+    variables = {"PYTHONPATH": str(probes), "PROBE_FOLDER": str(tmp_path / "probe")}
+    said = verl_hier(tmp_path, "train", RECIPE, "--from-scratch", *OVERRIDES, **variables)
+    assert "3/3 90 steps of supervised training" in said
+    (run,) = Run.all_in(tmp_path / RUNS / RECIPE)
+    logs = run.metrics()
+    assert [phase_of(step) for step in logs] == ["A", "B"]
+    steps = [list(read_graphs(run.graphs / f"step_{step:06d}.parquet")) for step in (1, 2)]
+    for number, (graphs, logged) in enumerate(zip(steps, logs, strict=True)):
         rows = [(g, row) for g in graphs for row in graph_rows(g, Phase.from_dict(g.phase).trains)]
         assert logged["hier/rows/trained"] == len(rows) > 0
         assert logged["hier/update/steps"] == 4, "two mini-batches, each of them twice"
@@ -72,11 +57,11 @@ def test_distilled_and_then_trained_level_by_level(train, model, tmp_path):
         assert len(rows) == len({(id(graph), row.episode) for graph, row in rows})
         failed = sum("failure" in node.extra for graph in graphs for node in graph.nodes)
         assert failed == sum(count for name, count in logged.items() if name.startswith("hier/failures/"))
-        learned, read = gradients(tmp_path / "run" / "probe", rows)
+        learned, read = gradients(tmp_path / "probe", rows)
         assert read > 0, "rows hold observations"
         assert set(learned) <= {role for role, level in LEVELS.items() if level == number}, learned
         assert learned["plan" if number == 0 else "think"] > 0
-    check_masks(steps, AutoTokenizer.from_pretrained(model))
+    check_masks(steps, AutoTokenizer.from_pretrained(tmp_path / "runs/coldstart/alfworld_chain_of_agents/model"))
 
 
 def gradients(folder: Path, rows) -> tuple[dict[str, int], int]:

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fixtures.trainer import Run, only_trainer
-from verl_hier.compat.launch import MARK
+from tests.fixtures.trainer import Run, only_trainer, processes_of_runs
 from verl_hier.graph import read_graphs
 
 SAME = ("hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm", "actor/pg_loss")
@@ -45,18 +44,6 @@ class Killer:
             except (psutil.Error, ProcessLookupError):
                 self.killed = None
         return False
-
-
-def marked() -> list[psutil.Process]:
-    """Every process of any run that this process, or a child of it, has launched."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if MARK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def history(runs: list[Run]) -> dict[int, dict[str, float]]:
@@ -91,7 +78,7 @@ def test_killed_again_and_again(train, tmp_path, monkeypatch, steps, kills):
             train("himac_bytes", settings("parts"), "parts", killer if len(killed) < kills else lambda p: False)
         )
         killed += [killer.killed] if killer.killed else []
-        assert not marked(), f"left after the end of {killer.killed}"
+        assert not processes_of_runs(), f"left after the end of {killer.killed}"
         assert len(runs) <= 2 * kills + 2, (killed, runs[-1].log[-3000:])
     assert history(runs) == history([whole]) and sorted(history(runs)) == list(range(1, steps + 1)), killed
     for step in range(1, steps + 1):
@@ -99,8 +86,8 @@ def test_killed_again_and_again(train, tmp_path, monkeypatch, steps, kills):
         assert one == two, (step, killed)
 
 
-@pytest.mark.parametrize("kills", [pytest.param(2, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)])
-def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path, kills):
+@pytest.mark.long
+def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path, kills=10):
     """SIGKILL of `verl-hier train`: after five seconds nothing of the run is left, and the same command goes on."""
     chance = random.Random(kills)
     recipe = [str(probes / "himac_bytes.yaml"), f"actor_rollout_ref.model.path={byte_model}"]
@@ -124,5 +111,5 @@ def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path, k
             process.kill()
             process.wait()
             time.sleep(GONE_S)
-            assert not [each.cmdline() for each in marked()]
+            assert not [each.cmdline() for each in processes_of_runs()]
     assert "step " in log.read_text()

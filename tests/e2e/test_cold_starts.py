@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.trainer import only_trainer
+from tests.fixtures.trainer import verl_hier
 from verl_hier.ops.progress import validation_of
 from verl_hier.ops.runs import RUNS, Run
 from verl_hier.recipe.catalogue import recipes
 
 STEPS = 2
-
-
-def verl_hier(folder: Path, *arguments: str) -> str:
-    """Run a command in a folder, and return what it prints.
-
-    Raises:
-        AssertionError: when it fails.
-    """
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with only_trainer():
-        ended = subprocess.run(
-            [sys.executable, "-m", "verl_hier.cli.main", *arguments],
-            cwd=folder,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    assert ended.returncode == 0, ended.stdout[-4000:]
-    return ended.stdout
 
 
 @pytest.fixture(scope="session")
@@ -60,17 +37,3 @@ def test_a_recipe_trains_from_nothing(home: Path, name: str) -> None:
     assert len(trained) == STEPS
     for step in trained:
         assert step["hier/rows/trained"] > 0 and step["hier/episodes/failed"] == 0
-
-
-@pytest.mark.slow
-def test_train_makes_the_model_first_where_it_is_asked_to(tmp_path: Path) -> None:
-    """With the worker whose four modules no expert plays."""
-    small = ["hier.environment.pool=8", "hier.environment.validation=2"]
-    cold = ["hier.coldstart.episodes=8", "hier.coldstart.steps=4", "hier.coldstart.batch_size=4"]
-    run = ["trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.save_freq=-1", "data.train_batch_size=2"]
-    run += ["actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
-    said = verl_hier(tmp_path, "train", "agentflow_alfworld", "--from-scratch", *small, *cold, *run)
-    assert "3/3 4 steps of supervised training" in said
-    assert (tmp_path / "runs/coldstart/alfworld_agent_flow/model/config.json").is_file()
-    (trained,) = Run.all_in(tmp_path / RUNS / "agentflow_alfworld")
-    assert ["actor/grad_norm" in step for step in trained.metrics()] == [True]

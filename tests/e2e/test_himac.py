@@ -1,9 +1,11 @@
-"""HiMAC through stock verl: both phases, which tokens learn, resume, two ranks."""
+"""HiMAC through stock verl: both phases, which tokens learn, what follows an end of any kind, two ranks."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import signal
 import statistics
 import subprocess
@@ -13,18 +15,20 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.fixtures.trainer import Run, Trainer, only_trainer
+from tests.fixtures.trainer import Run, Trainer, only_trainer, processes_of_runs
 from verl_hier.compat.launch import read_metrics
 from verl_hier.graph import graph_rows, read_graphs
 from verl_hier.ops import runs as ops
 from verl_hier.training.schedule import Phase, phase_of
 
-STEPS = 5
+STEPS = 8
+PHASES = ["A", "A", "B", "B", "A", "A", "B", "B"]
+GONE_S = 5
+"""After so many seconds nothing of a run that was killed may live."""
 WHOLE = [
     "hier.schedule.period=2",
     "trainer.save_freq=1",
@@ -42,7 +46,7 @@ def stored_in(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def whole(byte_model: Path, probes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
-    """Five steps in one go, and their folder."""
+    """All steps in one go, and their folder."""
     folder = tmp_path_factory.mktemp("himac")
     return Trainer(folder, byte_model, probes)("himac_bytes", [*WHOLE, stored_in(folder / "run")]), folder / "run"
 
@@ -77,7 +81,7 @@ def test_both_phases_train_their_own_tokens(whole, tmp_path):
     """Gradients are those of the real loss, taken at the log-probs."""
     run, folder = whole
     assert run.code == 0, run.log[-3000:]
-    assert [phase_of(step) for step in run.steps] == ["A", "A", "B", "B", "A"]
+    assert [phase_of(step) for step in run.steps] == PHASES
     assert run.metric("hier/rows/trained")[0] == 2 * 4
     assert run.metric("hier/server/generated_tokens") == run.metric("hier/tokens/generated")
     rated = [read_graphs(folder / "graphs" / f"step_{step:06d}.parquet") for step in range(1, STEPS + 1)]
@@ -112,53 +116,86 @@ def test_both_phases_train_their_own_tokens(whole, tmp_path):
         for file in per_step[number]:
             (one_step / file.name).symlink_to(file)
         learned = learned_roles(one_step, graphs)
-        expected = "executor" if number in (2, 3) else "planner"
+        expected = "planner" if PHASES[number] == "A" else "executor"
         assert set(learned) == {expected}, (number, learned)
 
 
-@pytest.mark.slow
-def test_interrupted_and_resumed_by_the_command_line(whole, byte_model, probes, tmp_path):
-    """A A B B A in one go, and with Ctrl-C in `verl-hier train`: the same run, no process left, a policy to load."""
-    folder = whole[1]
-    run = ops.Run(tmp_path / "runs" / "himac_bytes" / "parts")
-    recipe = [probes / "himac_bytes.yaml", f"actor_rollout_ref.model.path={byte_model}"]
-    variables = {"PYTHONPATH": str(probes), "PROBE_FOLDER": str(tmp_path / "probe"), "OMP_NUM_THREADS": "1"}
-    (tmp_path / "probe").mkdir()
+class CommandLine:
+    """`verl-hier train` in a folder, started again and again."""
 
-    def command_line(*arguments):
-        command = [sys.executable, "-m", "verl_hier.cli.main", "train", *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    def __init__(self, folder: Path, model: Path, probes: Path) -> None:
+        self.run = ops.Run(folder / "runs" / "himac_bytes" / "parts")
+        self._folder = folder
+        self._recipe = [probes / "himac_bytes.yaml", f"actor_rollout_ref.model.path={model}"]
+        self._variables = {"PYTHONPATH": str(probes), "PROBE_FOLDER": str(folder / "probe"), "OMP_NUM_THREADS": "1"}
+        (folder / "probe").mkdir()
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "verl_hier.cli.main", "train", *map(str, self._recipe), *arguments]
         # A shell that starts the tests in the background has them ignore Ctrl-C, and their processes with them.
         heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        variables, pipe = {**os.environ, **self._variables}, subprocess.PIPE
         return subprocess.Popen(
-            command, cwd=tmp_path, env={**os.environ, **variables}, text=True, preexec_fn=heard, **pipes
+            words, cwd=self._folder, env=variables, text=True, preexec_fn=heard, stdout=pipe, stderr=pipe
         )
 
-    with only_trainer():
-        started = command_line(*recipe, *WHOLE, stored_in(run.folder), "--name", "parts")
-        while started.poll() is None and len(read_metrics(run.metrics_file)) < 2:
+    def wait_for_steps(self, process: subprocess.Popen[str], steps: int) -> None:
+        """Wait until so many steps are logged, or the command has ended."""
+        while process.poll() is None and len(read_metrics(self.run.metrics_file)) < steps:
             time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_ended_in_three_ways_the_command_line_goes_on_as_if_in_one_go(whole, byte_model, probes, tmp_path):
+    """A A B B A A B B, ended by Ctrl-C, by the death of the rollout server, and by SIGKILL of `verl-hier train`.
+
+    No process is left each time, `--resume` goes on from the last step that was saved, and phases, rollouts, credit and
+    weights are those of a run in one go.
+    """
+    line = CommandLine(tmp_path, byte_model, probes)
+    run = line.run
+    with only_trainer():
+        started = line.start(*WHOLE, stored_in(run.folder), "--name", "parts")
+        line.wait_for_steps(started, 2)
         started.send_signal(signal.SIGINT)
         out, err = started.communicate()
-        assert started.returncode == 130, out + err
-        assert not [
-            p for p in psutil.process_iter(["environ"]) if variables.items() <= (p.info["environ"] or {}).items()
-        ]
+        assert started.returncode == 130 and not processes_of_runs(), out + err
+        first = run.step
+        assert 2 <= first < STEPS - 3 and err.startswith("verl-hier: interrupted; ") and err.count("\n") == 1
+        assert f"--name parts --resume` goes on from step {first}." in err
+        assert "a new run in runs/himac_bytes/parts" in out
+
+        started = line.start("--resume")
+        line.wait_for_steps(started, 1)
+        servers = [p for p in processes_of_runs() if any("TransformersServer" in part for part in p.cmdline())]
+        for server in servers:
+            server.kill()
+        out, err = started.communicate()
+        assert servers and started.returncode == 1 and not processes_of_runs(), out + err
+        assert f"goes on from step {first}" in out
+        assert re.search(r"rollout server is gone .*trainer\.resume_mode", run.log.read_text()), err
+        second = run.step
+        assert first <= second < STEPS and f"goes on from step {second}." in err
+
+        started = line.start("--resume")
+        time.sleep(random.Random(0).uniform(5, 25))
+        started.kill()
+        started.communicate()
+        time.sleep(GONE_S)
+        assert not [process.cmdline() for process in processes_of_runs()]
         saved = run.step
-        assert 2 <= saved < STEPS and err.startswith("verl-hier: interrupted; ") and err.count("\n") == 1
-        assert (
-            f"--name parts --resume` goes on from step {saved}." in err and "a new run in runs/himac_bytes/parts" in out
-        )
-        resumed = command_line(*recipe, "--resume")
+        assert second <= saved < STEPS
+
+        resumed = line.start("--resume")
         out, err = resumed.communicate()
     assert resumed.returncode == 0, err + run.log.read_text()[-3000:]
-    assert f"goes on from step {saved}" in out and f"step {STEPS}/{STEPS}  A: planner" in out
+    assert f"goes on from step {saved}" in out and f"step {STEPS}/{STEPS}  B: executor" in out
     assert out.splitlines()[-1] == "next: verl-hier eval runs/himac_bytes/parts"
     assert [step["step"] for step in run.metrics()] == list(range(1, STEPS + 1))
-    check_the_same(whole, run.metrics()[saved:], run.folder, saved)
+    check_the_same(whole, run.metrics()[first:], run.folder, first)
     policy = AutoModelForCausalLM.from_pretrained(run.model)
     assert AutoTokenizer.from_pretrained(run.model)("go")["input_ids"] and policy.dtype == torch.float32
-    trained = dict(weights((folder, run.folder), STEPS))
+    trained = dict(weights((whole[1], run.folder), STEPS))
     assert all(torch.equal(value, trained[name][0]) for name, value in policy.state_dict().items() if name in trained)
     assert len(trained) >= len(dict(policy.named_parameters()))
 
@@ -166,7 +203,7 @@ def test_interrupted_and_resumed_by_the_command_line(whole, byte_model, probes, 
 @pytest.mark.long
 @pytest.mark.parametrize("killed_at", [1, 2, 3, 4])
 def test_killed_at_any_step_it_goes_on_as_an_uninterrupted_run(train, whole, tmp_path, killed_at):
-    """A A B B A in one go, and killed somewhere: the same phases, rollouts, credit and weights."""
+    """All steps in one go, and killed somewhere: the same phases, rollouts, credit and weights."""
     one_go, folder = whole
     parts = tmp_path / "parts"
     overrides = [*WHOLE, stored_in(parts)]

@@ -82,11 +82,10 @@ def test_separate_asynchronous_trainer_over_gloo(train, toy):
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_sft_under_torchrun(train, toy, tmp_path, ranks):
+def test_sft_under_torchrun_on_two_ranks(train, toy, tmp_path):
     run = train.run(
         [
-            *("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"),
+            *("torch.distributed.run", "--standalone", "--nproc_per_node=2"),
             *("-m", "verl.trainer.sft_trainer", f"data.train_files={toy}/sft.parquet", "data.train_batch_size=16"),
             *("data.micro_batch_size_per_gpu=8", "data.max_length=128", "data.num_workers=0", f"model.path={toy}"),
             *("+model.override_config.attn_implementation=sdpa", "model.use_remove_padding=False"),

@@ -24,6 +24,9 @@ OVERRIDES = [
     "hier.environment.tasks=64",
     "hier.environment.bar=0.2",
     "hier.refill={limit: 3, score: success}",
+    # The estimator of an installed example package.
+    "hier.plugins.baseline_gap=true",
+    "hier.estimator={name: baseline_gap}",
     f"data.train_batch_size={TASKS}",
     f"actor_rollout_ref.rollout.n={EPISODES}",
     # Where the gradient of a parameter is nothing but rounding, AdamW would make a whole step of it.
@@ -54,17 +57,17 @@ class Training:
         return load_file(self.folder / f"checkpoints/global_step_{STEPS}/actor/huggingface/model.safetensors")
 
 
-def trained(byte_model: Path, probes: Path, folder: Path, *overrides: str) -> Training:
+def trained(byte_model: Path, probes: Path, examples: Path, folder: Path, *overrides: str) -> Training:
     store = f"hier.store.path={folder}/run/graphs"
-    run = Trainer(folder, byte_model, probes)("grpo_bytes", overridden([*OVERRIDES, store, *overrides]))
+    run = Trainer(folder, byte_model, probes)("grpo_bytes", overridden([*OVERRIDES, store, *overrides]), site=examples)
     assert run.code == 0, run.log[-3000:]
     assert len(run.steps) == STEPS
     return Training(run, folder / "run")
 
 
 @pytest.fixture(scope="module")
-def one_rank(byte_model: Path, probes: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    return trained(byte_model, probes, tmp_path_factory.mktemp("one_rank"))
+def one_rank(byte_model: Path, probes: Path, examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
+    return trained(byte_model, probes, examples, tmp_path_factory.mktemp("one_rank"))
 
 
 def test_optimiser_steps_are_those_of_the_recipe(one_rank):
@@ -110,9 +113,9 @@ def outcomes(graph: RolloutGraph) -> list[bool]:
 
 
 @pytest.mark.slow
-def test_two_ranks_train_what_one_trains(one_rank, byte_model, probes, tmp_path):
+def test_two_ranks_train_what_one_trains(one_rank, byte_model, probes, examples, tmp_path):
     """Two FSDP ranks with a rollout server each: the same tasks, rows, losses and weights."""
-    two = trained(byte_model, probes, tmp_path, "trainer.n_gpus_per_node=2")
+    two = trained(byte_model, probes, examples, tmp_path, "trainer.n_gpus_per_node=2")
     for name in ("hier/refill/tasks", "hier/rows/trained", "hier/update/steps", "hier/tokens/generated"):
         assert two.run.metric(name) == one_rank.run.metric(name), name
     for name in ("actor/pg_loss", "actor/grad_norm"):

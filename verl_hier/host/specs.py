@@ -196,7 +196,8 @@ class SamplerSpec(Spec):
             Raises `RecipeError` when `n` does not fit the options.
         needs_fork: refuses environments that cannot fork.
         needs_top_logprobs: refuses rollout servers that return only the chosen token's log-prob.
-        needs_scores: refuses rollout servers that return no log-probs of prompts (`Rollout.score`, `Episode.force`).
+        needs_scores: refuses rollout servers that return no log-probs of prompts (`Rollout.score`, `Episode.force`);
+            `needs_scores(options) -> bool` where it depends on the options.
         provides: turn-table columns that this sampler fills besides the standard ones.
     """
 
@@ -204,8 +205,12 @@ class SamplerSpec(Spec):
     episodes: Callable[[Any, int], int] | None = None
     needs_fork: bool = False
     needs_top_logprobs: bool = False
-    needs_scores: bool = False
+    needs_scores: bool | Callable[[Any], bool] = False
     provides: tuple[str, ...] = ()
+
+    def needs_scores_with(self, options: Any) -> bool:
+        """Whether it needs a rollout server that returns log-probs of prompts, with these options."""
+        return self.needs_scores(options) if callable(self.needs_scores) else self.needs_scores
 
 
 @dataclass(frozen=True)

@@ -188,9 +188,9 @@ def find(reference: str) -> Recipe:
         if not path.is_file():
             raise RecipeError(f"there is no recipe file {reference}; `verl-hier recipes` lists the shipped ones.")
         return _read(path)
-    known = {recipe.name: recipe for recipe in recipes()}
+    known = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
     if reference in known:
-        return known[reference]
+        return _read(known[reference])
     renamed = _renamed(reference, known)
     if renamed:
         raise RecipeError(f"the recipe is now {renamed[0]}: verl-hier train {' '.join(renamed)}")
@@ -225,7 +225,7 @@ def _read(path: Path) -> Recipe:
         raise RecipeError(f"the recipe file cannot be read: {error}") from error
 
 
-def _renamed(reference: str, known: Mapping[str, Recipe]) -> tuple[str, ...]:
+def _renamed(reference: str, known: Mapping[str, Path]) -> tuple[str, ...]:
     """Recipe and choices of a name that once held size, model and server; empty for other names."""
     former = _FORMER_NAME.fullmatch(reference)
     if not former:
@@ -239,7 +239,7 @@ def _renamed(reference: str, known: Mapping[str, Recipe]) -> tuple[str, ...]:
     size = "cluster" if cluster else "node"
     if not (cluster or model):
         return (base,)
-    offered = known[base].servers(size)
+    offered = find(base).servers(size)
     server = server if server in offered else offered[0]
     return base, f"size={size}", f"model=qwen2.5-{model or '7b'}-instruct", f"server={server}"
 

@@ -7,6 +7,7 @@ A recipe is a primary Hydra config that starts from verl's own `ppo_trainer`. It
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,24 +97,33 @@ def _require_blocks(given: Mapping[Any, Any], known: Mapping[str, Any], above: s
 
 @contextmanager
 def files_read_once() -> Iterator[None]:
-    """Within it, each YAML file and each interpolation is parsed once: most of the time of composing many recipes."""
-    from hydra._internal.config_repository import ConfigRepository
-    from omegaconf import base
+    """Within it, each YAML file and each interpolation is parsed once: most of the time of composing many recipes.
 
-    load, parse, known = ConfigRepository.load_config, base.parse, {}
+    A file that has changed since is parsed again.
+    """
+    from omegaconf import OmegaConf, base
 
-    def load_config(repository: Any, config_path: str) -> Any:
-        place = (*(source.path for source in repository.get_sources()), config_path)
-        if place not in known:
-            known[place] = load(repository, config_path)
+    load, parse = OmegaConf.load, base.parse
+
+    def load_once(file: Any) -> Any:
+        if not hasattr(file, "fileno"):
+            return load(file)
+        stated = os.fstat(file.fileno())
+        place = (stated.st_dev, stated.st_ino, stated.st_mtime_ns, stated.st_size)
+        if place not in _READ:
+            _READ[place] = load(file)
         # Hydra moves the nodes of what it loads into the config that it composes.
-        return copy.deepcopy(known[place])
+        return copy.deepcopy(_READ[place])
 
-    ConfigRepository.load_config, base.parse = load_config, cache(parse)
+    OmegaConf.load, base.parse = load_once, cache(parse)
     try:
         yield
     finally:
-        ConfigRepository.load_config, base.parse = load, parse
+        OmegaConf.load, base.parse = load, parse
+
+
+_READ: dict[tuple[int, ...], Any] = {}
+"""What a file holds, by its inode, its time and its size."""
 
 
 def overridden(overrides: Sequence[str]) -> list[str]:

@@ -209,4 +209,5 @@ def hier_samplers() -> SamplerSpec:
         episodes=at_least(1, "t2po sampler completes n episodes"),
         needs_fork=True,
         needs_top_logprobs=True,
+        needs_scores=lambda options: options.window is not None,  # a thought is closed by forced tokens
     )

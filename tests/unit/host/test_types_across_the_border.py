@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,9 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]
     for name, text in planted.items():
         (folder / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--hide-error-context"]
+    # What the check of the whole project has left makes this one ten times faster.
+    if (ROOT / ".mypy_cache").is_dir():
+        shutil.copytree(ROOT / ".mypy_cache", folder / "cache")
     cache = ["--cache-dir", str(folder / "cache")]
     run = subprocess.run(
         [*command, *cache, *(str(folder / f"{name}.py") for name in planted)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,10 @@ from omegaconf import OmegaConf, open_dict
 
 from verl_hier.errors import HierError
 from verl_hier.recipe.check import check_recipe
-from verl_hier.recipe.compose import compose, files_read_once, overridden
+from verl_hier.recipe.compose import compose, overridden
 
 MUTATIONS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "mutations.yaml").read_text())
 MAY_PASS = 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick() -> Iterator[None]:
-    with files_read_once():
-        yield
 
 
 def line_of(mutation: dict[str, Any]) -> str:

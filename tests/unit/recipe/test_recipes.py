@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,20 @@ BRANCHING = ("tree_grpo", "portool", "treeps_rag", "at_grpo", "anchored")
 GPUS = ["size=node", "server=vllm"]
 # Recipes that leave their data and model to the user, and what a user would add.
 LEFT_OPEN = {"flat": ("data.train_files=x.parquet", "data.val_files=y.parquet", "actor_rollout_ref.rollout.n=2")}
-# One combination for each recipe at each scale of its tasks, and every combination of one recipe.
-CHECKED = [
-    *((name, LEFT_OPEN[name]) for name in LEFT_OPEN),
-    *(
-        (recipe.name, next(words for words in recipe.combinations() if words[0] == f"size={size}"))
-        for recipe in RECIPES
-        for size in recipe.sizes
-        if size != "cluster"
-    ),
-    *(("himac_alfworld", words) for words in find("himac_alfworld").combinations()),
-]
+
+
+def checked() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each recipe at one scale of its tasks, every second one at the other, and every combination of one recipe.
+
+    `verl-hier check --all` goes through all combinations; a test among the long ones calls it.
+    """
+    yield from LEFT_OPEN.items()
+    for number, recipe in enumerate(RECIPES):
+        sizes = [size for size in recipe.sizes if size != "cluster"]
+        if sizes:
+            size = f"size={sizes[number % len(sizes)]}"
+            yield recipe.name, next(words for words in recipe.combinations() if words[0] == size)
+    yield from (("himac_alfworld", words) for words in find("himac_alfworld").combinations())
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def test_the_promised_recipes_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), sorted(set(CHECKED)), ids=lambda value: value if isinstance(value, str) else "-".join(value)
+    ("name", "words"), sorted(set(checked())), ids=lambda value: value if isinstance(value, str) else "-".join(value)
 )
 def test_recipe_passes_every_check_offline(name: str, words: tuple[str, ...], model: Path) -> None:
     on_cpu = find(name).groups.get("size", "cpu") == "cpu" and not {"size=node", "size=cluster"} & set(words)
@@ -65,6 +69,16 @@ def test_recipe_passes_every_check_offline(name: str, words: tuple[str, ...], mo
     assert report.trainer.startswith("hier_")
     assert {"vllm", "sglang"}.isdisjoint(sys.modules), "validation must not need the engines"
     assert dict(report.lines())["environment"]
+
+
+@pytest.mark.long
+def test_every_combination_that_a_recipe_offers_is_sound() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_hier.cli.main", "check", "--all"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    combinations = sum(len(list(recipe.combinations())) for recipe in RECIPES)
+    assert done.stdout.splitlines()[-1].startswith(f"{combinations} combinations in ")
 
 
 def test_the_sizes_name_what_there_is() -> None:
