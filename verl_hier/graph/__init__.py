@@ -1,6 +1,6 @@
 """The rollout graph and its views: rows for verl, the turn table for estimators, files for people."""
 
-from verl_hier.graph.build_table import TableBuilder, build_table
+from verl_hier.graph.build_table import build_table, number_turns
 from verl_hier.graph.chat import chat_rows, conversation
 from verl_hier.graph.dump import dump_rows
 from verl_hier.graph.message_links import messages, who_saw
@@ -19,7 +19,6 @@ __all__ = [
     "RolloutGraph",
     "Row",
     "SharedPrefix",
-    "TableBuilder",
     "TurnTable",
     "build_table",
     "chat_rows",
@@ -27,6 +26,7 @@ __all__ = [
     "dump_rows",
     "graph_rows",
     "messages",
+    "number_turns",
     "read_graphs",
     "who_saw",
     "write_graphs",

@@ -17,7 +17,7 @@ from verl_hier.credit import Credit, turn_credit
 from verl_hier.credit.columns import COLUMNS
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import CreditError, RecipeError
-from verl_hier.graph import RolloutGraph, TableBuilder, TurnTable, read_graphs
+from verl_hier.graph import RolloutGraph, TurnTable, number_turns, read_graphs
 from verl_hier.graph.atomic_write import write_records
 from verl_hier.host.specs import EstimatorSpec, build_options
 
@@ -35,13 +35,13 @@ class Batch:
         step: trainer step.
         graphs: its graphs.
         table: their turns.
-        turn_of: for each graph, a mapping from node id to the turn's index in the table.
+        turn_of: for each graph, the turn of each of its nodes in the table; -1 for nodes of lost episodes.
     """
 
     step: int
     graphs: list[RolloutGraph]
     table: TurnTable
-    turn_of: list[dict[int, int]]
+    turn_of: list[NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,8 @@ def compare(
 def batches(source: PathLike) -> Iterator[Batch]:
     """Stored graphs, step by step, with their turn tables. Graphs of a step must follow one another in the file."""
     for step, graphs in groupby(read_graphs(source), key=lambda graph: graph.step):
-        builder, members = TableBuilder(), list(graphs)
-        for graph in members:
-            builder.add(graph)
-        yield Batch(step, members, builder.build(), builder.turn_of)
+        members = list(graphs)
+        yield Batch(step, members, *number_turns(members))
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
@@ -215,8 +213,9 @@ def _records(batch: Batch, found: Credit) -> list[dict[str, Any]]:
     weight = np.ones(len(batch.table)) if found.weight is None else np.asarray(found.weight, np.float64)
     records = []
     for graph, turn_of in zip(batch.graphs, batch.turn_of, strict=True):
-        for node_id, turn in turn_of.items():
-            node = graph.nodes[node_id]
+        for node, turn in zip(graph.nodes, turn_of.tolist(), strict=True):
+            if turn < 0:
+                continue
             records.append(
                 {
                     "step": batch.step,

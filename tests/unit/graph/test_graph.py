@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
 from verl_hier.errors import GraphError
-from verl_hier.graph import TURN_COLUMNS, Message, TableBuilder, build_table, graph_rows
+from verl_hier.graph import TURN_COLUMNS, Message, build_table, graph_rows, number_turns
 from verl_hier.graph.rows import chains
 from verl_hier.graph.turn_table import EPISODE_COLUMNS
 
@@ -96,18 +96,15 @@ def test_a_shared_turn_is_trained_by_a_trained_episode_first(graph, rule):
 @quick
 @given(st.lists(rollout_graphs.trees(), min_size=1, max_size=3))
 def test_table_columns_agree_with_the_graphs(graphs):
-    builder = TableBuilder()
-    for graph in graphs:
-        builder.add(graph, executors)
-    table = builder.build()
-    assert len(builder.turn_of) == len(graphs)
+    table, turns = number_turns(graphs, [lambda role, level: role == "executor"] * len(graphs))
+    assert [len(turn_of) for turn_of in turns] == [len(graph.nodes) for graph in graphs]
     if not len(table):
         assert not any(list(graph.complete()) for graph in graphs)
         return
     assert set(TURN_COLUMNS) <= set(table.turns) and set(EPISODE_COLUMNS) <= set(table.episodes)
     first = 0
     for number, graph in enumerate(graphs):
-        turn_of = builder.turn_of[number]
+        turn_of = {node: turn for node, turn in enumerate(turns[number].tolist()) if turn >= 0}
         complete = list(graph.complete())
         assert set(turn_of) == {node for episode in complete for node in graph.path(episode.id)}
         for node_id, turn in turn_of.items():

@@ -172,8 +172,8 @@ def test_credit_per_token_reaches_its_token(batch):
         return
     ids = np.zeros(len(ledger.table["tokens.turn"]))
     for uid, turn_of in zip(ledger.graphs, ledger._turn_of, strict=True):
-        for node, turn in turn_of.items():
-            ids[ledger.table["tokens.turn"] == turn] = ledger.graphs[uid].nodes[node].action
+        for node, turn in zip(ledger.graphs[uid].nodes, turn_of.tolist(), strict=True):
+            ids[ledger.table["tokens.turn"] == turn] = node.action if turn >= 0 else 0
     response = np.concatenate([row.response for _, row in rows])
     spread = ledger.spread(ids, "token", rule)
     assert spread.tolist() == np.where(ledger.turn >= 0, response, 0).tolist()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from tests.fixtures import rollout_graphs
 from verl_hier.credit import WeightBy, episode_votes, turn_keys, turn_votes
 from verl_hier.credit.estimate import estimate
-from verl_hier.graph import TableBuilder, build_table, graph_rows
+from verl_hier.graph import build_table, graph_rows, number_turns
 from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing import builtin_estimators
 from verl_hier.testing.estimator import random_table
@@ -71,11 +71,9 @@ def slow_units(graph, table, unit):
     row_of = {}
     for number, row in enumerate(graph_rows(graph, lambda node: True)):
         row_of |= {node: number for node, mask in zip(row.turn_index, row.mask, strict=True) if mask}
-    builder = TableBuilder()
-    builder.add(graph)
     turns = {}
-    for node, turn in builder.turn_of[0].items():
-        if not table["trained"][turn]:
+    for node, turn in enumerate(number_turns([graph])[1][0].tolist()):
+        if turn < 0 or not table["trained"][turn]:
             continue
         owner, length = int(table["episode"][turn]), len(graph.nodes[node].action)
         turns[turn] = {
@@ -94,14 +92,11 @@ def slow_units(graph, table, unit):
 @settings(max_examples=30, deadline=None)
 @given(rollout_graphs.trees())
 def test_the_column_row_is_the_row_that_trains_a_turn(graph):
-    builder = TableBuilder()
-    builder.add(graph)
-    builder.add(graph)
-    table = builder.build()
+    table, turns = number_turns([graph, graph])
     rows = Counter()
     for row in graph_rows(graph, lambda node: True):
         nodes = {node for node, mask in zip(row.turn_index, row.mask, strict=True) if mask}
-        numbers = [{int(table["row"][turn_of[node]]) for node in nodes} for turn_of in builder.turn_of]
+        numbers = [{int(table["row"][turn_of[node]]) for node in nodes} for turn_of in turns]
         assert [len(found) for found in numbers] == [1, 1]
         rows.update(number for found in numbers for number in found)
     assert set(rows.values()) <= {1}

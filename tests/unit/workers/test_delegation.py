@@ -14,7 +14,7 @@ from tests.conformance.runner import CASES
 from tests.fixtures.corridor import Corridor
 from tests.fixtures.planner_transcript import planner_transcript
 from verl_hier.environments.base import Environment, StepResult
-from verl_hier.graph import TableBuilder, build_table, graph_rows
+from verl_hier.graph import build_table, graph_rows, number_turns
 from verl_hier.graph.nodes import Node
 from verl_hier.host.specs import NoOptions
 from verl_hier.rewards.answers import answer_and_tools
@@ -225,9 +225,7 @@ def test_each_stage_of_hiersearch_learns_from_its_own_answers(levels, said):
     asyncio.run(rate(graph, task, {"answer": Reward(answer_and_tools, options=options)}))
     assert [episode.ret for episode in graph.episodes] == pytest.approx(rewards)
     assert {node.level for node in graph.nodes} == ({1} if levels else {0, 1})
-    builder = TableBuilder()
-    builder.add(graph, lambda node: node.level == levels)
-    table = builder.build()
+    table, _ = number_turns([graph], [lambda role, level: level == levels])
     scores = (np.array(rewards) - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-6)
     learns = np.asarray(table["level"]) == levels
     assert advantage(table, CoDAOptions()) == pytest.approx(np.where(learns, scores[np.asarray(table["episode"])], 0.0))
