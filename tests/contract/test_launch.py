@@ -121,7 +121,7 @@ def test_signals_end_the_process_and_its_children(script: Script, log: Path, num
     caller = subprocess.Popen([sys.executable, "-c", call], stderr=subprocess.DEVNULL)
     wait_for(lambda: len(pids(log)) == 2)
     caller.send_signal(number)
-    assert caller.wait(60) == (-signal.SIGINT if number == signal.SIGINT else 128 + number)
+    assert caller.wait(600) == (-signal.SIGINT if number == signal.SIGINT else 128 + number)
     assert not alive(log)
 
 
