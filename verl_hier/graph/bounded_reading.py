@@ -10,6 +10,7 @@ import gzip
 import json
 import stat
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,12 +186,15 @@ def parquet_types(path: Path) -> dict[str, str]:
         raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
 
 
-def parquet_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+def parquet_rows(
+    path: Path, columns: Sequence[str] | None = None, places: Sequence[int] | None = None
+) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file. Pages that have a checksum are verified.
 
     Args:
         path: a regular file.
         columns: the columns to read; None for all.
+        places: numbers of the rows to read from 0, in order; None for all. Only row groups that hold them are read.
 
     Raises:
         FileError: when it cannot be read, is damaged, or unpacks to more than the bounds of this module.
@@ -202,21 +206,57 @@ def parquet_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[d
     too_large = f"{path} is too large: unpacked, it has more than {GROWTH} times its size."
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            if _values(file.metadata) * 4 > allowed:
+            if _values(file, columns) * 4 > allowed:
                 raise FileError(too_large)
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=None if columns is None else list(columns)):
+            groups, chosen = _choose(file.metadata, places)
+            names = None if columns is None else list(columns)
+            read = 0
+            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=names):
                 allowed -= batch.nbytes
                 if allowed < 0:
                     raise FileError(too_large)
-                yield from batch.to_pylist()
+                records = batch.to_pylist()
+                yield from (record for row, record in enumerate(records, read) if chosen is None or row in chosen)
+                read += len(records)
+            if places is None and read != file.metadata.num_rows:
+                raise FileError(f"{path} is damaged: it has {read} rows and says that it has {file.metadata.num_rows}.")
     except FileError:
         raise
     except Exception as error:  # pyarrow raises several unrelated types for damaged files
         raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
 
 
-def _values(metadata: Any) -> int:
-    """The number of values in the longest column; a few bytes can stand for a thousand million equal ones."""
+def _choose(metadata: Any, places: Sequence[int] | None) -> tuple[list[int], set[int] | None]:
+    """The row groups that hold some rows, and the numbers of the rows among those of these groups; None for all."""
+    if places is None:
+        return list(range(metadata.num_row_groups)), None
+    groups: list[int] = []
+    chosen: set[int] = set()
+    left = deque(places)
+    first, skipped = 0, 0
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).num_rows
+        before = len(left)
+        while left and left[0] < first + size:
+            chosen.add(left.popleft() - skipped)
+        if len(left) < before:
+            groups.append(group)
+        else:
+            skipped += size
+        first += size
+    return groups, chosen
+
+
+def _values(file: Any, columns: Sequence[str] | None) -> int:
+    """The number of values in the longest column; a few bytes can stand for a thousand million equal ones.
+
+    Columns that are not nested have a value a row, and are read a few rows at a time. Their own metadata is not looked
+    at: where it is damaged, pyarrow ends the process when it is asked.
+    """
+    metadata = file.metadata
+    fields = [field for field in file.schema_arrow if columns is None or field.name in columns]
+    if not any(field.type.num_fields for field in fields):
+        return int(metadata.num_rows)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    columns = range(metadata.num_columns)
-    return max((sum(group.column(column).num_values for group in groups) for column in columns), default=0)
+    every = range(metadata.num_columns)
+    return max((sum(group.column(column).num_values for group in groups) for column in every), default=0)

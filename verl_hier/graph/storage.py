@@ -5,17 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from verl_hier.errors import FileError, GraphError
 from verl_hier.graph.atomic_write import atomic_write
-from verl_hier.graph.bounded_reading import folder_entries, parquet_columns, parquet_rows, parse_json, text_lines
-from verl_hier.graph.nodes import SCHEMA_VERSION, RolloutGraph
+from verl_hier.graph.bounded_reading import folder_entries, parquet_rows, parquet_types, parse_json, text_lines
+from verl_hier.graph.nodes import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
 from verl_hier.graph.schema import json_schema
 
 __all__ = ["SUFFIXES", "json_schema", "read_graphs", "write_graphs"]
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
+GROUPS_TOGETHER = 8
+"""Graphs in one row group of a Parquet file: so many are unpacked to read one of them."""
 
 
 def write_graphs(path: str | os.PathLike[str], graphs: Iterable[RolloutGraph]) -> int:
@@ -30,42 +34,73 @@ def write_graphs(path: str | os.PathLike[str], graphs: Iterable[RolloutGraph]) -
         raise GraphError(f"{target} has no known suffix: use .parquet, .jsonl or .jsonl.gz.")
     try:
         with atomic_write(target) as beside:
-            return _write(target, beside, list(graphs))
+            if target.suffix == ".parquet":
+                return _write_parquet(beside, iter(graphs))
+            return _write_lines(beside, target.suffix == ".gz", graphs)
     except OSError as error:
         raise GraphError(f"cannot write rollout graphs to {target}: {error.strerror or error}.") from error
     except TypeError as error:  # a plugin left something in `extra` or `decision`
         raise GraphError(f"cannot write rollout graphs to {target}: {error}.") from error
 
 
-def _write(target: Path, beside: Path, graphs: list[RolloutGraph]) -> int:
-    lines = [json.dumps(graph.to_dict(), separators=(",", ":")) for graph in graphs]
-    if target.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+def _text(graph: RolloutGraph) -> str:
+    """The JSON of `graph.to_dict()`, without a copy of every list of tokens."""
+    return json.dumps(graph, separators=(",", ":"), default=_fields)
 
-        table = pa.table(
-            {
-                "version": pa.array([SCHEMA_VERSION] * len(graphs), pa.int32()),
-                "step": pa.array([graph.step for graph in graphs], pa.int64()),
-                "uid": pa.array([str(graph.task.get("uid", "")) for graph in graphs]),
-                "graph": pa.array(lines),
+
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, RolloutGraph | Node | EpisodeRecord | Message):
+        return vars(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def _write_lines(file: Path, packed: bool, graphs: Iterable[RolloutGraph]) -> int:
+    count = 0
+    with (gzip.open if packed else open)(file, "wt", encoding="utf-8") as lines:
+        for graph in graphs:
+            lines.write(_text(graph) + "\n")
+            count += 1
+    return count
+
+
+def _write_parquet(file: Path, graphs: Iterator[RolloutGraph]) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {"version": pa.int32(), "step": pa.int64(), "uid": pa.string(), "graph": pa.string()}
+    count = 0
+    # Texts are all different and too long for a dictionary or for statistics.
+    options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": False}
+    with pq.ParquetWriter(file, pa.schema(kinds), write_statistics=["version", "step"], **options) as writer:
+        while members := list(islice(graphs, GROUPS_TOGETHER)):
+            columns = {
+                "version": [SCHEMA_VERSION] * len(members),
+                "step": [graph.step for graph in members],
+                "uid": [_uid(graph.task) for graph in members],
+                "graph": [_text(graph) for graph in members],
             }
-        )
-        pq.write_table(table, beside, compression="zstd", write_page_checksum=True)
-    else:
-        opener = gzip.open if target.suffix == ".gz" else open
-        with opener(beside, "wt", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-    return len(lines)
+            writer.write_table(pa.table(columns, pa.schema(kinds)))
+            count += len(members)
+    return count
 
 
-def read_graphs(path: str | os.PathLike[str]) -> Iterator[RolloutGraph]:
+def _uid(task: dict[str, Any]) -> str:
+    return str(task.get("uid", ""))
+
+
+def read_graphs(path: str | os.PathLike[str], uids: Collection[str] | None = None) -> Iterator[RolloutGraph]:
     """Graphs of a file, or of every graph file of a directory in name order. Each of them fits its schema and `check`.
 
+    Args:
+        path: a file or a directory.
+        uids: tasks whose graphs are read, all when omitted. Of a Parquet file only the parts that hold them are read.
+
     Raises:
-        GraphError: when there is nothing to read, a line is no graph, or a newer version wrote it.
+        GraphError: when there is nothing to read, a line is no graph, a newer version wrote it, or a task of `uids` is
+            not among them.
     """
     source = Path(path)
+    missing = set(uids or ())
     try:
         if source.is_dir():
             files = [entry for entry in folder_entries(source) if entry.name.endswith(SUFFIXES)]
@@ -74,32 +109,46 @@ def read_graphs(path: str | os.PathLike[str]) -> Iterator[RolloutGraph]:
         else:
             files = [source]
         for file in files:
-            yield from _graphs(file)
+            for graph in _graphs(file, uids):
+                missing.discard(_uid(graph.task))
+                yield graph
     except FileError as error:
         raise GraphError(str(error)) from error
+    if missing:
+        raise GraphError(f"{source} holds no rollout graph of task {min(missing)!r:.60}.")
 
 
-def _graphs(file: Path) -> Iterator[RolloutGraph]:
-    number = 0
-    for number, line in enumerate(_lines(file), start=1):
+def _graphs(file: Path, uids: Collection[str] | None) -> Iterator[RolloutGraph]:
+    number = -1
+    for number, line in _numbered(file, uids):
         where = f"{file}, record {number}"
         try:
-            graph = RolloutGraph.from_dict(parse_json(line, where))
+            data = parse_json(line, where)
+            task = data.get("task") if isinstance(data, dict) else None
+            if uids is not None and isinstance(task, dict) and _uid(task) not in uids:
+                continue
+            graph = RolloutGraph.from_dict(data)
             graph.check()
         except GraphError as error:
             raise GraphError(f"{where}: {error}") from error
         yield graph
-    if not number:
+    if number < 0 and uids is None:
         raise GraphError(f"{file} is empty: it holds no rollout graph.")
 
 
-def _lines(file: Path) -> Iterator[str]:
+def _numbered(file: Path, uids: Collection[str] | None) -> Iterator[tuple[int, str]]:
+    """The texts of a file, each with the number of its record from 1; of Parquet those of `uids` alone."""
     if file.suffix != ".parquet":
-        yield from (line for _, line in text_lines(file))
+        yield from enumerate((line for _, line in text_lines(file)), start=1)
         return
-    if "graph" not in parquet_columns(file):
+    types = parquet_types(file)
+    if "graph" not in types:
         raise FileError(f"{file} holds no rollout graphs: it has no column `graph`.")
-    for row in parquet_rows(file, ["graph"]):
+    places = None
+    if uids is not None and types.get("uid") == "string":
+        places = [place for place, row in enumerate(parquet_rows(file, ["uid"])) if row["uid"] in uids]
+    rows = parquet_rows(file, ["graph"], places)
+    for number, row in enumerate(rows) if places is None else zip(places, rows, strict=True):
         if not isinstance(row["graph"], str):
             raise FileError(f"{file} holds no rollout graphs: its column `graph` is not text.")
-        yield row["graph"]
+        yield number + 1, row["graph"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -95,9 +97,10 @@ class Ledger:
     """
 
     def __init__(self, rows: Sequence[RowIdentity]) -> None:
-        self.graphs: dict[str, RolloutGraph] = {
-            row.uid: pickle.loads(row.graph) for row in sorted(rows, key=lambda r: r.uid) if row.graph is not None
-        }
+        with _no_collection():
+            self.graphs: dict[str, RolloutGraph] = {
+                row.uid: pickle.loads(row.graph) for row in sorted(rows, key=lambda r: r.uid) if row.graph is not None
+            }
         missing = {row.uid for row in rows} - set(self.graphs)
         if missing:
             raise CreditError(f"rows of task {sorted(missing)[0]} arrived without their rollout graph.")
@@ -257,3 +260,15 @@ def _episode_numbers(graphs: Sequence[RolloutGraph]) -> list[dict[int, int]]:
     """For each graph, the complete episodes by their ids: their numbers in the turn table."""
     numbers = itertools.count()
     return [{episode.id: next(numbers) for episode in graph.complete()} for graph in graphs]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave out the garbage collector, which looks at all of many new objects again and again, and here finds none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

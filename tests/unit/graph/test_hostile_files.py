@@ -45,3 +45,22 @@ def test_no_bit_of_a_page_can_change_unseen(tmp_path):
             assert list(read_graphs(file)) == graphs, f"flip {number} was read as other graphs"
         except GraphError:
             pass
+
+
+def test_damage_of_a_footer_is_refused_and_does_not_end_the_process(tmp_path):
+    """A footer has no checksum; pyarrow aborts when it is asked for the metadata of a column whose sizes are wrong."""
+    whole = tmp_path / "whole.parquet"
+    graphs = rollout_graphs.golden()
+    write_graphs(whole, graphs)
+    content = whole.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    rng = random.Random(3)
+    for _ in range(400):
+        changed = bytearray(content)
+        changed[rng.randrange(footer, len(content))] ^= 1 << rng.randrange(8)
+        file = tmp_path / "changed.parquet"
+        file.write_bytes(changed)
+        try:
+            assert list(read_graphs(file)) == graphs
+        except GraphError:
+            pass

@@ -4,12 +4,16 @@ import gzip
 import json
 import os
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.random_graphs import many_turns, random_graph
 from verl_hier.errors import GraphError
-from verl_hier.graph import SCHEMA_VERSION, RolloutGraph, read_graphs, write_graphs
+from verl_hier.graph import SCHEMA_VERSION, RolloutGraph, read_graphs, storage, write_graphs
+from verl_hier.graph.bounded_reading import parse_json
+from verl_hier.graph.storage import GROUPS_TOGETHER
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -38,6 +42,65 @@ def test_parquet_has_columns_to_select_by(tmp_path):
     assert table.column_names == ["version", "step", "uid", "graph"]
     assert table["step"].to_pylist() == [graph.step for graph in graphs]
     assert table["uid"].to_pylist() == ["u"] * 3
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_text_of_a_graph_is_that_of_its_dictionary(tmp_path, suffix):
+    graphs = [*rollout_graphs.golden(), *(random_graph(seed) for seed in range(20))]
+    write_graphs(tmp_path / f"step{suffix}", graphs)
+    lines = {
+        ".parquet": lambda path: pq.read_table(path)["graph"].to_pylist(),
+        ".jsonl": lambda path: path.read_text().splitlines(),
+        ".jsonl.gz": lambda path: gzip.decompress(path.read_bytes()).decode().splitlines(),
+    }
+    found = lines[suffix](tmp_path / f"step{suffix}")
+    assert found == [json.dumps(graph.to_dict(), separators=(",", ":")) for graph in graphs]
+
+
+def many_groups():
+    return [many_turns(2, 2 + number % 3, f"task {number}") for number in range(3 * GROUPS_TOGETHER + 1)]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("wanted", [[0], [7], [8], [24], [3, 4, 23], range(25)])
+def test_single_groups_are_read_by_their_uid(tmp_path, suffix, wanted):
+    graphs = many_groups()
+    write_graphs(tmp_path / f"step{suffix}", graphs)
+    uids = {f"task {number}" for number in wanted}
+    assert list(read_graphs(tmp_path, uids)) == [graphs[number] for number in wanted]
+
+
+def test_one_group_is_read_without_the_others(tmp_path, monkeypatch):
+    graphs = many_groups()
+    write_graphs(tmp_path / "step.parquet", graphs)
+    file = pq.ParquetFile(tmp_path / "step.parquet")
+    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [GROUPS_TOGETHER] * 3 + [1]
+    parsed = []
+    monkeypatch.setattr(storage, "parse_json", lambda *given: parsed.append(given[1]) or parse_json(*given))
+    assert list(read_graphs(tmp_path / "step.parquet", ["task 9"])) == [graphs[9]]
+    assert parsed == [f"{tmp_path / 'step.parquet'}, record 10"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_task_that_is_not_there_is_named(tmp_path, suffix):
+    write_graphs(tmp_path / f"step{suffix}", [rollout_graphs.flat()])
+    refuses(lambda: list(read_graphs(tmp_path, ["u", "nobody"])), "no rollout graph of task 'nobody'")
+
+
+def test_files_without_uids_are_searched_as_a_whole(tmp_path):
+    """Other programs may write the texts alone."""
+    graphs = many_groups()
+    texts = [json.dumps(graph.to_dict()) for graph in graphs]
+    pq.write_table(pa.table({"graph": texts}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"graph": texts, "uid": [None] * len(texts)}), tmp_path / "b.parquet")
+    for name in ("a.parquet", "b.parquet"):
+        assert list(read_graphs(tmp_path / name, ["task 9"])) == [graphs[9]]
+
+
+def test_a_uid_that_names_another_graph_is_not_believed(tmp_path):
+    texts = [json.dumps(rollout_graphs.flat().to_dict())]
+    pq.write_table(pa.table({"graph": texts, "uid": ["v"]}), tmp_path / "a.parquet")
+    refuses(lambda: list(read_graphs(tmp_path, ["v"])), "no rollout graph of task 'v'")
 
 
 def test_a_directory_is_read_in_name_order(tmp_path):

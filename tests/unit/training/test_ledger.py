@@ -1,5 +1,6 @@
 """The ledger: every unit has an equal say, and credit reaches the tokens of its turns and nothing else."""
 
+import gc
 import pickle
 
 import numpy as np
@@ -248,3 +249,15 @@ def test_a_soft_phase_weighs_its_levels(by):
     ]
     np.testing.assert_allclose(ledger.weights(one_credit(ledger), mask, by, "once"), expected)
     assert np.asarray(expected).sum() < plain.sum()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_it_was_after_a_graph_that_cannot_be_read(enabled):
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(pickle.UnpicklingError):
+            Ledger([RowIdentity("u", 0, [0], b"no graph")])
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
