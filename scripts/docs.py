@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import docs_baselines
 import docs_papers
 import typer
 import yaml
@@ -348,6 +349,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "fields": lambda path, reference: fields(path, pkgutil.resolve_name(reference)),
     "part_pages": part_pages,
     "redteam": redteam,
+    **docs_baselines.BLOCKS,
     **docs_papers.BLOCKS,
 }
 

@@ -1,6 +1,6 @@
 """What strangers may send, made at random and sent by the thousand: files to commands, outputs to workers.
 
-    python scripts/fuzz.py files --minutes 10            # hostile files through every command that reads one
+    python scripts/fuzz.py files --count 500             # hostile files through all commands that read one, in rounds
     python scripts/fuzz.py outputs --minutes 60          # hostile outputs over all workers, one target a worker
     python scripts/fuzz.py outputs --worker react --count 200000
 
@@ -16,14 +16,18 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.fixtures import hostile_files, hostile_outputs
+from tests.fixtures import hostile_commands, hostile_files, hostile_outputs
 from tests.fixtures.hostile_rollouts import roll, workers
+
+CHANGED = 20
+"""Files that are changed at random for each command in each round, besides those that are always the same."""
 
 
 @dataclass
@@ -71,37 +75,35 @@ def keep(folder: Path, texts: list[str]) -> None:
 
 
 def fuzz_files(corpus: Path, seed: int, goes_on: Callable[[int], bool], tally: Tally) -> None:
-    """Send hostile files to the commands that read them; a file that breaks one is kept."""
-    commands = {
-        "credit": lambda file, out: ["credit", file, "--compare", "grpo,gigpo"],
-        "credit_out": lambda file, out: ["credit", file, "--estimator", "grpo", "--out", out / "credit.jsonl"],
-        "export": lambda file, out: ["export", file, "--to", "chat", "--out", out / "chat.jsonl"],
-    }
-    turn = 0
-    while goes_on(tally.tried):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for file in _files(corpus / "files", folder, random.Random(f"{seed}-{turn}"), turn):
-                for command, arguments in commands.items():
-                    tally.tried += 1
-                    problem = hostile_files.problem(arguments(file, folder))
-                    if problem is None and command == "credit" and file.is_file():
-                        problem = hostile_files.wrongly_accepted(file)
-                    if problem:
-                        tally.broke += 1
-                        print(f"{command} {file.name}: {problem}")
-                        if file.is_file() and file.parent == folder:
-                            (corpus / "files").mkdir(parents=True, exist_ok=True)
-                            shutil.copy(file, corpus / "files" / f"{hostile_files.checksum(file):08x}-{file.name}")
-                    if not goes_on(tally.tried):
-                        return
-        turn += 1
+    """Send hostile files to the commands that read them, in turn; a file that breaks one is kept."""
+    with tempfile.TemporaryDirectory() as models:
+        targets = hostile_commands.targets(Path(models))
+        number = 0
+        while goes_on(tally.tried):
+            for name, target in targets.items():
+                with tempfile.TemporaryDirectory() as made:
+                    files = target.files(Path(made), random.Random(f"{seed}-{number}-{name}"), CHANGED)
+                    kept = sorted((corpus / "files" / name).glob("*")) if number == 0 else []
+                    _send(name, target, chain(kept, files), Path(made), corpus / "files" / name, tally)
+            number += 1
 
 
-def _files(corpus: Path, folder: Path, rng: random.Random, turn: int) -> Iterator[Path]:
-    if turn == 0 and corpus.is_dir():
-        yield from sorted(corpus.iterdir())
-    yield from hostile_files.graph_files(folder, rng, 400)
+def _send(
+    name: str, target: hostile_commands.Target, files: Iterable[Path], made: Path, corpus: Path, tally: Tally
+) -> None:
+    """All files to one command."""
+    tried, broke, started = tally.tried, tally.broke, time.monotonic()
+    for file in files:
+        tally.tried += 1
+        problem = hostile_files.problem(target.arguments(file, made)) or target.judge(file)
+        if problem:
+            tally.broke += 1
+            print(f"{name} {file.name}: {problem}")
+            if file.is_file() and made in file.parents:
+                corpus.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, corpus / f"{hostile_files.checksum(file):08x}-{file.name}")
+    took = time.monotonic() - started
+    print(f"{name}: {tally.tried - tried} files, {tally.broke - broke} broke something, {took:.0f} s", flush=True)
 
 
 def main() -> int:

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import re
 from collections.abc import Iterable
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where a file cannot grow: the disk is full, or the user's quota or limit is reached."""
+MAKE_ROOM = "make room there, or write to another disk"
+_FULL_IN_WORDS = re.compile(
+    "|".join(
+        [
+            *(re.escape(os.strerror(number)) for number in FULL),
+            # torch says no more than that a file of a checkpoint has become shorter than what was written to it.
+            *(r"PytorchStreamWriter failed writing", r"inline_container\.cc.*unexpected pos", "iostream error"),
+        ]
+    )
+)
 
 
 class HierError(Exception):
@@ -48,6 +64,28 @@ class RunEnded(HierError):
         """
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def disk_full(error: BaseException) -> str | None:
+    """What the system said, when an error or one of its causes is that a file could not grow; else None."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while isinstance(cause, BaseException) and cause not in seen:
+        seen.append(cause)
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return os.strerror(cause.errno)
+        found = None if isinstance(cause, OSError) else _FULL_IN_WORDS.search(str(cause))
+        if found:
+            return found[0]
+        # An error that Ray has carried from another process keeps the original in `cause`.
+        cause = cause.__cause__ or getattr(cause, "cause", None) or cause.__context__
+    return None
+
+
+def refusal(error: OSError) -> str:
+    """Why the system refused to read or write a file, and what to do where the disk is full; fit for a sentence."""
+    said = error.strerror or str(error)
+    return f"{os.strerror(error.errno)}; {MAKE_ROOM}" if error.errno in FULL else said
 
 
 def first_line(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +12,7 @@ import typer
 from verl_hier.cli.check import Overrides
 from verl_hier.cli.evaluate import ServedModel
 from verl_hier.cli.inspect import Enable
-from verl_hier.cli.options import whole
+from verl_hier.cli.options import new_file, whole
 from verl_hier.cli.output import line
 
 
@@ -31,9 +33,15 @@ def env(
     task: Annotated[int, whole("Number of the task in its split.", least=0)] = 0,
     split: Annotated[str | None, typer.Option(help="Split; omitted: the recipe's data.val_files.")] = None,
     seed: Annotated[int | None, whole("Root of all random numbers; omitted: hier.seed.", least=0)] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Measure what constant answers and policies of one line win.")
+    ] = False,
+    out: Annotated[
+        Path | None, new_file("With --baselines: a JSON file to which the measurement is added.", ".json")
+    ] = None,
     enable: Enable = None,
 ) -> None:
-    """Play one task in the terminal, by hand or by a policy."""
+    """Play one task in the terminal, by hand or by a policy, or measure what constant answers win."""
     from verl_hier.errors import HierError
     from verl_hier.ops.live_episode import by_hand, play_live, recipe_for
     from verl_hier.ops.players import EXPERT, player_of
@@ -44,6 +52,9 @@ def env(
     if environment is not None and "=" in environment:
         given.insert(0, environment)
         environment = None
+    if baselines:
+        measure_baselines(environment, recipe, given, out, enable or ())
+        return
     if expert and policy:
         raise HierError("choose one of --expert and --policy.")
     if recipe is not None:
@@ -63,6 +74,24 @@ def env(
     parts = chosen.parts
     line(f"{parts.environment.spec.name}, worker {parts.worker.spec.name}, played by {player.name}")
     finish(play_live(chosen, player, task, line, split, seed))
+
+
+def measure_baselines(
+    environment: str | None, recipe: str | None, overrides: Sequence[str], out: Path | None, enable: Sequence[str]
+) -> None:
+    """Measure every family and difficulty of an environment, or the tasks of a recipe, and say what was won."""
+    from verl_hier.environments.baselines import MARGIN
+    from verl_hier.ops.baselines import kept, measured, sources, write
+
+    kept(out)  # so that a wrong file is refused before the work
+    name, found = sources(environment, recipe, overrides, enable)
+    for variant, result in measured(found):
+        won = ", ".join(f"{policy} {share:.0%}" for policy, share in result.won.items())
+        line(f"{variant}: {won}; chance {result.chance:.0%} ({result.tasks} tasks)")
+        if result.excess > MARGIN:
+            line(f"  a policy of one line wins {100 * result.excess:.0f} points more than chance")
+        if out is not None:
+            write(out, name, variant, result)
 
 
 def _ask(prompt: str) -> str | None:

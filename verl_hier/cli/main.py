@@ -25,7 +25,7 @@ from verl_hier.cli import (
     replay,
     train,
 )
-from verl_hier.errors import HierError
+from verl_hier.errors import FULL, HierError, refusal
 
 app = typer.Typer(
     name="verl-hier",
@@ -93,6 +93,8 @@ def main() -> None:
 
 def sentence_of(error: HierError | OSError) -> str:
     """What an error says; of the operating system's errors, the file and the reason."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"{error.filename or 'a file'} cannot be written: {refusal(error)}."
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; `--debug` shows where it was needed."
     return str(error)

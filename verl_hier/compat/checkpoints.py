@@ -7,10 +7,12 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from verl_hier.errors import HierError, RecipeError
+from verl_hier.errors import MAKE_ROOM, HierError, RecipeError, RolloutError, disk_full
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import read_text
 
@@ -44,6 +46,25 @@ def claim(folder: Path) -> IO[str]:
     lock.write(f"process {os.getpid()} on {socket.gethostname()} (since {since})\n")
     lock.flush()
     return lock
+
+
+@contextmanager
+def told_when_full(folder: Path) -> Iterator[None]:
+    """Within it, files are written below a folder of checkpoints.
+
+    Raises:
+        RolloutError: when one of them could not be, because the disk is full; the newest whole checkpoint is kept.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = disk_full(error)
+        if reason is None:
+            raise
+        raise RolloutError(
+            f"trainer.default_local_dir: a checkpoint cannot be written to {folder}: {reason}; {MAKE_ROOM}, or keep "
+            "fewer checkpoints (trainer.max_actor_ckpt_to_keep, trainer.save_freq)."
+        ) from error
 
 
 def newest_whole(folder: Path) -> Path | None:

@@ -22,7 +22,7 @@ from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker
+from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.queue import FAULTS, GRAPHS
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
@@ -34,6 +34,7 @@ from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.training.guards import RewardHistory
 from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.metrics import turn_metrics
 from verl_hier.training.policy_loss import clip_range
@@ -71,12 +72,14 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
         self._without_rows: list[RolloutGraph] = []
+        self._rewards = RewardHistory()
         self._phases: set[str] = set()
         self._saved = 0
         check_kl(recipe)
         folder = Path(str(config.trainer.default_local_dir))
-        self._writer = claim(folder)
-        mend_tracker(folder)
+        with told_when_full(folder):
+            self._writer = claim(folder)
+            mend_tracker(folder)
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -201,6 +204,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
             schedule=self.schedule,
             number=self.global_steps,
             metrics=metrics,
+            history=self._rewards,
         )
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
@@ -270,13 +274,13 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
     def _save_checkpoint(self) -> None:
         """Write our state before verl's, whose tracker file makes a checkpoint valid and is written last."""
         config = self.config.trainer
-        folder = os.path.join(config.default_local_dir, f"global_step_{self.global_steps}")
-        os.makedirs(folder, exist_ok=True)
+        folder = Path(config.default_local_dir) / f"global_step_{self.global_steps}"
         state = {"schedule": {"name": self.parts.schedule.spec.name, "state": self.schedule.state_dict()}}
-        with open(os.path.join(folder, STATE_FILE), "w", encoding="utf-8") as file:
-            json.dump(state, file)
-        super()._save_checkpoint()
-        mark_whole(Path(folder))
+        with told_when_full(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            super()._save_checkpoint()
+            mark_whole(folder)
         self._saved = self.global_steps
 
     def on_train_end(self) -> None:

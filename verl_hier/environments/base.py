@@ -27,7 +27,8 @@ class StepResult:
         valid: False when the action was not understood or not admissible; the state is then unchanged.
         admissible: the actions that are possible now, if the environment knows them.
         anchor: identity of the state *before the next action*: equal strings mean equal states.
-        info: further JSON-able values; `won` (bool) and `score` (float) are read by the trainer's metrics.
+        info: further JSON-able values; `won` (bool) and `score` (float) are read by the trainer's metrics, and at the
+            end `used_tool` (bool) of environments with a tool, which a guard watches.
     """
 
     text: str

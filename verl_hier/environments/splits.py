@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 from verl_hier.errors import RecipeError
@@ -31,6 +32,38 @@ def hash_number(text: str, size: int = 8) -> int:
 def split_of(fingerprint: str) -> str:
     """The split of a task: three fifths are for training, one fifth each for `val` and `test`."""
     return SPLITS[max(0, hash_number(fingerprint) % 5 - 2)]
+
+
+class Balance:
+    """Keeps one answer from being right too often: a policy that always gives it would be rewarded for that.
+
+    An answer may have the share that it has if all answers are equally frequent, `more` on top, and one task more.
+    """
+
+    def __init__(self, more: float) -> None:
+        self._more = more
+        self._counts: Counter[str] = Counter()
+        self._tasks = 0
+        self._latest: tuple[Collection[str], int] = ((), -1)
+
+    def admits(self, answers: Collection[str], there: int) -> bool:
+        """Whether one more task may have these answers.
+
+        Args:
+            answers: the different right answers of a task that may be added next.
+            there: how many tasks there are so far, see `draw_tasks`; tells whether the task before was added.
+        """
+        before, at = self._latest
+        if there > at >= 0:
+            self._counts.update(before)
+            self._tasks += 1
+        self._latest = ((), -1)
+        different = len(self._counts) + sum(answer not in self._counts for answer in answers)
+        most = (1 / max(different, 1) + self._more) * (self._tasks + 1)
+        if any(self._counts[answer] > most for answer in answers):
+            return False
+        self._latest = (answers, there)
+        return True
 
 
 def draw_tasks(

@@ -15,13 +15,17 @@ def atomic_write(target: Path) -> Iterator[Path]:
     """A path beside `target` to write to: it becomes `target` when the block ends, and is gone when the block raises.
 
     Raises:
-        OSError: when the disk refuses.
+        OSError: when the disk refuses; it names `target`.
     """
     beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield beside
         os.replace(beside, target)
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(beside)):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import FileError, first_line
+from verl_hier.errors import FileError, first_line, refusal
 
 MIB = 2**20
 LONGEST_TEXT = 256 * MIB
@@ -53,7 +53,7 @@ def folder_entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        raise FileError(f"{folder} cannot be read: {error.strerror or error}.") from error
+        raise FileError(f"{folder} cannot be read: {refusal(error)}.") from error
 
 
 def read_text(path: Path, most: int = LONGEST_TEXT) -> str:

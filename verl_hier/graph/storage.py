@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import FileError, GraphError
+from verl_hier.errors import FileError, GraphError, refusal
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import folder_entries, parquet_rows, parquet_types, parse_json, text_lines
 from verl_hier.graph.nodes import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
@@ -38,7 +38,7 @@ def write_graphs(path: str | os.PathLike[str], graphs: Iterable[RolloutGraph]) -
                 return _write_parquet(beside, iter(graphs))
             return _write_lines(beside, target.suffix == ".gz", graphs)
     except OSError as error:
-        raise GraphError(f"cannot write rollout graphs to {target}: {error.strerror or error}.") from error
+        raise GraphError(f"cannot write rollout graphs to {target}: {refusal(error)}.") from error
     except TypeError as error:  # a plugin left something in `extra` or `decision`
         raise GraphError(f"cannot write rollout graphs to {target}: {error}.") from error
 

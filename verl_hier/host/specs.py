@@ -113,7 +113,7 @@ class Spec:
     def __post_init__(self) -> None:
         if isinstance(self.factory, str):
             object.__setattr__(self, "factory", lazy(self.factory))
-        for field_name in ("factory", "tasks"):
+        for field_name in ("factory", "tasks", "baselines"):
             function = getattr(self, field_name, None)
             if isinstance(function, LazyFunction):
                 # From here on a missing package is reported with the part and the extra that brings it.
@@ -141,6 +141,8 @@ class EnvironmentSpec(Spec):
             another one. None: any number.
         scoring: options that change rewards or anchors alone, and neither the tasks nor what is seen of them: recipes
             that differ in nothing else share the small model of a cold start.
+        baselines: `baselines() -> verl_hier.environments.baselines.Baselines`: what `verl-hier env NAME --baselines`
+            measures one by one. None: it measures the tasks of a recipe.
     """
 
     kind: ClassVar[Kind] = "environment"
@@ -154,6 +156,7 @@ class EnvironmentSpec(Spec):
     pool: Callable[[Any, str], float] | None = None
     neighbours: int | None = None
     scoring: tuple[str, ...] = ()
+    baselines: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)

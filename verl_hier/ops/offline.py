@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from verl_hier.credit import Credit, turn_credit
 from verl_hier.credit.columns import COLUMNS
 from verl_hier.credit.estimate import estimate
-from verl_hier.errors import CreditError, RecipeError
+from verl_hier.errors import CreditError, RecipeError, refusal
 from verl_hier.graph import RolloutGraph, TurnTable, number_turns, read_graphs
 from verl_hier.graph.atomic_write import write_records
 from verl_hier.host.specs import EstimatorSpec, build_options
@@ -111,7 +111,7 @@ def credit(
     try:
         write_records(target, records)
     except OSError as error:
-        raise CreditError(f"cannot write credit to {target}: {error.strerror or error}.") from error
+        raise CreditError(f"cannot write credit to {target}: {refusal(error)}.") from error
     return len(records)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from verl_hier.compat.checkpoints import newest_whole
 from verl_hier.compat.launch import Tail, in_use, launch, parse_metrics
-from verl_hier.errors import HierError, RunEnded
+from verl_hier.errors import MAKE_ROOM, HierError, RunEnded
 from verl_hier.ops.progress import Progress
 from verl_hier.ops.runs import RUNS, Run, write_whole
 from verl_hier.recipe.catalogue import find
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Report = Callable[[str], None]
+FEWEST_BYTES = 2**16
+"""Free bytes below which a disk counts as full."""
 _OUR_ERROR = re.compile(rb"verl_hier\.errors\.\w+: (.+)")
 
 
@@ -234,6 +237,8 @@ def start(plan: Plan, report: Report, *, verbose: bool = False) -> Run:
         raise RunEnded(f"ended by a signal; {_cure(plan)}", int(signal.code or 1)) from None
     if code:
         why = f": {reason.decode(errors='replace').strip()}" if reason else f"; its messages are in {run.log}"
+        if not reason and shutil.disk_usage(run.folder).free < FEWEST_BYTES:
+            why = f": the disk of {run.folder} is full, so not even its messages were written; {MAKE_ROOM}"
         raise RunEnded(f"the run ended with exit code {code}{why} - {_cure(plan)}", code)
     run.save_policy()
     return run

@@ -73,6 +73,10 @@ class GuardOptions:
     """Alarm when more groups than this have equal scores throughout."""
     max_same_answer_share: ZeroToOne = 0.5
     """Alarm when more of the rewarded tasks than this were rewarded for one and the same sequence of answers."""
+    max_without_tool_share: ZeroToOne = 0.9
+    """Alarm when more of the solved episodes than this were solved without a use of the environment's tool."""
+    max_reward_jump: NonNegative = 1.5
+    """Alarm when the mean return of a step exceeds that of the up to 8 steps before by more standard deviations."""
     on_alarm: Literal["warn", "raise"] = "warn"
     """`warn` logs a sentence, `raise` stops the run with it."""
     max_logprob_difference: NonNegative = 0.5

@@ -138,6 +138,9 @@ class EpisodeState:
         if self.complete:
             solved = None if self.last_result is None else self.last_result.info.get("won")
             record.success = None if solved is None else bool(solved)
+            if solved and self.last_result is not None and "used_tool" in self.last_result.info:
+                used = self.last_result.info["used_tool"]
+                self.rollout.count("solved_with_tool" if used else "solved_without_tool")
             last = self.last_node
             if status == "truncated" and last is not None and reason is not None:
                 last.truncated = last.truncated or not last.done

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterable
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from verl_hier.recipe.schema import GuardOptions
 logger = logging.getLogger(__name__)
 
 FEWEST_REWARDED = 8
-"""Rewarded tasks below which equal answers say nothing."""
+"""Rewarded tasks below which equal answers say nothing, and solved episodes below which missing calls do not."""
+FEWEST_STEPS, LATEST_STEPS = 4, 8
+"""Steps that the returns of a step are compared with."""
 
 
 def group_metrics(table: TurnTable) -> dict[str, float]:
@@ -47,7 +50,7 @@ def answer_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
 
     Returns:
         `hier/rewards/same_answer_share`: of the tasks with a rewarded episode, the share in which the most frequent
-        sequence of answers was rewarded. Empty with fewer than `FEWEST_REWARDED` such tasks.
+        sequence of answers was rewarded. Left out with fewer than `FEWEST_REWARDED` such tasks.
     """
     tasks: list[set[tuple[str, ...]]] = []
     for graph in graphs:
@@ -58,6 +61,48 @@ def answer_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
         return {}
     counts = Counter(answer for answers in tasks for answer in answers)
     return {"hier/rewards/same_answer_share": max(counts.values()) / len(tasks)}
+
+
+def tool_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
+    """How often a policy solves tasks without the tool that they are made for.
+
+    Returns:
+        `hier/rewards/without_tool_share`: of the solved episodes whose environment says whether its tool was used, the
+        share in which it was not. Left out with fewer than `FEWEST_REWARDED` such episodes.
+    """
+    counts = [graph.counts for graph in graphs]
+    without = sum(each.get("solved_without_tool", 0) for each in counts)
+    solved = without + sum(each.get("solved_with_tool", 0) for each in counts)
+    return {"hier/rewards/without_tool_share": without / solved} if solved >= FEWEST_REWARDED else {}
+
+
+class RewardHistory:
+    """The returns of the latest steps: a policy that finds a hole in the rewards is suddenly rewarded much more."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=LATEST_STEPS)
+
+    def add(self, returns: Sequence[float] | NDArray[Any]) -> dict[str, float]:
+        """Compare the returns of a step with those of the steps before, and remember them.
+
+        Args:
+            returns: (E,) of the step's episodes.
+
+        Returns:
+            `hier/rewards/jump`: by how many standard deviations of the returns of all these steps the mean return is
+            higher than the mean of the steps before. Left out after fewer than `FEWEST_STEPS` steps.
+        """
+        values = np.asarray(returns, dtype=np.float64)
+        if not values.size:
+            return {}
+        known = list(self._steps)
+        self._steps.append((float(values.mean()), float((values**2).mean())))
+        if len(known) < FEWEST_STEPS:
+            return {}
+        mean, square = np.mean([*known, self._steps[-1]], axis=0)
+        spread = math.sqrt(max(square - mean**2, 0.0))
+        rise = self._steps[-1][0] - float(np.mean([each for each, _ in known]))
+        return {"hier/rewards/jump": rise / spread if spread > 1e-9 else 0.0}
 
 
 def logprob_metrics(
@@ -102,6 +147,18 @@ def alarm(metrics: dict[str, float], options: GuardOptions, needs_groups: bool) 
         problems.append(
             f"{same:.0%} of the rewarded tasks were rewarded for the same answers (hier.guards.max_same_answer_share); "
             "look at what they are, the policy may have found a way around the tasks"
+        )
+    without = metrics.get("hier/rewards/without_tool_share", 0.0)
+    if without > options.max_without_tool_share:
+        problems.append(
+            f"{without:.0%} of the solved episodes did not use the environment's tool "
+            "(hier.guards.max_without_tool_share); look at whether their answers can be guessed"
+        )
+    jump = metrics.get("hier/rewards/jump", 0.0)
+    if jump > options.max_reward_jump:
+        problems.append(
+            f"the mean return is {jump:.1f} standard deviations above that of the steps before "
+            "(hier.guards.max_reward_jump); look at what is rewarded now, it may be a way around the tasks"
         )
     for name, value in metrics.items():
         if name.startswith("hier/logprob_difference/") and value > options.max_logprob_difference:

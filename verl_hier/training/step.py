@@ -16,7 +16,14 @@ from verl_hier.graph import RolloutGraph, write_graphs
 from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.schema import GuardOptions
-from verl_hier.training.guards import alarm, answer_metrics, group_metrics, logprob_metrics
+from verl_hier.training.guards import (
+    RewardHistory,
+    alarm,
+    answer_metrics,
+    group_metrics,
+    logprob_metrics,
+    tool_metrics,
+)
 from verl_hier.training.ledger import Ledger, RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
 from verl_hier.training.schedule import Schedule
@@ -63,7 +70,8 @@ class TrainingStep:
     def describe(self) -> dict[str, float]:
         """Metrics of the rollout and its groups."""
         graphs = self.ledger.graphs.values()
-        return rollout_metrics(graphs) | group_metrics(self.ledger.table) | answer_metrics(graphs)
+        table = self.ledger.table
+        return rollout_metrics(graphs) | group_metrics(table) | answer_metrics(graphs) | tool_metrics(graphs)
 
     def check_losses(self, share: float) -> None:
         """Stop a run whose environment is broken, instead of training on the few episodes that ended regularly.
@@ -101,6 +109,7 @@ def train_step(
     schedule: Schedule,
     number: int,
     metrics: dict[str, Any],
+    history: RewardHistory | None = None,
 ) -> dict[str, Rows]:
     """Credit the step and return the token fields that verl's update reads.
 
@@ -116,6 +125,7 @@ def train_step(
         schedule: may add columns to the turn table.
         number: trainer step.
         metrics: everything that is logged is added to it.
+        history: the returns of the steps before, to which this one's are added; None: jumps are not looked for.
 
     Returns:
         `advantages` and `returns`, which a native estimator leaves as they are, `rollout_is_weights` when weights are
@@ -128,6 +138,8 @@ def train_step(
     host.hook.hier_table_ready(table=ledger.table, step=number)
     metrics.update(schedule.table_ready(ledger.table, number))
     metrics.update(step.describe())
+    if history is not None:
+        metrics.update(history.add(ledger.table["episodes.return"]))
     mask = flat["response_mask"]
     if "rollout_log_probs" in flat and "old_log_probs" in flat:
         metrics.update(

@@ -1,4 +1,4 @@
-"""Files of a stranger through the commands that read graphs: a sentence, no traceback, no hang, nothing false read."""
+"""Graphs of a stranger: parts that do not fit together, and pages in which a bit was changed, are refused."""
 
 from __future__ import annotations
 
@@ -10,18 +10,7 @@ from tests.fixtures import hostile_files, rollout_graphs
 from verl_hier.errors import GraphError
 from verl_hier.graph import read_graphs, write_graphs
 
-CHANGED = 60
 MUST_REFUSE = sorted(name for name, _ in hostile_files.links() if name not in ("request",))
-
-
-def test_graphs(tmp_path):
-    problems = []
-    for file in hostile_files.graph_files(tmp_path, random.Random(1), CHANGED):
-        found = hostile_files.problem(["credit", file, "--compare", "grpo,gigpo"])
-        found = found or (hostile_files.wrongly_accepted(file) if file.is_file() else None)
-        if found:
-            problems.append(f"{file.name}: {found}")
-    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("name", MUST_REFUSE)

@@ -8,7 +8,14 @@ from verl_hier.errors import CreditError
 from verl_hier.graph import build_table
 from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing import make_table
-from verl_hier.training.guards import alarm, answer_metrics, group_metrics, logprob_metrics
+from verl_hier.training.guards import (
+    RewardHistory,
+    alarm,
+    answer_metrics,
+    group_metrics,
+    logprob_metrics,
+    tool_metrics,
+)
 
 
 def groups(*returns):
@@ -114,3 +121,49 @@ def test_one_answer_for_all_tasks_raises_an_alarm():
     with pytest.raises(CreditError, match=r"100% of the rewarded tasks .*hier\.guards\.max_same_answer_share"):
         alarm(metrics, GuardOptions(on_alarm="raise"), False)
     assert alarm(metrics, GuardOptions(max_same_answer_share=1.0), False) == 0
+
+
+def solved(with_tool, without):
+    graph = rollout_graphs.flat(n=1)
+    graph.counts = {"solved_with_tool": with_tool, "solved_without_tool": without, "environment_calls": 3}
+    return graph
+
+
+def test_tasks_that_are_solved_without_the_tool_raise_an_alarm():
+    assert tool_metrics([solved(3, 4)]) == {}, "too few to say"
+    assert tool_metrics([rollout_graphs.flat(n=20)]) == {}, "no tool"
+    assert tool_metrics([solved(5, 5), solved(10, 0)]) == {"hier/rewards/without_tool_share": 0.25}
+    metrics = tool_metrics([solved(1, 19)])
+    with pytest.raises(CreditError, match=r"95% of the solved episodes .*hier\.guards\.max_without_tool_share"):
+        alarm(metrics, GuardOptions(on_alarm="raise"), False)
+    assert alarm(metrics, GuardOptions(max_without_tool_share=0.95), False) == 0
+
+
+def jumps(*successes, episodes=20):
+    history = RewardHistory()
+    return [
+        history.add(np.arange(episodes) < round(success * episodes)).get("hier/rewards/jump") for success in successes
+    ]
+
+
+def test_a_sudden_jump_of_the_returns_raises_an_alarm():
+    jump = jumps(0.1, 0.0, 0.1, 0.05, 1.0)[-1]
+    returns = [*[0] * 75, *[1] * 25]  # of the five steps: 5 of 80 before, 20 of 20 now
+    assert jump == pytest.approx((1.0 - 0.0625) / np.std(returns))
+    with pytest.raises(CreditError, match=r"2\.2 standard deviations above .*hier\.guards\.max_reward_jump"):
+        alarm({"hier/rewards/jump": jump}, GuardOptions(on_alarm="raise"), False)
+    assert alarm({"hier/rewards/jump": jump}, GuardOptions(max_reward_jump=2.5), False) == 0
+
+
+def test_steady_progress_is_no_jump():
+    limit = GuardOptions().max_reward_jump
+    known = jumps(*np.linspace(0, 1, 20))
+    assert known[:4] == [None] * 4 and all(0 < jump < limit for jump in known[4:])
+    assert all(jump == 0 for jump in jumps(*[1] * 9)[4:]), "equal returns have no deviation"
+    assert RewardHistory().add([]) == {}
+    assert jumps(1, 1, 1, 1, 0)[-1] < 0, "a fall is none"
+
+
+def test_old_steps_are_forgotten():
+    """The ninth step is compared with the eight before it."""
+    assert jumps(1, *[0] * 8, 0.5)[-1] == jumps(*[0] * 8, 0.5)[-1] == pytest.approx(0.5 / np.std([0] * 170 + [1] * 10))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
-import tracemalloc
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +16,13 @@ from tests.fixtures.hostile_outputs import LONG, hostile
 from tests.fixtures.hostile_rollouts import cost, roll, workers
 
 OUTPUTS = 10_000
-LOOP_S = 1.0
-"""Processor time for which one turn of a megabyte may keep the event loop from others."""
-MEMORY = 100 * 2**20
-"""Bytes that it may take."""
+LOOP_S, MEASUREMENTS = 0.2, 4
+"""Seconds of processor time for which one turn of a megabyte may keep the event loop from others, and how often it is
+measured at most."""
+MEMORY_MB = 100
+"""Memory that it may take."""
+USUAL = ("letters", "agents", "lines")
+"""The texts of `LONG` that are tried without `--long`."""
 
 
 @pytest.mark.parametrize("name", workers())
@@ -56,24 +62,29 @@ def test_ten_megabytes(name, text):
     assert graph.episodes[0].status in ("finished", "truncated")
 
 
-@pytest.mark.slow
+LONG_TEXTS = [pytest.param(text, marks=pytest.mark.slow if text in USUAL else pytest.mark.long) for text in LONG]
+
+
 @pytest.mark.parametrize("name", workers())
-@pytest.mark.parametrize("text", LONG)
+@pytest.mark.parametrize("text", LONG_TEXTS)
 def test_a_turn_of_a_megabyte_holds_up_nobody(name, text):
-    found = cost(name, [LONG[text], "left"], tokens=len(LONG[text]) + 1)
-    assert found.graph.episodes[0].status in ("finished", "truncated")
-    assert found.longest_s < LOOP_S, f"{found.longest_s:.2f} s"
+    """The least of some measurements counts: the collector of garbage and the machine's host add to single ones."""
+    measured = []
+    while len(measured) < MEASUREMENTS and min(measured, default=LOOP_S) >= LOOP_S:
+        found = cost(name, [LONG[text], "left"], tokens=len(LONG[text]) + 1)
+        assert found.graph.episodes[0].status in ("finished", "truncated")
+        measured.append(found.longest_s)
+    assert min(measured) < LOOP_S, measured
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", workers())
-@pytest.mark.parametrize("text", ["words", "agents"])
-def test_a_turn_of_a_megabyte_takes_little_memory(name, text):
-    cost(name, ["left"], tokens=10)
-    tracemalloc.start()
-    try:
-        cost(name, [LONG[text], "left"], tokens=len(LONG[text]) + 1)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most < MEMORY, f"{most / 2**20:.0f} MiB"
+@pytest.mark.parametrize(
+    "texts", [pytest.param(["agents"], marks=pytest.mark.slow), pytest.param([], marks=pytest.mark.long)]
+)
+def test_a_turn_of_a_megabyte_takes_little_memory(texts):
+    """All workers in forks of one process; without names, all texts."""
+    command = [sys.executable, "-m", "tests.fixtures.hostile_rollouts", *texts]
+    made = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
+    found = json.loads(made.stdout)
+    assert set(found) == set(workers()) and all(each.keys() >= set(texts) for each in found.values())
+    most = {name: max(each.values()) for name, each in found.items()}
+    assert 5 < max(most.values()) < MEMORY_MB, most

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import FileError, GraphError
+from verl_hier.errors import FileError, GraphError, refusal
 from verl_hier.graph.atomic_write import write_records
 from verl_hier.graph.bounded_reading import folder_entries, parquet_rows, parse_json, text_lines
 
@@ -113,7 +113,7 @@ def write_lines(target: Path, suffixes: tuple[str, ...], lines: Iterable[dict[st
     try:
         return write_records(target, lines)
     except OSError as error:
-        raise GraphError(f"cannot write {target}: {error.strerror or error}.") from error
+        raise GraphError(f"cannot write {target}: {refusal(error)}.") from error
 
 
 def _tuple(kinds: type | tuple[type, ...]) -> tuple[type, ...]:

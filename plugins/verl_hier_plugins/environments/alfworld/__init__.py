@@ -13,6 +13,7 @@ SPEC = EnvironmentSpec(
     lazy("verl_hier_plugins.environments.alfworld.environment:AlfworldEnvironment"),
     AlfworldOptions,
     tasks=lazy("verl_hier_plugins.environments.alfworld.tasks:tasks"),
+    baselines=lazy("verl_hier_plugins.environments.alfworld.baselines:baselines"),
     can_fork=True,
     names_states=True,
     info=("won", "score", "goals_done", "goals", "places"),

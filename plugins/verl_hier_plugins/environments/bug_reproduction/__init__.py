@@ -13,6 +13,7 @@ SPEC = EnvironmentSpec(
     lazy("verl_hier_plugins.environments.bug_reproduction.environment:build"),
     BugReproductionOptions,
     tasks=lazy("verl_hier_plugins.environments.bug_reproduction.tasks:tasks"),
+    baselines=lazy("verl_hier_plugins.environments.bug_reproduction.baselines:baselines"),
     can_fork=True,
     names_states=True,
     info=("won", "score", "tests"),

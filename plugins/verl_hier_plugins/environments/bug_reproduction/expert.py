@@ -32,13 +32,13 @@ class BugReproductionExpert:
         silent, shown = (next(case for case in found if case.shows is shows) for shows in (False, True))
         self._case = silent if rng.random() < skip_stage else shown
         self._next = shown if remember else self._case
-        self.subgoals: tuple[str, ...] = (f"try {self._spelt(self._arguments(self._case))}",)
+        self.subgoals: tuple[str, ...] = (f"try {self._spelt(self._case.spelt)}",)
 
     def advise(self, subgoal: int) -> str | None:
         """The test of the planned input until it was submitted, then the test of an input that shows the bug."""
-        if self._test(self._case.correct) in self._environment.tests:
+        if self._case.test in self._environment.tests:
             self._case = self._next
-        test = self._test(self._case.correct)
+        test = self._case.test
         return None if test in self._environment.tests else f"test {self._spelt(test)}"
 
     def mistake(self, subgoal: int, rng: random.Random) -> str | None:
@@ -50,10 +50,7 @@ class BugReproductionExpert:
         return None if wrong is None else f"test {self._spelt(self._test(wrong))}"
 
     def _test(self, value: Any) -> str:
-        return f"f({self._arguments(self._case)}) == {value!r}"
-
-    def _arguments(self, case: Case) -> str:
-        return ", ".join(repr(list(value) if isinstance(value, tuple) else value) for value in case.arguments)
+        return f"f({self._case.spelt}) == {value!r}"
 
     def _sayable(self, case: Case) -> bool:
         return not self._words or not isinstance(case.correct, str)

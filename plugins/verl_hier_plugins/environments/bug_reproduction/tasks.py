@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from verl_hier.environments.splits import draw_tasks, split_of
-from verl_hier_plugins.environments.bug_reproduction.cases import cases
+from verl_hier.environments.splits import Balance, draw_tasks, split_of
+from verl_hier_plugins.environments.bug_reproduction.cases import cases, right_tests
 from verl_hier_plugins.environments.bug_reproduction.checks import spell
 from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
 from verl_hier_plugins.environments.bug_reproduction.templates import TEMPLATES
@@ -15,6 +15,8 @@ from verl_hier_plugins.environments.bug_reproduction.templates import TEMPLATES
 NAME = "bug_reproduction"
 CONDITION_UP_TO = 1
 EFFECT_UP_TO = 2
+MORE = 0.015
+"""How much more than by chance a test may be right: six constant tests would win six times as much."""
 
 
 def tasks(options: BugReproductionOptions, split: str) -> list[dict[str, Any]]:
@@ -23,6 +25,7 @@ def tasks(options: BugReproductionOptions, split: str) -> list[dict[str, Any]]:
     No function (template and numbers) occurs in two splits, whichever of its bugs a task has.
     """
     size = options.pool if split == "train" else options.validation
+    balances = [Balance(MORE) for _ in options.levels]
     known = [[each for each in TEMPLATES.values() if each.level <= level] for level in options.levels]
 
     def make(draw: int, number: int) -> tuple[str, dict[str, Any]] | None:
@@ -40,6 +43,8 @@ def tasks(options: BugReproductionOptions, split: str) -> list[dict[str, Any]]:
             # With these numbers the bug shows always or never.
             return None
         task = {"function": template.name, "values": values, "bug": bug, "level": level}
+        if not balances[turn].admits(right_tests(template.name, values, bug), number):
+            return None
         return fingerprint, {"instruction": instruction(task, options), "data_source": NAME, **task}
 
     return draw_tasks(make, split, size, NAME)

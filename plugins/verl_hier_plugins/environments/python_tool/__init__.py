@@ -14,6 +14,7 @@ SPEC = EnvironmentSpec(
     lazy("verl_hier_plugins.environments.python_tool.environment:build"),
     PythonToolOptions,
     tasks=lazy("verl_hier_plugins.environments.python_tool.tasks:tasks"),
+    baselines=lazy("verl_hier_plugins.environments.python_tool.baselines:baselines"),
     can_fork=True,
     names_states=True,
     info=("won", "score", "calls"),

@@ -137,7 +137,8 @@ class PythonToolEnvironment(Environment):
         found = score(self.task, given)
         won = found >= 1.0 - 1e-9
         reward = found if self._options.partial_credit else float(won)
-        return self._answer(self._texts["right" if won else "wrong"], reward=reward, won=won, score=found)
+        used = {"used_tool": bool(self.calls)} if self._options.tool else {}
+        return self._answer(self._texts["right" if won else "wrong"], reward=reward, won=won, score=found, **used)
 
     def _answer(self, text: str, reward: float = 0.0, valid: bool = True, **info: Any) -> StepResult:
         return StepResult(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from verl_hier.environments.splits import SPLITS, draw_tasks, split_of
+from verl_hier.environments.splits import SPLITS, Balance, draw_tasks, split_of
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.bounded_reading import parquet_columns, parquet_rows
 from verl_hier_plugins.environments.python_tool.arithmetic import draw, draw_last_digit, same_number, spell
@@ -19,6 +19,9 @@ NAME = "python_tool"
 FILE = "file"
 LONGEST_ANSWER = 1000
 """Characters; longer answers are wrong without being read by a scorer."""
+
+MORE = 0.05
+"""How much more than by chance an answer of reasoning-gym may be right."""
 
 FILES = {"train": ("train",), "val": ("val", "dev", "test"), "test": ("test",)}
 """How the file names of a split begin; the first beginning with matches is used."""
@@ -33,7 +36,7 @@ def tasks(options: PythonToolOptions, split: str) -> list[dict[str, Any]]:
     if options.data_path:
         return _from_files(options, split, size)
 
-    balances: defaultdict[str, Balance] = defaultdict(Balance)
+    balances: defaultdict[str, Balance] = defaultdict(lambda: Balance(MORE))
 
     def make(number: int, there: int) -> tuple[str, dict[str, Any]] | None:
         family = options.families[there % len(options.families)]
@@ -43,41 +46,11 @@ def tasks(options: PythonToolOptions, split: str) -> list[dict[str, Any]]:
             task = _gym_task(options, family, number)
             if split_of(f"{family}: {task['instruction']}") != split:
                 return None
-            if not balances[family].admits(str(entry_of(task)["answer"]), there):
+            if not balances[family].admits((str(entry_of(task)["answer"]),), there):
                 return None
         return f"{family}: {task['instruction']}", task
 
     return draw_tasks(make, split, size, NAME)
-
-
-class Balance:
-    """Keeps one answer from being right too often: a policy that always gives it would be rewarded for that.
-
-    An answer may have the share that it has if all answers are equally frequent, `MORE` on top, and one task more.
-    """
-
-    MORE = 0.05
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._latest = ("", -1)
-
-    def admits(self, answer: str, there: int) -> bool:
-        """Whether one more task may have this answer.
-
-        Args:
-            answer: the right answer of a task that may be added next.
-            there: how many tasks of all families there are; tells whether the task before was added.
-        """
-        before, at = self._latest
-        if there > at >= 0:
-            self._counts[before] += 1
-        self._latest = ("", -1)
-        different = len(self._counts | Counter((answer,)))
-        if self._counts[answer] > (1 / different + self.MORE) * (sum(self._counts.values()) + 1):
-            return False
-        self._latest = (answer, there)
-        return True
 
 
 def _generated(options: PythonToolOptions, family: str, number: int) -> dict[str, Any]:

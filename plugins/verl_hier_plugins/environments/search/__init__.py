@@ -13,6 +13,7 @@ SPEC = EnvironmentSpec(
     lazy("verl_hier_plugins.environments.search.environment:SearchEnvironment"),
     SearchOptions,
     tasks=lazy("verl_hier_plugins.environments.search.tasks:tasks"),
+    baselines=lazy("verl_hier_plugins.environments.search.baselines:baselines"),
     can_fork=True,
     names_states=True,
     info=("won", "score", "f1", "documents", "recall", "commands"),

@@ -142,6 +142,7 @@ class SearchEnvironment(Environment):
                 "documents": [found.name for found in self.last] if valid else [],
                 **self._recall(),
                 **({} if self._steps else {"commands": self._help()}),
+                **({"used_tool": bool(self.asked)} if done else {}),
             },
         )
 

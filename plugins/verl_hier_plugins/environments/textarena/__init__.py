@@ -13,6 +13,7 @@ SPEC = EnvironmentSpec(
     lazy("verl_hier_plugins.environments.textarena.environment:TextarenaEnvironment"),
     TextarenaOptions,
     tasks=lazy("verl_hier_plugins.environments.textarena.tasks:tasks"),
+    baselines=lazy("verl_hier_plugins.environments.textarena.baselines:baselines"),
     can_fork=True,
     names_states=True,
     # A reset names more where the seat is fixed.

@@ -13,6 +13,7 @@ SPEC = EnvironmentSpec(
     lazy("verl_hier_plugins.environments.textworld.environment:TextworldEnvironment"),
     TextworldOptions,
     tasks=lazy("verl_hier_plugins.environments.textworld.tasks:tasks"),
+    baselines=lazy("verl_hier_plugins.environments.textworld.baselines:baselines"),
     can_fork=True,
     names_states=True,
     info=("won", "score", "points"),
