@@ -15,12 +15,12 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.trainer import Run, Trainer, only_trainer, processes_of_runs
-from verl_hier.compat.launch import read_metrics
 from verl_hier.graph import graph_rows, read_graphs
 from verl_hier.ops import runs as ops
 from verl_hier.training.schedule import Phase, phase_of
@@ -141,8 +141,18 @@ class CommandLine:
 
     def wait_for_steps(self, process: subprocess.Popen[str], steps: int) -> None:
         """Wait until so many steps are logged, or the command has ended."""
-        while process.poll() is None and len(read_metrics(self.run.metrics_file)) < steps:
+        while process.poll() is None and len(self.run.metrics()) < steps:
             time.sleep(0.1)
+
+    def kill_server(self, process: subprocess.Popen[str], steps: int) -> int:
+        """Kill the rollout server as soon as there is one and so many steps are logged; returns how many there were."""
+        servers: list[psutil.Process] = []
+        while process.poll() is None and not (servers and len(self.run.metrics()) >= steps):
+            servers = [p for p in processes_of_runs() if any("TransformersServer" in part for part in p.cmdline())]
+            time.sleep(0.2)
+        for server in servers:
+            server.kill()
+        return len(servers)
 
 
 @pytest.mark.slow
@@ -166,12 +176,9 @@ def test_ended_in_three_ways_the_command_line_goes_on_as_if_in_one_go(whole, byt
         assert "a new run in runs/himac_bytes/parts" in out
 
         started = line.start("--resume")
-        line.wait_for_steps(started, 1)
-        servers = [p for p in processes_of_runs() if any("TransformersServer" in part for part in p.cmdline())]
-        for server in servers:
-            server.kill()
+        killed = line.kill_server(started, first + 1)
         out, err = started.communicate()
-        assert servers and started.returncode == 1 and not processes_of_runs(), out + err
+        assert killed and started.returncode == 1 and not processes_of_runs(), out + err
         assert f"goes on from step {first}" in out
         assert re.search(r"rollout server is gone .*trainer\.resume_mode", run.log.read_text()), err
         second = run.step
