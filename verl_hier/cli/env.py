@@ -41,7 +41,7 @@ def env(
     ] = None,
     enable: Enable = None,
 ) -> None:
-    """Play one task in the terminal, by hand or by a policy, or measure what constant answers win."""
+    """Play a task by hand or by a policy, or measure guesses."""
     from verl_hier.errors import HierError
     from verl_hier.ops.live_episode import by_hand, play_live, recipe_for
     from verl_hier.ops.players import EXPERT, player_of

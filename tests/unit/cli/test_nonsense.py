@@ -258,4 +258,4 @@ def test_a_file_that_the_system_refuses_is_named(refused: Refused, monkeypatch: 
 
     monkeypatch.setattr("verl_hier.ops.exchange.export_chat", full)
     sentence = refused("export", "graphs.jsonl", "--to", "chat", "--out", "new.jsonl")
-    assert sentence.startswith("verl-hier: new.jsonl: No space left on device")
+    assert sentence.startswith("verl-hier: new.jsonl cannot be written: No space left on device; make room there")
