@@ -87,8 +87,9 @@ def test_killed_again_and_again(train, tmp_path, monkeypatch, steps, kills):
 
 
 @pytest.mark.long
-def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path, kills=10):
+def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path):
     """SIGKILL of `verl-hier train`: after five seconds nothing of the run is left, and the same command goes on."""
+    kills = 10
     chance = random.Random(kills)
     recipe = [str(probes / "himac_bytes.yaml"), f"actor_rollout_ref.model.path={byte_model}"]
     given = ["trainer.save_freq=1", f"trainer.total_training_steps={3 + kills}", "--name", "killed"]

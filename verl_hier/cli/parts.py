@@ -113,8 +113,10 @@ def _sorted(host: PluginHost, kind: Kind) -> list[Spec]:
 
 
 def _fact(value: Any) -> str:
-    if value is True or callable(value):
-        return "yes" if value is True else "with some options"
+    if value is True:
+        return "yes"
+    if callable(value):
+        return "with some options"
     if isinstance(value, dict):
         return ", ".join(f"{name} ({level})" for name, level in value.items())
     if isinstance(value, tuple | list):

@@ -211,9 +211,10 @@ class SamplerSpec(Spec):
     needs_scores: bool | Callable[[Any], bool] = False
     provides: tuple[str, ...] = ()
 
-    def needs_scores_with(self, options: Any) -> bool:
-        """Whether it needs a rollout server that returns log-probs of prompts, with these options."""
-        return self.needs_scores(options) if callable(self.needs_scores) else self.needs_scores
+    def needs(self, name: str, options: Any) -> bool:
+        """Whether it declares a need, such as `needs_scores`, with these options."""
+        declared = getattr(self, name)
+        return bool(declared(options) if callable(declared) else declared)
 
 
 @dataclass(frozen=True)

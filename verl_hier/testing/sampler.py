@@ -335,15 +335,10 @@ USES = {
 }
 
 
-def _declares(subject: _Subject, name: str) -> bool:
-    declared = getattr(subject.spec, name)
-    return bool(declared(subject.options) if callable(declared) else declared)
-
-
 def check_uses(subject: _Subject) -> None:
     """It declares what it has used so far."""
     for name in USES.keys() & subject.asked:
-        if not _declares(subject, name):
+        if not subject.spec.needs(name, subject.options):
             subject.fail(
                 f"does {USES[name]}, and its spec does not say `{name}=True`, so that a recipe without it would start."
             )
@@ -353,7 +348,7 @@ def check_declared(subject: _Subject) -> None:
     """It needs what it declares, and its columns are there."""
     check_uses(subject)
     for name, does in USES.items():
-        if _declares(subject, name) and name not in subject.asked:
+        if subject.spec.needs(name, subject.options) and name not in subject.asked:
             subject.fail(
                 f"did not {does} in any of these plays, and its spec says `{name}=True`, which refuses recipes: remove "
                 "it, or pass a `worker` and an `answer` with which it does."

@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,61 @@ def logprob_metrics(
     return metrics
 
 
+@dataclass(frozen=True)
+class _Limit:
+    """A metric and the option of `GuardOptions` that limits it, with the sentence that an excess is worth.
+
+    Attributes:
+        metric: name of the metric; a step without it is within the limit.
+        option: name of the option.
+        found: what was found, with a place for the metric's value.
+        advice: what to look at.
+        of_groups: whether it concerns only estimators that compare the episodes of a group.
+    """
+
+    metric: str
+    option: str
+    found: str
+    advice: str
+    of_groups: bool = False
+
+
+_LIMITS = (
+    _Limit(
+        "hier/groups/singleton_share",
+        "max_singleton_share",
+        "{:.0%} of the groups have a single episode, so a group-relative estimator has nothing to compare",
+        "look at actor_rollout_ref.rollout.n and at lost episodes",
+        of_groups=True,
+    ),
+    _Limit(
+        "hier/groups/zero_variance_share",
+        "max_zero_variance_share",
+        "{:.0%} of the groups have equal returns throughout and give no gradient",
+        "look at the tasks' difficulty",
+        of_groups=True,
+    ),
+    _Limit(
+        "hier/rewards/same_answer_share",
+        "max_same_answer_share",
+        "{:.0%} of the rewarded tasks were rewarded for the same answers",
+        "look at what they are, the policy may have found a way around the tasks",
+    ),
+    _Limit(
+        "hier/rewards/without_tool_share",
+        "max_without_tool_share",
+        "{:.0%} of the solved episodes did not use the environment's tool",
+        "look at whether their answers can be guessed",
+    ),
+    _Limit(
+        "hier/rewards/jump",
+        "max_reward_jump",
+        "the mean return is {:.1f} standard deviations above that of the steps before",
+        "look at what is rewarded now, it may be a way around the tasks",
+    ),
+)
+
+
 def alarm(metrics: dict[str, float], options: GuardOptions, needs_groups: bool) -> int:
     """Compare the step's metrics with the recipe's limits; log or raise a sentence for each excess.
 
@@ -130,36 +186,10 @@ def alarm(metrics: dict[str, float], options: GuardOptions, needs_groups: bool) 
         CreditError: with `hier.guards.on_alarm: raise`.
     """
     problems: list[str] = []
-    singles = metrics.get("hier/groups/singleton_share", 0.0)
-    if needs_groups and singles > options.max_singleton_share:
-        problems.append(
-            f"{singles:.0%} of the groups have a single episode, so a group-relative estimator has nothing to compare "
-            "(hier.guards.max_singleton_share); look at actor_rollout_ref.rollout.n and at lost episodes"
-        )
-    flat = metrics.get("hier/groups/zero_variance_share", 0.0)
-    if needs_groups and flat > options.max_zero_variance_share:
-        problems.append(
-            f"{flat:.0%} of the groups have equal returns throughout and give no gradient "
-            "(hier.guards.max_zero_variance_share); look at the tasks' difficulty"
-        )
-    same = metrics.get("hier/rewards/same_answer_share", 0.0)
-    if same > options.max_same_answer_share:
-        problems.append(
-            f"{same:.0%} of the rewarded tasks were rewarded for the same answers (hier.guards.max_same_answer_share); "
-            "look at what they are, the policy may have found a way around the tasks"
-        )
-    without = metrics.get("hier/rewards/without_tool_share", 0.0)
-    if without > options.max_without_tool_share:
-        problems.append(
-            f"{without:.0%} of the solved episodes did not use the environment's tool "
-            "(hier.guards.max_without_tool_share); look at whether their answers can be guessed"
-        )
-    jump = metrics.get("hier/rewards/jump", 0.0)
-    if jump > options.max_reward_jump:
-        problems.append(
-            f"the mean return is {jump:.1f} standard deviations above that of the steps before "
-            "(hier.guards.max_reward_jump); look at what is rewarded now, it may be a way around the tasks"
-        )
+    for limit in _LIMITS:
+        value = metrics.get(limit.metric, 0.0)
+        if value > getattr(options, limit.option) and (needs_groups or not limit.of_groups):
+            problems.append(f"{limit.found.format(value)} (hier.guards.{limit.option}); {limit.advice}")
     for name, value in metrics.items():
         if name.startswith("hier/logprob_difference/") and value > options.max_logprob_difference:
             problems.append(

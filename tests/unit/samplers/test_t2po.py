@@ -128,5 +128,5 @@ def test_options():
         build_options(registered, {"window": 1})
     with pytest.raises(RecipeError, match="the text that opens one"):
         build_options(registered, {"thought": ["<think>"]})
-    assert registered.needs_scores_with(build_options(registered, {"window": 4}))
-    assert not registered.needs_scores_with(build_options(registered, {}))
+    assert registered.needs("needs_scores", build_options(registered, {"window": 4}))
+    assert not registered.needs("needs_scores", build_options(registered, {}))

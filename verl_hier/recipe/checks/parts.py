@@ -82,7 +82,7 @@ def check_sampler(recipe: ComposedRecipe) -> None:
             f"the rollout server {server.name!r} does not return; use `transformers`, or a server whose name ends in "
             f"`{TOP_LOGPROBS}`."
         )
-    if sampler.needs_scores_with(parts.sampler.options) and not server.prompt_scores:
+    if sampler.needs("needs_scores", parts.sampler.options) and not server.prompt_scores:
         raise RecipeError(
             f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of given tokens, which the "
             f"rollout server {server.name!r} does not return; use one of {servers_with('prompt_scores')}."
