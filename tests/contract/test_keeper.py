@@ -128,7 +128,10 @@ def test_a_tracker_of_something_else_is_refused(tmp_path: Path) -> None:
 
 RAY = """
 import sys, time, ray
-ray.init(num_cpus=1, include_dashboard=False)
+from verl_hier.runtime_cpu.prefork.driver import Template
+
+template = Template([])
+ray.init(num_cpus=1, include_dashboard=False, runtime_env={"py_executable": template.python()})
 
 @ray.remote(num_cpus=0)
 class Worker:

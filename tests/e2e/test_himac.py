@@ -151,6 +151,7 @@ class CommandLine:
             servers = [p for p in processes_of_runs() if any("TransformersServer" in part for part in p.cmdline())]
             time.sleep(0.2)
         for server in servers:
+            assert "verl_hier.runtime_cpu.prefork.template" in server.parent().cmdline()
             server.kill()
         return len(servers)
 

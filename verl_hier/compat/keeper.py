@@ -33,6 +33,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _DAEMON = re.compile(r"(?:.*/)?(raylet|gcs_server)$")
 _ACTOR = re.compile(r"(ray::(?!IDLE|SPILL|RESTORE|DELETE|UTIL)\w+)(?:\.\w+(?:\(\))?)?$")
 """Ray names a process after its actor, and the method that it runs; functions and idle workers come and go."""
+_TEMPLATE = "verl_hier.runtime_cpu.prefork.template"
+"""The module whose process Ray's workers are forks of; see `runtime_cpu/prefork`."""
 
 
 class Keeper:
@@ -156,23 +158,25 @@ def _pids() -> Iterator[int]:
 
 def _needed(pid: int) -> str:
     """What a process is called that a run cannot go on without; empty for others."""
-    title = _title(pid)
+    title = _words(pid)[0]
     daemon, actor = _DAEMON.match(title), _ACTOR.match(title)
     if not (daemon or actor):
         return ""
     # A fork has the title of its parent: a daemon's before it becomes a worker, an actor's as worker of a data loader.
-    above = _DAEMON.match(_title(int((_stat(pid) or ["", "0"])[1])))
+    parent = _words(int((_stat(pid) or ["", "0"])[1]))
+    below_daemon = bool(_DAEMON.match(parent[0]))
     if daemon:
-        return "" if above else daemon[1]
-    return actor[1] if actor and above else ""
+        return "" if below_daemon else daemon[1]
+    return actor[1] if actor and (below_daemon or _TEMPLATE in parent) else ""
 
 
-def _title(pid: int) -> str:
+def _words(pid: int) -> list[str]:
+    """What a process was started with, or calls itself; one empty word for a process that is gone."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return ""
-    return words[0].decode(errors="replace").strip()
+        return [""]
+    return [word.decode(errors="replace").strip() for word in words]
 
 
 def main() -> None:

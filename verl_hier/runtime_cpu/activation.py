@@ -10,6 +10,8 @@ from types import ModuleType
 
 from wrapt import register_post_import_hook
 
+from verl_hier.runtime_cpu.prefork.driver import start_in_driver
+
 logger = logging.getLogger(__name__)
 
 PLATFORM_VARIABLE = "VERL_PLATFORM"
@@ -59,6 +61,9 @@ def activate() -> bool:
     register_post_import_hook(_register_adapter, "verl.workers.rollout.base")
     register_post_import_hook(_register_checkpoint_engine, "verl.checkpoint_engine.base")
     _active = True
+    # Quiets a warning of TransferQueue, which reads it when it is imported.
+    os.environ.setdefault("TQ_NUM_THREADS", "2")
+    start_in_driver()
     logger.debug("CPU runtime of verl-hier is active")
     return True
 
