@@ -6,7 +6,7 @@ Shapes: T turns, E episodes, S steps (one per turn on each episode's path, so S 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,41 @@ EPISODE_COLUMNS: dict[str, str] = {
 }
 
 
+class LazyColumns(MutableMapping[str, Array]):
+    """Columns by name, each of which is made when it is asked for and kept from then on."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], Array]]) -> None:
+        """
+        Args:
+            makers: what makes each column.
+        """
+        self._makers: dict[str, Callable[[], Array] | None] = dict(makers)
+        self._made: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._made:
+            make = self._makers[name]
+            assert make is not None
+            self._made[name], self._makers[name] = make(), None  # what makes a column may hold much memory
+        return self._made[name]
+
+    def __setitem__(self, name: str, column: Array) -> None:
+        self._makers[name], self._made[name] = None, column
+
+    def __delitem__(self, name: str) -> None:
+        del self._makers[name]
+        self._made.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
+
+
 @dataclass
 class TurnTable:
     """Columns of one batch. Estimators must not mutate it.
@@ -66,7 +101,8 @@ class TurnTable:
         step_episode: (S,) int64, episode of each step; sorted.
         step_turn: (S,) int64, turn of each step; in time order inside an episode.
         tokens: optional token columns of length N: `turn` (int64, sorted) plus for instance `logprob`, `entropy`,
-            `value`, and boolean masks such as `switch`, `subgoal`, `action`.
+            `value`, and boolean masks such as `switch`, `subgoal`, `action`. Those of rollouts are made when they are
+            asked for.
         names: what integer columns stand for: `agent`, `role`, and anything a plugin adds.
         anchors: text of each anchor number, for similarity grouping; may be empty.
     """
@@ -75,12 +111,14 @@ class TurnTable:
     episodes: dict[str, Array]
     step_episode: NDArray[np.int64]
     step_turn: NDArray[np.int64]
-    tokens: dict[str, Array] = field(default_factory=dict)
+    tokens: MutableMapping[str, Array] = field(default_factory=dict)
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     anchors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for what, columns in (("turns", self.turns), ("episodes", self.episodes), ("tokens", self.tokens)):
+            if isinstance(columns, LazyColumns):
+                continue
             lengths = {len(column) for column in columns.values()}
             if len(lengths) > 1:
                 raise CreditError(f"{what} columns have different lengths: {sorted(lengths)}.")

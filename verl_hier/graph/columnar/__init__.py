@@ -1,0 +1,1 @@
+"""Rollout graphs in columns: Arrow tables instead of Python objects, for the turn table and for files."""

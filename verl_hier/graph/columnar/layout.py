@@ -1,0 +1,98 @@
+"""The columns of rollout graphs: which there are, of which types, and the tables that they make.
+
+A light column has a few bytes a turn and is what the turn table needs. A heavy one holds tokens, words or decisions.
+Numbers of nodes and episodes count within their task. Texts are plain text: Parquet keeps a dictionary of them anyway,
+and every reader of Parquet understands the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+def _named(value: pa.DataType) -> pa.DataType:
+    """The type of a mapping from names, as a list: not every reader of Parquet has mappings."""
+    return pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", value)]))
+
+
+_INT, _FLOAT, _BOOL, _TEXT = pa.int32(), pa.float64(), pa.bool_(), pa.string()
+_SPANS = pa.list_(pa.struct([pa.field("start", _INT), pa.field("stop", _INT)]))
+_TOP = pa.struct([pa.field("token", _INT), pa.field("logprob", _FLOAT)])
+_MESSAGE = pa.struct([pa.field("role", _TEXT), pa.field("content", _TEXT), pa.field("sources", pa.list_(_INT))])
+
+NODE_INTS = ("parent", "context", "episode", "level", "turn", "segment", "plan", "prompt_tokens", "cached_tokens")
+NODE_BOOLS = ("partial", "trained", "done", "truncated", "valid")
+NODE_TEXTS = ("agent", "role", "policy", "anchor", "stop_reason")
+EXTRAS = {"extra_bool": _BOOL, "extra_int": pa.int64(), "extra_float": _FLOAT, "extra_text": _TEXT}
+"""Columns of `Node.extra` by the type of their values."""
+
+LIGHT = pa.schema(
+    {
+        **dict.fromkeys((*NODE_INTS, "n_observation", "n_action"), _INT),
+        **dict.fromkeys(("reward", "mean_entropy"), _FLOAT),
+        **dict.fromkeys((*NODE_BOOLS, "has_entropy"), _BOOL),
+        **dict.fromkeys(NODE_TEXTS, _TEXT),
+        **{name: _named(kind) for name, kind in EXTRAS.items()},
+        "masks": _named(_SPANS),
+    }
+)
+"""Light columns of nodes. `mean_entropy` is NaN where the server gave neither entropies nor log-probs."""
+HEAVY = pa.schema(
+    {
+        **dict.fromkeys(("observation", "action"), pa.list_(_INT)),
+        **dict.fromkeys(("logprobs", "entropy"), pa.list_(_FLOAT)),
+        "top": pa.list_(pa.list_(_TOP)),
+        **dict.fromkeys(("policy_low", "policy_high"), _INT),
+        "text": _TEXT,
+        "messages": pa.list_(_MESSAGE),
+        "decision": _TEXT,
+    }
+)
+"""Heavy columns of nodes. `decision` is JSON, null for none."""
+EPISODES = pa.schema(
+    {
+        **dict.fromkeys(("source", "shared", "tree", "leaf"), _INT),
+        "status": _TEXT,
+        "ret": _FLOAT,
+        **dict.fromkeys(("success", "trained", "greedy", "withheld"), _BOOL),
+        "error": _TEXT,
+        "reward_info": _named(_FLOAT),
+    }
+)
+"""Columns of episodes that metrics and the turn table need."""
+EPISODE_DECISION = pa.schema({"decision": _TEXT})
+TASKS = pa.schema(
+    {"uid": _TEXT, "index": pa.int64(), "data_source": _TEXT, "nodes": pa.int64(), "episodes": pa.int64()}
+)
+"""Columns of tasks that the turn table needs: `nodes` and `episodes` are their numbers."""
+TASK_JSON = ("task", "phase", "request", "counts", "seconds", "budget")
+TASK_RECORDS = pa.schema(
+    {
+        "version": _INT,
+        "started": pa.int64(),
+        "seed": pa.int64(),
+        "short": _BOOL,
+        **dict.fromkeys(TASK_JSON, _TEXT),
+    }
+)
+"""Further columns of tasks. `started` is the step whose weights started the rollout; those of `TASK_JSON` are JSON."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The light columns of some tasks, one task after the other, and a way to the heavy ones.
+
+    Attributes:
+        tasks: G rows with the columns `TASKS`.
+        episodes: rows of all episodes with the columns `EPISODES`.
+        nodes: M rows with the columns `LIGHT`.
+        heavy: the column of `HEAVY` with a name, of M entries.
+    """
+
+    tasks: pa.Table
+    episodes: pa.Table
+    nodes: pa.Table
+    heavy: Callable[[str], pa.ChunkedArray]
