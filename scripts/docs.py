@@ -28,6 +28,7 @@ import typer
 import yaml
 from docs_markdown import cell, table
 from docs_reference import fields, options
+from docs_store import store_columns
 
 from verl_hier.cli.main import app
 from verl_hier.graph import read_graphs
@@ -336,6 +337,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "recipes": recipe_matrix,
     "method": method,
     "columns": columns,
+    "store_columns": store_columns,
     "rooms": rooms,
     "example_graph": example_graph,
     "picture": picture,

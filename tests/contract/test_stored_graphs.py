@@ -83,13 +83,13 @@ def test_they_are_stored_apart(queue, tmp_path):
     publish_all(store)
     made = make_trainer(store)
     made.on_validate_end()
-    assert stored(tmp_path / "validation" / "step_000010.parquet") == ["validation"]
+    assert stored(tmp_path / "validation" / "step_000010") == ["validation"]
 
     count, made._without_rows = made._take_graphs(validate=False)
     made._step = SimpleNamespace(ledger=SimpleNamespace(graphs={"trained": rollout_graphs.flat()}))
     made._step.ledger.graphs["trained"].task["uid"] = "trained"
     assert count == 1 and made._store() is False
-    assert stored(tmp_path) == stored(tmp_path / "step_000010.parquet") == ["trained", "nothing_trained"]
+    assert stored(tmp_path) == stored(tmp_path / "step_000010") == ["trained", "nothing_trained"]
     assert not queue.fields
 
 

@@ -47,7 +47,7 @@ def test_distilled_and_then_trained_level_by_level(probes, tmp_path):
     (run,) = Run.all_in(tmp_path / RUNS / RECIPE)
     logs = run.metrics()
     assert [phase_of(step) for step in logs] == ["A", "B"]
-    steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2)]
+    steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}")) for step in (1, 2)]
     for number, (graphs, logged) in enumerate(zip(steps, logs, strict=True)):
         rows = [(g, row) for g in graphs for row in graph_rows(g, Phase.from_dict(g.phase).trains)]
         assert logged["hier/rows/trained"] == len(rows) > 0

@@ -82,7 +82,7 @@ def test_killed_again_and_again(train, tmp_path, monkeypatch, steps, kills):
         assert len(runs) <= 2 * kills + 2, (killed, runs[-1].log[-3000:])
     assert history(runs) == history([whole]) and sorted(history(runs)) == list(range(1, steps + 1)), killed
     for step in range(1, steps + 1):
-        one, two = (credited(tmp_path / name / "graphs" / f"step_{step:06d}.parquet") for name in ("whole", "parts"))
+        one, two = (credited(tmp_path / name / "graphs" / f"step_{step:06d}") for name in ("whole", "parts"))
         assert one == two, (step, killed)
 
 

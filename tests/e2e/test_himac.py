@@ -84,18 +84,18 @@ def test_both_phases_train_their_own_tokens(whole, tmp_path):
     assert [phase_of(step) for step in run.steps] == PHASES
     assert run.metric("hier/rows/trained")[0] == 2 * 4
     assert run.metric("hier/server/generated_tokens") == run.metric("hier/tokens/generated")
-    rated = [read_graphs(folder / "graphs" / f"step_{step:06d}.parquet") for step in range(1, STEPS + 1)]
+    rated = [read_graphs(folder / "graphs" / f"step_{step:06d}") for step in range(1, STEPS + 1)]
     notes = [[e.reward_info["brief"] for graph in graphs for e in graph.complete()] for graphs in rated]
     assert run.metric("hier/reward/brief/mean") == pytest.approx([sum(note) / len(note) for note in notes])
     assert 0 < sum(map(sum, notes)) < sum(map(len, notes)), "the reward function tells turns apart"
     files = sorted((folder / "probe").glob("*.pt"))
     assert len(files) >= STEPS
-    first = list(read_graphs(folder / "graphs" / "step_000001.parquet"))
+    first = list(read_graphs(folder / "graphs" / "step_000001"))
     turns = [graph.turns(episode.id) for graph in first for episode in graph.complete()]
     assert run.metric("num_turns/mean")[0] == pytest.approx(statistics.mean(turns)) and max(turns) > 1
     assert run.metric("training/num_turns/max")[0] == max(turns)
     per_step = [[] for _ in range(STEPS)]
-    steps = [list(read_graphs(folder / "graphs" / f"step_{step:06d}.parquet")) for step in range(1, STEPS + 1)]
+    steps = [list(read_graphs(folder / "graphs" / f"step_{step:06d}")) for step in range(1, STEPS + 1)]
     for file in files:
         record = torch.load(file)
         for number, graphs in enumerate(steps):
@@ -238,7 +238,7 @@ def check_the_same(whole, resumed, parts, saved):
     for name in ("hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm"):
         assert [step[name] for step in expected] == [step[name] for step in resumed], (saved, name)
     for step in range(saved + 1, STEPS + 1):
-        one, two = (credited(of / "graphs" / f"step_{step:06d}.parquet") for of in (folder, parts))
+        one, two = (credited(of / "graphs" / f"step_{step:06d}") for of in (folder, parts))
         assert one == two and any(any(credit) for _, credit in one.values()), (saved, step)
     for name, (one, two) in weights((folder, parts), STEPS):
         assert torch.equal(one, two), (saved, name)

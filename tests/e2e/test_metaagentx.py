@@ -156,7 +156,7 @@ def test_two_steps_train_who_they_should_by_what_they_earned(train, writer, prob
     )
     assert run.code == 0, run.log[-3000:]
     assert [phase_of(step) for step in run.steps] == ["A", "B"]
-    steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2)]
+    steps = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}")) for step in (1, 2)]
     rows = []
     for number, graphs in enumerate(steps):
         active = 1 - number

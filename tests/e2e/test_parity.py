@@ -57,7 +57,7 @@ def test_hier_sync_is_sync(train, byte_model, tmp_path):
         for field in ("responses", "response_mask", "advantages", "old_log_probs"):
             assert all(torch.equal(a, b) for a, b in zip(stock[field], ours[field], strict=True)), field
     for number, step in enumerate(records["hier"], start=1):
-        graphs = list(read_graphs(tmp_path / f"graphs/step_{number:06d}.parquet"))
+        graphs = list(read_graphs(tmp_path / f"graphs/step_{number:06d}"))
         credit = [value for graph in graphs for value in graph.credit]
         means = [
             float(row[mask > 0].mean()) for row, mask in zip(step["advantages"], step["response_mask"], strict=True)

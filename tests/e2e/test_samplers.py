@@ -56,7 +56,7 @@ def test_each_sampler_trains_and_is_repeatable(train, byte_model, probes, tmp_pa
         "qwen2",
     )
     for number, (name, step) in enumerate(zip(names, run.steps, strict=True), start=1):
-        file = tmp_path / "graphs" / f"step_{number:06d}.parquet"
+        file = tmp_path / "graphs" / f"step_{number:06d}"
         graphs = list(read_graphs(file))
         assert graphs and all(graph.request["n"] == 4 for graph in graphs), name
         rows = [row for graph in graphs for row in graph_rows(graph, lambda node: True)]

@@ -44,7 +44,7 @@ class Training:
     folder: Path
 
     def graphs(self, step: int) -> list[RolloutGraph]:
-        return list(read_graphs(self.folder / "graphs" / f"step_{step:06d}.parquet"))
+        return list(read_graphs(self.folder / "graphs" / f"step_{step:06d}"))
 
     def updates(self, step: int) -> int:
         """Steps that the optimiser has counted so far."""

@@ -111,7 +111,7 @@ def train(vllm_python: str, model: Path, plugin: Path, tmp_path: Path) -> Train:
 
 
 def graphs_of(folder: Path, step: int) -> list[RolloutGraph]:
-    return list(read_graphs(folder / "graphs" / f"step_{step:06d}.parquet"))
+    return list(read_graphs(folder / "graphs" / f"step_{step:06d}"))
 
 
 def entropies(network: Any, graph: RolloutGraph, index: int, k: int) -> list[float]:

@@ -108,7 +108,7 @@ def test_two_steps_train_who_they_should(train, speaker, probes, tmp_path):
         ],
     )
     assert run.code == 0, run.log[-3000:]
-    graphs = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}.parquet")) for step in (1, 2)]
+    graphs = [list(read_graphs(tmp_path / "graphs" / f"step_{step:06d}")) for step in (1, 2)]
     said: dict[int, set[str]] = {number: set() for number in range(len(WORKERS))}
     for graph in (graph for step in graphs for graph in step):
         number = graph.task["index"] % len(WORKERS)

@@ -43,7 +43,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["graphs.jsonl", "graphs.jsonl.gz", "graphs.parquet"])
-def test_graphs(tmp_path, name, caplog):
+def test_graphs(tmp_path, name):
     target = tmp_path / name
     write_graphs(target, [rollout_graphs.flat()])
     whole = target.read_bytes()
@@ -55,8 +55,14 @@ def test_graphs(tmp_path, name, caplog):
     )
     assert target.read_bytes() == whole and list(read_graphs(target)), "the old file is still there"
     assert list(tmp_path.iterdir()) == [target], "and nothing beside it"
-    fill(target)
-    assert not store_graphs(str(target), [rollout_graphs.flat()])
+
+
+@pytest.mark.parametrize("name", ["nodes-trainer-0", "tasks-trainer-0", "credit"])
+def test_a_step_of_the_store(tmp_path, name, caplog):
+    (tmp_path / "step_000001").mkdir()
+    fill(tmp_path / "step_000001" / f"{name}.parquet")
+    assert not store_graphs(str(tmp_path), 1, [rollout_graphs.flat()])
+    assert not (tmp_path / "step_000001" / "credit.parquet").exists(), "the step does not count as whole"
     assert FULL in caplog.text and "The run goes on without it (hier.store.path)." in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""`export` and `import`: stored rollouts as chat messages or verl's rollout dump, and back."""
+"""`export`, `import` and `convert`: stored rollouts in the formats of others and back, and old files as a store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from verl_hier.cli.options import Graphs, new_file
+from verl_hier.cli.options import Graphs, new_file, new_folder
 from verl_hier.cli.output import line
 from verl_hier.errors import RecipeError
 
@@ -35,17 +35,19 @@ def export(
 ) -> None:
     """Write rollouts as chat messages or verl's rollout dump."""
     from verl_hier.ops.exchange import export_chat, export_dump
+    from verl_hier.ops.stored import Stored
 
+    graphs = Stored.at(source).graphs
     if to is Format.CHAT and model is not None:
         raise RecipeError("--model decodes the tokens of --to verl; chat messages need none, so leave the option out.")
     if to is Format.CHAT:
-        count = export_chat(source, out)
+        count = export_chat(graphs, out)
     elif model is None:
         raise RecipeError("--to verl writes decoded tokens; name the run's tokenizer with --model FOLDER.")
     else:
         from verl_hier.compat.tokenizer import load_tokenizer
 
-        count = export_dump(source, out, load_tokenizer(model))
+        count = export_dump(graphs, out, load_tokenizer(model))
     line(f"{count} lines: {out}")
 
 
@@ -70,3 +72,18 @@ def import_(
         graphs = import_dump(source, tokenizer)
     episodes = sum(len(graph.episodes) for graph in graphs)
     line(f"{write_graphs(out, graphs)} tasks, {episodes} episodes: {out}")
+
+
+def convert(
+    source: Graphs,
+    out: Annotated[Path, new_folder("Folder of the store to write.")],
+) -> None:
+    """Write graph files of any version as a store in columns.
+
+    Files that are named after a step become that step, and those below `validation` its validation; other graphs are
+    sorted by the step that started them.
+    """
+    from verl_hier.ops.exchange import convert as convert_all
+
+    steps, tasks = convert_all(source, out)
+    line(f"{tasks} tasks of {steps} steps: {out}")

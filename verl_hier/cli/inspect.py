@@ -25,11 +25,13 @@ Enable = Annotated[
 RecipeOption = Annotated[str | None, typer.Option("--recipe", help="Take `hier.plugins` from this recipe.")]
 
 
-def enabled(recipe: str | None, more: list[str] | None) -> Mapping[str, bool]:
-    """What to load: the recipe's block or the built-ins, and what the command line adds."""
+def enabled(
+    recipe: str | None, more: list[str] | None, otherwise: Mapping[str, bool] | None = None
+) -> Mapping[str, bool]:
+    """What to load: the recipe's block, or `otherwise`, or the built-ins; and what the command line adds."""
     from verl_hier.host.manager import DEFAULT_ENABLED
 
-    block: dict[str, bool] = dict(DEFAULT_ENABLED)
+    block: dict[str, bool] = dict(DEFAULT_ENABLED if otherwise is None else otherwise)
     if recipe:
         from verl_hier.recipe.compose import compose
 

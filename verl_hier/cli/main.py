@@ -69,6 +69,7 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
             "replay": replay.replay,
             "export": exchange.export,
             "import": exchange.import_,
+            "convert": exchange.convert,
         },
     ),
     (LOOKING, {f"{kind}s": parts.command(kind) for kind in parts.KINDS}),

@@ -75,6 +75,11 @@ def _creatable(path: Path | None) -> Path | None:
 
 Graphs = Annotated[
     Path,
-    typer.Argument(metavar="INPUT", exists=True, readable=True, help="Graph file, or a folder of them (hier.store)."),
+    typer.Argument(
+        metavar="INPUT",
+        exists=True,
+        readable=True,
+        help="Folder of a run, its store (hier.store), a step of it, or graph files.",
+    ),
 ]
 Seed = Annotated[int, whole("Seed of everything that is drawn.", least=0)]

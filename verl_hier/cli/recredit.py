@@ -32,13 +32,16 @@ def credit(
 
     if (estimator is None) == (compare is None):
         raise RecipeError("give either --estimator NAME with --out FILE, or --compare a,b,c.")
-    host = PluginHost.load(enabled(recipe, enable))
+    from verl_hier.ops.stored import Stored
+
+    stored = Stored.at(source)
+    host = PluginHost.load(enabled(recipe, enable, stored.plugins()))
     if compare is not None:
-        _compare(host, source, compare, settings or [])
+        _compare(host, stored.graphs, compare, settings or [])
     elif out is None:
         raise RecipeError("--estimator writes the credit of every turn; say where with --out FILE.jsonl or .parquet.")
     else:
-        _credit(host, source, str(estimator), out, settings or [])
+        _credit(host, stored.graphs, str(estimator), out, settings or [])
 
 
 def _credit(host: PluginHost, source: Path, name: str, out: Path, pairs: list[str]) -> None:

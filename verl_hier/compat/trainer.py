@@ -240,7 +240,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         if self._step is None or not self.stores_this_step:
             return False
         graphs = [*self._step.ledger.graphs.values(), *self._without_rows, *self._dropped]
-        return not store_graphs(os.path.join(str(store.path), f"step_{self.global_steps:06d}.parquet"), graphs)
+        return not store_graphs(str(store.path), self.global_steps, graphs)
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
@@ -251,8 +251,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         self._counters.skip()
         _, graphs = self._take_graphs(validate=True)
         if graphs:
-            name = f"step_{self.global_steps:06d}.parquet"
-            store_graphs(os.path.join(str(self.hier.store.path), "validation", name), graphs)
+            store_graphs(os.path.join(str(self.hier.store.path), "validation"), self.global_steps, graphs)
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

@@ -6,7 +6,7 @@ from verl_hier.graph.dump import dump_rows
 from verl_hier.graph.message_links import messages, who_saw
 from verl_hier.graph.nodes import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
 from verl_hier.graph.rows import Row, SharedPrefix, graph_rows
-from verl_hier.graph.storage import read_graphs, write_graphs
+from verl_hier.graph.storage import read_graphs, write_graphs, write_step
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS, TurnTable
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "read_graphs",
     "who_saw",
     "write_graphs",
+    "write_step",
 ]

@@ -26,6 +26,8 @@ GROWTH = 100
 DEEPEST = 100
 """How many lists and mappings may be nested in one another."""
 ROWS_AT_ONCE = 64
+ROWS_OF_COLUMNS = 256
+"""As `ROWS_AT_ONCE`, where no row holds a whole rollout graph."""
 _LARGEST = 2**63
 
 
@@ -186,6 +188,22 @@ def parquet_types(path: Path) -> dict[str, str]:
         raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
 
 
+def parquet_metadata(path: Path) -> Any:
+    """What the footer of a Parquet file says of it, a `pyarrow.parquet.FileMetaData`; of its columns it is not to be
+    asked, because pyarrow ends the process where their metadata is damaged.
+
+    Raises:
+        FileError: when it is none.
+    """
+    import pyarrow.parquet as parquet
+
+    require_regular(path)
+    try:
+        return parquet.read_metadata(path)
+    except Exception as error:  # pyarrow raises several unrelated types for damaged files
+        raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
+
+
 def parquet_rows(
     path: Path, columns: Sequence[str] | None = None, places: Sequence[int] | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -206,7 +224,7 @@ def parquet_rows(
     too_large = f"{path} is too large: unpacked, it has more than {GROWTH} times its size."
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            if _values(file, columns) * 4 > allowed:
+            if _values(file, columns, range(file.metadata.num_row_groups)) * 4 > allowed:
                 raise FileError(too_large)
             groups, chosen = _choose(file.metadata, places)
             names = None if columns is None else list(columns)
@@ -220,6 +238,53 @@ def parquet_rows(
                 read += len(records)
             if places is None and read != file.metadata.num_rows:
                 raise FileError(f"{path} is damaged: it has {read} rows and says that it has {file.metadata.num_rows}.")
+    except FileError:
+        raise
+    except Exception as error:  # pyarrow raises several unrelated types for damaged files
+        raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
+
+
+def parquet_table(path: Path, schema: Any, groups: Sequence[int] | None = None) -> Any:
+    """Columns of a Parquet file as a `pyarrow.Table`. Pages that have a checksum are verified.
+
+    Args:
+        path: a regular file. Where the schema has lists, the caller has verified a checksum of its footer: pyarrow ends
+            the process when it is asked how many values a column with damaged metadata has.
+        schema: a `pyarrow.Schema` of the columns to read.
+        groups: numbers of the row groups to read; None for all.
+
+    Raises:
+        FileError: when it cannot be read, is damaged, lacks a column or has it in another type, or unpacks to more than
+            the bounds of this module.
+    """
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    allowed = max(SMALL, GROWTH * require_regular(path))
+    too_large = f"{path} is too large: unpacked, it has more than {GROWTH} times its size."
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            stored = file.schema_arrow
+            for field in schema:
+                place = stored.get_field_index(field.name)
+                if place < 0 or stored.field(place).type != field.type:
+                    raise FileError(f"{path} has no column {field.name!r} of type {field.type}.")
+            if groups is None:
+                groups = range(file.metadata.num_row_groups)
+            if _values(file, schema.names, groups) * 4 > allowed:
+                raise FileError(too_large)
+            batches = []
+            pieces = file.iter_batches(ROWS_OF_COLUMNS, list(groups), schema.names, use_threads=False)
+            for batch in pieces:
+                allowed -= batch.nbytes
+                if allowed < 0:
+                    raise FileError(too_large)
+                columns = [batch.column(name) for name in schema.names]
+                batches.append(pyarrow.RecordBatch.from_arrays(columns, schema=schema))
+            expected = sum(file.metadata.row_group(number).num_rows for number in groups)
+            if sum(map(len, batches)) != expected:
+                raise FileError(f"{path} is damaged: it does not have the {expected} rows that it says it has.")
+        return pyarrow.Table.from_batches(batches, schema)
     except FileError:
         raise
     except Exception as error:  # pyarrow raises several unrelated types for damaged files
@@ -247,16 +312,16 @@ def _choose(metadata: Any, places: Sequence[int] | None) -> tuple[list[int], set
     return groups, chosen
 
 
-def _values(file: Any, columns: Sequence[str] | None) -> int:
+def _values(file: Any, columns: Sequence[str] | None, groups: Sequence[int]) -> int:
     """The number of values in the longest column; a few bytes can stand for a thousand million equal ones.
 
     Columns that are not nested have a value a row, and are read a few rows at a time. Their own metadata is not looked
     at: where it is damaged, pyarrow ends the process when it is asked.
     """
     metadata = file.metadata
+    chosen = [metadata.row_group(number) for number in groups]
     fields = [field for field in file.schema_arrow if columns is None or field.name in columns]
     if not any(field.type.num_fields for field in fields):
-        return int(metadata.num_rows)
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        return sum(group.num_rows for group in chosen)
     every = range(metadata.num_columns)
-    return max((sum(group.column(column).num_values for group in groups) for column in every), default=0)
+    return max((sum(group.column(column).num_values for group in chosen) for column in every), default=0)

@@ -81,7 +81,7 @@ def _check_turns(nodes: Sequence[Node]) -> None:
 
 def _check_contexts(nodes: Sequence[Node]) -> None:
     """A context lies on the path of its node, and its tokens are as many as the server saw."""
-    first, size = _subtrees(nodes)
+    first, size = subtrees([node.parent for node in nodes])
     length: list[int] = []
     turns: list[int] = []
     repeated = 0
@@ -101,20 +101,24 @@ def _check_contexts(nodes: Sequence[Node]) -> None:
         raise GraphError(f"the contexts of the graph have {repeated} turns together; at most {MOST_STEPS} are read.")
 
 
-def _subtrees(nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
-    """Places of the nodes when each is followed by everything below it, and the number of nodes in each subtree."""
-    size = [1] * len(nodes)
-    for node in reversed(nodes):
-        if node.parent >= 0:
-            size[node.parent] += size[node.id]
-    first, free, root = [0] * len(nodes), [0] * len(nodes), 0
-    for node in nodes:
-        if node.parent < 0:
-            first[node.id], root = root, root + size[node.id]
+def subtrees(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Places of the nodes when each is followed by everything below it, and the number of nodes in each subtree.
+
+    Args:
+        parents: of each node a smaller number, or -1.
+    """
+    size = [1] * len(parents)
+    for node in range(len(parents) - 1, -1, -1):
+        if parents[node] >= 0:
+            size[parents[node]] += size[node]
+    first, free, root = [0] * len(parents), [0] * len(parents), 0
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            first[node], root = root, root + size[node]
         else:
-            first[node.id] = free[node.parent]
-            free[node.parent] += size[node.id]
-        free[node.id] = first[node.id] + 1
+            first[node] = free[parent]
+            free[parent] += size[node]
+        free[node] = first[node] + 1
     return first, size
 
 

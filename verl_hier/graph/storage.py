@@ -1,4 +1,7 @@
-"""Rollout graphs on disk: one JSON object a line (`.jsonl`, `.jsonl.gz`), or Parquet with it in a column."""
+"""Rollout graphs on disk: stores in columns, a folder a step, and files of JSON objects.
+
+A file has one object a line (`.jsonl`, `.jsonl.gz`), or is Parquet with the objects as texts in a column.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,44 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import FileError, GraphError, refusal
+from verl_hier.errors import FileError, GraphError, first_line, refusal
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import folder_entries, parquet_rows, parquet_types, parse_json, text_lines
 from verl_hier.graph.nodes import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
 from verl_hier.graph.schema import json_schema
+from verl_hier.graph.steps import is_step, is_whole, step_folder, write_card
 
-__all__ = ["SUFFIXES", "json_schema", "read_graphs", "write_graphs"]
+__all__ = ["SUFFIXES", "graph_parts", "json_schema", "read_graphs", "write_graphs", "write_step"]
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 GROUPS_TOGETHER = 8
 """Graphs in one row group of a Parquet file: so many are unpacked to read one of them."""
+
+
+def write_step(store: str | os.PathLike[str], step: int, graphs: Iterable[RolloutGraph]) -> int:
+    """Write the rollouts of a trainer step in columns, and return how many there are.
+
+    What the store holds of the step is replaced. The step counts as whole when its last file is written.
+
+    Args:
+        store: the folder of the steps, `hier.store.path` of a recipe.
+        step: trainer step.
+        graphs: one a task, with their credit.
+
+    Raises:
+        GraphError: for two graphs of one task, a value that no file can hold, or an error of the disk; the message
+            names the folder.
+    """
+    from verl_hier.graph.columnar.writing import write_step as write
+
+    folder = step_folder(store, step)
+    try:
+        count = write(folder, step, graphs)
+        write_card(folder.parent)
+    except OSError as error:
+        raise GraphError(f"cannot write rollout graphs to {folder}: {refusal(error)}.") from error
+    except (TypeError, ValueError, OverflowError) as error:  # a plugin left something in `extra` or `decision`
+        raise GraphError(f"cannot write rollout graphs to {folder}: {first_line(error)}.") from error
+    return count
 
 
 def write_graphs(path: str | os.PathLike[str], graphs: Iterable[RolloutGraph]) -> int:
@@ -89,11 +120,13 @@ def _uid(task: dict[str, Any]) -> str:
 
 
 def read_graphs(path: str | os.PathLike[str], uids: Collection[str] | None = None) -> Iterator[RolloutGraph]:
-    """Graphs of a file, or of every graph file of a directory in name order. Each of them fits its schema and `check`.
+    """Graphs of a file, a step, or all files and whole steps of a directory in name order.
+
+    Each of them fits its schema and `check`.
 
     Args:
-        path: a file or a directory.
-        uids: tasks whose graphs are read, all when omitted. Of a Parquet file only the parts that hold them are read.
+        path: a file, the folder of a step, or a directory of files or steps, such as a store.
+        uids: tasks whose graphs are read, all when omitted. Of Parquet only the parts that hold them are read.
 
     Raises:
         GraphError: when there is nothing to read, a line is no graph, a newer version wrote it, or a task of `uids` is
@@ -102,14 +135,8 @@ def read_graphs(path: str | os.PathLike[str], uids: Collection[str] | None = Non
     source = Path(path)
     missing = set(uids or ())
     try:
-        if source.is_dir():
-            files = [entry for entry in folder_entries(source) if entry.name.endswith(SUFFIXES)]
-            if not files:
-                raise GraphError(f"{source} holds no rollout graphs (.parquet, .jsonl or .jsonl.gz).")
-        else:
-            files = [source]
-        for file in files:
-            for graph in _graphs(file, uids):
+        for part in graph_parts(source):
+            for graph in _graphs(part, uids):
                 missing.discard(_uid(graph.task))
                 yield graph
     except FileError as error:
@@ -118,7 +145,28 @@ def read_graphs(path: str | os.PathLike[str], uids: Collection[str] | None = Non
         raise GraphError(f"{source} holds no rollout graph of task {min(missing)!r:.60}.")
 
 
+def graph_parts(source: Path) -> list[Path]:
+    """The graph files and the folders of whole steps in a directory, in name order; a file or a step is one by itself.
+
+    Raises:
+        FileError: when the directory cannot be read.
+        GraphError: when there is none in it.
+    """
+    if not source.is_dir() or is_step(source):
+        return [source]
+    found = [entry for entry in folder_entries(source) if is_step(entry) or entry.name.endswith(SUFFIXES)]
+    whole = [entry for entry in found if not is_step(entry) or is_whole(entry)]
+    if not whole:
+        raise GraphError(f"{source} holds no rollout graphs (steps of a store, .parquet, .jsonl or .jsonl.gz).")
+    return whole
+
+
 def _graphs(file: Path, uids: Collection[str] | None) -> Iterator[RolloutGraph]:
+    if is_step(file):
+        from verl_hier.graph.columnar.reading import read_step
+
+        yield from read_step(file, uids)
+        return
     number = -1
     for number, line in _numbered(file, uids):
         where = f"{file}, record {number}"

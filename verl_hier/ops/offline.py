@@ -7,39 +7,50 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from verl_hier.credit import Credit, turn_credit
 from verl_hier.credit.columns import COLUMNS
 from verl_hier.credit.estimate import estimate
-from verl_hier.errors import CreditError, RecipeError, refusal
-from verl_hier.graph import RolloutGraph, TurnTable, number_turns, read_graphs
-from verl_hier.graph.atomic_write import write_records
+from verl_hier.errors import CreditError, FileError, GraphError, RecipeError, refusal
+from verl_hier.graph import TurnTable, read_graphs
+from verl_hier.graph.atomic_write import atomic_write, write_records
+from verl_hier.graph.columnar.encode import encode
+from verl_hier.graph.columnar.layout import Columns
+from verl_hier.graph.columnar.reading import read_columns
+from verl_hier.graph.columnar.table import table_of
+from verl_hier.graph.steps import is_step
+from verl_hier.graph.storage import graph_parts
 from verl_hier.host.specs import EstimatorSpec, build_options
 
 PathLike = str | os.PathLike[str]
 Prepare = Callable[[TurnTable, int], Any]
 Floats = NDArray[np.float64]
 SUFFIXES = (".jsonl", ".parquet")
+ROWS = 4096
+"""Rows that are turned into records at a time."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The graphs of one trainer step and their turn table; statistics never cross trainer steps.
+    """The rollouts of one trainer step and their turn table; statistics never cross trainer steps.
 
     Attributes:
         step: trainer step.
-        graphs: its graphs.
+        columns: of its tasks.
         table: their turns.
-        turn_of: for each graph, the turn of each of its nodes in the table; -1 for nodes of lost episodes.
+        turn_of: for each task, the turn of each of its nodes in the table; -1 for nodes of lost episodes.
     """
 
     step: int
-    graphs: list[RolloutGraph]
+    columns: Columns
     table: TurnTable
     turn_of: list[NDArray[np.int64]]
 
@@ -82,7 +93,7 @@ def credit(
 
     Args:
         estimator: a spec, or the name of a built-in one.
-        source: graph file, or a directory of them; see `verl_hier.graph.read_graphs`.
+        source: store, step, graph file, or a directory of them; see `verl_hier.graph.read_graphs`.
         out: `.jsonl` or `.parquet`, one record for each turn: step, uid, node, episode, agent, role, level, turn,
             trained, reward, return, credit, weight.
         settings: options of the estimator, as in a recipe's `hier.estimator` block.
@@ -102,17 +113,22 @@ def credit(
         raise RecipeError(f"{target} has no known suffix for credit: use {' or '.join(SUFFIXES)}.")
     spec = _spec(estimator)
     options = build_options(spec, settings or {})
-    records: list[dict[str, Any]] = []
+    records: list[pa.Table] = []
     for batch in batches(source):
         if prepare is not None:
             prepare(batch.table, batch.step)
         _require_columns(spec, batch.table)
-        records += _records(batch, estimate(spec, batch.table, options))
+        records.append(_records(batch, estimate(spec, batch.table, options)))
+    found = pa.concat_tables(records)
     try:
-        write_records(target, records)
+        if target.suffix == ".parquet":
+            with atomic_write(target) as beside:
+                pq.write_table(found, beside, compression="zstd")
+        else:
+            write_records(target, (record for batch in found.to_batches(ROWS) for record in batch.to_pylist()))
     except OSError as error:
         raise CreditError(f"cannot write credit to {target}: {refusal(error)}.") from error
-    return len(records)
+    return len(found)
 
 
 def compare(
@@ -126,7 +142,7 @@ def compare(
 
     Args:
         estimators: specs or names of built-in ones, at least two.
-        source: graph file, or a directory of them.
+        source: store, step, graph file, or a directory of them.
         settings: options by estimator name.
         prepare: called with each step's table before the estimators.
 
@@ -159,10 +175,27 @@ def compare(
 
 
 def batches(source: PathLike) -> Iterator[Batch]:
-    """Stored graphs, step by step, with their turn tables. Graphs of a step must follow one another in the file."""
-    for step, graphs in groupby(read_graphs(source), key=lambda graph: graph.step):
-        members = list(graphs)
-        yield Batch(step, members, *number_turns(members))
+    """Stored rollouts with their turn tables: each step of a store, and the graphs of a step in files, where they must
+    follow one another.
+
+    Raises:
+        GraphError: for a source that is empty, damaged or written by a newer version.
+    """
+    for step, columns in _columns(Path(source)):
+        yield Batch(step, columns, *table_of(columns))
+
+
+def _columns(source: Path) -> Iterator[tuple[int, Columns]]:
+    try:
+        parts = graph_parts(source)
+        for stored, members in groupby(parts, key=is_step):
+            if stored:
+                yield from map(read_columns, members)
+            else:
+                graphs = (graph for part in members for graph in read_graphs(part))
+                yield from ((step, encode(list(each))) for step, each in groupby(graphs, key=attrgetter("step")))
+    except FileError as error:
+        raise GraphError(str(error)) from error
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
@@ -208,32 +241,24 @@ def _require_columns(spec: EstimatorSpec, table: TurnTable) -> None:
     )
 
 
-def _records(batch: Batch, found: Credit) -> list[dict[str, Any]]:
-    values = turn_credit(batch.table, found)
+def _records(batch: Batch, found: Credit) -> pa.Table:
+    """A row a turn: what it is, and its credit."""
+    sizes = [len(part) for part in batch.turn_of]
+    turn = np.concatenate(batch.turn_of) if sizes else np.zeros(0, np.int64)
+    node = np.concatenate([np.arange(size) for size in sizes]) if sizes else turn
+    kept = turn >= 0
+    turns, nodes = turn[kept], batch.columns.nodes.filter(pa.array(kept))
     weight = np.ones(len(batch.table)) if found.weight is None else np.asarray(found.weight, np.float64)
-    records = []
-    for graph, turn_of in zip(batch.graphs, batch.turn_of, strict=True):
-        for node, turn in zip(graph.nodes, turn_of.tolist(), strict=True):
-            if turn < 0:
-                continue
-            records.append(
-                {
-                    "step": batch.step,
-                    "uid": str(graph.task.get("uid", "")),
-                    "node": node.id,
-                    "episode": node.episode,
-                    "agent": node.agent,
-                    "role": node.role,
-                    "level": node.level,
-                    "turn": node.turn,
-                    "trained": node.trained,
-                    "reward": float(node.reward),
-                    "return": float(batch.table["return"][turn]),
-                    "credit": float(values[turn]),
-                    "weight": float(weight[turn]),
-                }
-            )
-    return records
+    columns = {
+        "step": np.full(len(turns), batch.step),
+        "uid": batch.columns.tasks["uid"].take(pa.array(np.repeat(np.arange(len(sizes)), sizes)[kept])),
+        "node": node[kept],
+        **{name: nodes[name] for name in ("episode", "agent", "role", "level", "turn", "trained", "reward")},
+        "return": batch.table["return"][turns] if len(turns) else np.zeros(0),
+        "credit": turn_credit(batch.table, found)[turns],
+        "weight": weight[turns],
+    }
+    return pa.table(columns)
 
 
 def _rank_correlation(left: Floats, right: Floats) -> float:

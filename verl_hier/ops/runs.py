@@ -35,12 +35,13 @@ class Run:
     | in the folder | what it is |
     |---|---|
     | `recipe.yaml` | the composed config of verl, with every interpolation resolved |
+    | `run.json` | what ran: the same config, recipe and overrides, parts, versions, git revision, seeds, metrics file |
     | `command.txt` | the `verl-hier train` command of the run, and of each time that it was resumed |
     | `train.log` | everything that verl and Ray printed |
     | `metrics.jsonl` | the metrics of each step, by verl's file logger |
     | `metrics_before.jsonl` | those of the steps before the checkpoint from which the run was resumed last |
     | `checkpoints/` | verl's checkpoints, `global_step_N` |
-    | `graphs/` | the rollouts with their credit, when the recipe stores them (`hier.store.path`) |
+    | `graphs/` | the rollouts with their credit in columns, when the recipe stores them (`hier.store.path`) |
     | `model/` | the policy after the last step, with its tokenizer, as transformers loads it |
     """
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -22,7 +23,9 @@ from verl_hier.compat.checkpoints import newest_whole
 from verl_hier.compat.launch import Tail, in_use, launch, parse_metrics
 from verl_hier.errors import MAKE_ROOM, HierError, RunEnded
 from verl_hier.ops.progress import Progress
+from verl_hier.ops.run_record import run_record
 from verl_hier.ops.runs import RUNS, Run, write_whole
+from verl_hier.ops.stored import RECORD
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.compose import command, compose
 from verl_hier.recipe.overrides import hydra_value
@@ -256,6 +259,8 @@ def _prepare(plan: Plan) -> str:
     lost = [record["step"] for record in run.metrics() if record["step"] > plan.step] if continues else []
     run.rewind(plan.step)
     write_whole(run.recipe_file, OmegaConf.to_yaml(plan.config, resolve=True))
+    record = run_record(plan.recipe, plan.overrides, plan.config, run.metrics_file.resolve())
+    write_whole(run.folder / RECORD, json.dumps(record, indent=1))
     known = run.command_file.read_text() if run.command_file.exists() else ""
     write_whole(run.command_file, f"{known}{shlex.join(['verl-hier', 'train', plan.recipe, *plan.overrides])}\n")
     if continues:

@@ -215,7 +215,7 @@ class StoreOptions:
     """Where rollout graphs are stored."""
 
     path: str | None = None
-    """Directory for one Parquet file a step; null stores nothing."""
+    """Directory for a folder of Parquet files a step; null stores nothing."""
     every: Count = 1
     """Steps from one stored training step to the next."""
     validation: bool = True

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import GraphError, RolloutError
-from verl_hier.graph import RolloutGraph, write_graphs
+from verl_hier.graph import RolloutGraph, write_step
 from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.schema import GuardOptions
@@ -88,10 +88,11 @@ class TrainingStep:
             )
 
 
-def store_graphs(path: str, graphs: Iterable[RolloutGraph]) -> bool:
-    """Write graphs and return whether that worked; a full or missing disk costs the file, not the run."""
+def store_graphs(store: str, step: int, graphs: Iterable[RolloutGraph]) -> bool:
+    """Write the rollouts of a step and return whether that worked; a full or missing disk costs the step in the store,
+    not the run."""
     try:
-        write_graphs(path, graphs)
+        write_step(store, step, graphs)
     except GraphError as error:
         logger.warning("%s The run goes on without it (hier.store.path).", error)
         return False

@@ -80,6 +80,33 @@ TASK_RECORDS = pa.schema(
 )
 """Further columns of tasks. `started` is the step whose weights started the rollout; those of `TASK_JSON` are JSON."""
 
+KINDS = ("tasks", "episodes", "nodes")
+"""Kinds of the files of a shard."""
+_KEYS = {"step": pa.int64(), "uid": _TEXT}
+
+
+WHOLE = {
+    "episodes": pa.unify_schemas([EPISODES, EPISODE_DECISION]),
+    "nodes": pa.unify_schemas([LIGHT, HEAVY]),
+}
+"""Columns from which graphs are decoded."""
+
+
+def _stored(*schemas: pa.Schema, **others: pa.DataType) -> pa.Schema:
+    fields = {field.name: field.type for schema in schemas for field in schema}
+    return pa.schema({**_KEYS, **others, **fields})
+
+
+INDEX = _stored(TASKS, TASK_RECORDS, row_group=_INT, episodes_checksum=pa.int64(), nodes_checksum=pa.int64())
+"""Columns of `tasks-….parquet`: `row_group` is that of the task in all three files of its shard, and the checksums are
+those of the footers of the other two, which Parquet does not protect."""
+STORED = {
+    "tasks": INDEX,
+    "episodes": _stored(WHOLE["episodes"], episode=_INT),
+    "nodes": _stored(WHOLE["nodes"], node=_INT),
+}
+CREDIT = pa.schema({**_KEYS, "node": _INT, "credit": _FLOAT})
+
 
 @dataclass(frozen=True)
 class Columns:

@@ -1,0 +1,242 @@
+"""Stored steps: what is written is read back, by graph and by column, and what is wrong is one sentence."""
+
+import os
+import random
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.fixtures import hostile_files, rollout_graphs
+from tests.fixtures.random_graphs import many_turns, random_graph
+from tests.unit.graph.test_columnar import files_can_hold
+from tests.unit.training.test_columns import table_difference
+from verl_hier.errors import GraphError, HierError
+from verl_hier.graph import RolloutGraph, number_turns, read_graphs, write_step
+from verl_hier.graph.columnar import reading, writing
+from verl_hier.graph.columnar.reading import read_columns
+from verl_hier.graph.columnar.table import table_of
+
+
+def recorded():
+    """Recorded rollouts of different tasks."""
+    graphs = [*rollout_graphs.golden(), rollout_graphs.forked(), rollout_graphs.windowed()]
+    for number, graph in enumerate(graphs):
+        graph.task["uid"] = f"task {number}"
+    return graphs
+
+
+def step(store, number=12):
+    return store / f"step_{number:06d}"
+
+
+def refuses(call, *words):
+    with pytest.raises(HierError) as caught:
+        call()
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith(".")
+    assert all(str(word) in sentence for word in words), sentence
+
+
+@pytest.fixture
+def small_groups(monkeypatch):
+    """A few turns are a row group, and a few of those a shard."""
+    monkeypatch.setattr(writing, "TURNS_TOGETHER", 12)
+    monkeypatch.setattr(writing, "GROUPS_TOGETHER", 3)
+
+
+def test_a_step_comes_back(tmp_path):
+    graphs = recorded()
+    assert write_step(tmp_path, 12, iter(graphs)) == len(graphs)
+    assert list(read_graphs(tmp_path)) == list(read_graphs(step(tmp_path))) == graphs
+    names = {"credit.parquet", *(f"{kind}-trainer-0.parquet" for kind in ("nodes", "episodes", "tasks"))}
+    assert {file.name for file in step(tmp_path).iterdir()} == names
+
+
+def test_random_graphs_come_back_from_many_shards(tmp_path, small_groups):
+    graphs = [graph for graph in (random_graph(seed, f"u{seed}") for seed in range(150)) if files_can_hold(graph)]
+    for graph in graphs[::3]:
+        graph.credit = [0.5 * node.id for node in graph.nodes]
+    write_step(tmp_path, 3, graphs)
+    assert list(read_graphs(tmp_path)) == graphs
+    assert len(list(step(tmp_path, 3).glob("tasks-*"))) > 2
+    for number in (0, 7, len(graphs) - 1):
+        assert list(read_graphs(tmp_path, [graphs[number].task["uid"]])) == [graphs[number]]
+
+
+def test_the_turn_table_of_a_stored_step_is_that_of_its_graphs(tmp_path, small_groups):
+    for number in range(12):
+        made = (random_graph(50 * number + seed, f"u{seed}") for seed in range(12))
+        graphs = [graph for graph in made if files_can_hold(graph)]
+        write_step(tmp_path, number, graphs)
+        found, columns = read_columns(step(tmp_path, number))
+        table, turn_of = table_of(columns)
+        expected, expected_turns = number_turns(graphs)
+        assert found == number and table_difference(table, expected) is None
+        assert all(map(np.array_equal, turn_of, expected_turns))
+
+
+def test_keys_and_credit_are_columns(tmp_path):
+    graphs = recorded()
+    write_step(tmp_path, 12, graphs)
+    nodes, credit = (pq.read_table(step(tmp_path) / name) for name in ("nodes-trainer-0.parquet", "credit.parquet"))
+    keys = [(12, graph.task["uid"], node.id) for graph in graphs for node in graph.nodes]
+    assert list(zip(*(nodes[name].to_pylist() for name in ("step", "uid", "node")), strict=True)) == keys
+    assert credit.to_pylist() == [
+        {"step": 12, "uid": "task 0", "node": node, "credit": value} for node, value in enumerate(graphs[0].credit)
+    ]
+
+
+def test_one_group_of_many_is_read_without_the_others(tmp_path, monkeypatch):
+    graphs = [many_turns(2, 20, f"task {number}") for number in range(400)]
+    write_step(tmp_path, 1, graphs)
+    read, table = [], reading.parquet_table
+
+    def watched(path, schema, groups=None):
+        found = table(path, schema, groups)
+        read.append((path.name.partition("-")[0], len(found)))
+        return found
+
+    monkeypatch.setattr(reading, "parquet_table", watched)
+    assert list(read_graphs(tmp_path, ["task 399"])) == [graphs[399]]
+    assert max(rows for kind, rows in read if kind == "nodes") <= writing.TURNS_TOGETHER + len(graphs[0].nodes)
+
+
+def test_a_step_is_replaced_as_a_whole(tmp_path, small_groups):
+    write_step(tmp_path, 12, [many_turns(2, 20, f"task {number}") for number in range(9)])
+    write_step(tmp_path, 12, recorded()[:1])
+    assert list(read_graphs(tmp_path)) == recorded()[:1]
+
+
+def test_a_step_that_was_not_written_to_its_end_is_left_out_and_said(tmp_path, caplog):
+    for number in (1, 2):
+        write_step(tmp_path, number, recorded())
+    (step(tmp_path, 2) / "credit.parquet").unlink()
+    assert list(read_graphs(tmp_path)) == recorded()
+    assert "step_000002 is left out" in caplog.text
+    refuses(lambda: list(read_graphs(step(tmp_path, 2))), "step_000002 was not written to its end")
+    refuses(lambda: read_columns(step(tmp_path, 2)), "step_000002 was not written to its end")
+
+
+def test_a_shard_that_is_missing_is_counted(tmp_path, small_groups):
+    write_step(tmp_path, 12, [many_turns(2, 20, f"task {number}") for number in range(9)])
+    for file in step(tmp_path).glob("*-1.parquet"):
+        file.unlink()
+    refuses(lambda: list(read_graphs(tmp_path)), "has 6 tasks, and 9 were written")
+    refuses(lambda: read_columns(step(tmp_path)), "has 6 tasks, and 9 were written")
+
+
+def test_a_file_of_another_step_is_noticed(tmp_path):
+    write_step(tmp_path, 1, recorded())
+    write_step(tmp_path, 2, [rollout_graphs.flat()])
+    shutil.copy(step(tmp_path, 2) / "nodes-trainer-0.parquet", step(tmp_path, 1))
+    refuses(lambda: list(read_graphs(step(tmp_path, 1))), "not the one that its index was written for")
+
+
+@pytest.mark.parametrize("kind", ["nodes", "episodes"])
+def test_a_file_that_is_missing_is_named(tmp_path, kind):
+    write_step(tmp_path, 12, recorded())
+    (step(tmp_path) / f"{kind}-trainer-0.parquet").unlink()
+    refuses(lambda: list(read_graphs(tmp_path)), f"{kind}-trainer-0.parquet", "No such file")
+
+
+def test_what_cannot_be_written_is_refused(tmp_path):
+    refuses(lambda: write_step(tmp_path, 1, [rollout_graphs.flat(), rollout_graphs.flat()]), "two graphs of task 'u'")
+    graph = rollout_graphs.flat()
+    graph.nodes[0].extra["thing"] = object()
+    refuses(lambda: write_step(tmp_path, 1, [graph]), "step_000001", "'thing'", "object")
+    graph = rollout_graphs.flat()
+    graph.nodes[0].action[0] = 2**40
+    refuses(lambda: write_step(tmp_path, 1, [graph]), "step_000001")
+    assert not list(tmp_path.rglob("*.part")) and not list(tmp_path.rglob("credit.parquet"))
+    (tmp_path / "file").write_text("in the way")
+    refuses(lambda: write_step(tmp_path / "file", 1, [rollout_graphs.flat()]), "cannot write", "step_000001")
+
+
+def test_a_newer_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("verl_hier.graph.columnar.encode.SCHEMA_VERSION", 4)
+    write_step(tmp_path, 1, recorded())
+    refuses(lambda: list(read_graphs(tmp_path)), "schema version 4", "upgrade")
+    refuses(lambda: read_columns(step(tmp_path, 1)), "schema version 4", "upgrade")
+
+
+BROKEN = [name for name, _ in hostile_files.links()]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_graph_whose_parts_do_not_fit_is_refused_in_columns_too(tmp_path, name):
+    try:
+        graph = RolloutGraph.from_dict(dict(hostile_files.links())[name])
+    except GraphError:
+        return
+    try:
+        write_step(tmp_path, 1, [graph])
+    except GraphError:
+        return
+    try:
+        list(read_graphs(tmp_path))
+    except GraphError as error:
+        assert "\n" not in str(error)
+    else:
+        assert name in ("request", "numbers")  # the place of an episode is its number
+        return
+    if name not in ("source", "sources", "log-probs", "credit"):  # of which the table reads nothing
+        refuses(lambda: read_columns(step(tmp_path, 1)), "step_000001")
+
+
+def columns_equal(folder, expected):
+    table, _ = table_of(read_columns(folder)[1])
+    return table_difference(table, expected) is None
+
+
+@pytest.mark.parametrize("kind", ["nodes-trainer-0", "episodes-trainer-0", "tasks-trainer-0", "credit"])
+def test_no_bit_can_change_unseen_or_end_the_process(tmp_path, kind):
+    graphs = recorded()
+    write_step(tmp_path, 12, graphs)
+    expected, file = number_turns(graphs)[0], step(tmp_path) / f"{kind}.parquet"
+    content = file.read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    dice = random.Random(kind)
+    for number in range(150):
+        changed = bytearray(content)
+        changed[dice.randrange(footer if number % 2 else 0, len(content))] ^= 1 << dice.randrange(8)
+        file.write_bytes(changed)
+        try:
+            assert list(read_graphs(tmp_path)) == graphs, number
+            assert columns_equal(step(tmp_path), expected), number
+        except HierError as error:
+            assert "\n" not in str(error)
+
+
+def test_columns_of_another_type_are_refused(tmp_path):
+    write_step(tmp_path, 12, recorded())
+    file = step(tmp_path) / "credit.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(3, "credit", pa.repeat("x", len(table))), file)
+    refuses(lambda: list(read_graphs(tmp_path)), "credit.parquet has no column 'credit' of type double")
+    pq.write_table(table.set_column(3, "credit", pa.repeat(float("nan"), len(table))), file)
+    refuses(lambda: list(read_graphs(tmp_path)), "credit.parquet has a credit that is not a finite number")
+
+
+def test_a_few_bytes_that_stand_for_very_many_tokens_are_refused(tmp_path):
+    """Equal values cost a file nothing, and a reader all of its memory."""
+    write_step(tmp_path, 12, [rollout_graphs.flat()])
+    index, file = (step(tmp_path) / f"{kind}-trainer-0.parquet" for kind in ("tasks", "nodes"))
+    nodes = pq.read_table(file)
+    many = pa.ListArray.from_arrays([0, *[10**8] * len(nodes)], pa.repeat(pa.scalar(7, pa.int32()), 10**8))
+    bomb = nodes.set_column(nodes.column_names.index("action"), "action", many)
+    pq.write_table(bomb, file, compression="zstd")
+    tasks = pq.read_table(index)
+    place = tasks.column_names.index("nodes_checksum")
+    sums = pa.array([writing.footer_checksum(file)] * len(tasks), pa.int64())
+    pq.write_table(tasks.set_column(place, "nodes_checksum", sums), index)
+    assert file.stat().st_size < 10**6
+    refuses(lambda: list(read_graphs(tmp_path)), "nodes-trainer-0.parquet is too large")
+
+
+@pytest.mark.skipif(not os.geteuid(), reason="root may write everywhere")
+def test_a_folder_that_must_not_be_written_to_is_named(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    refuses(lambda: write_step(tmp_path / "locked", 1, [rollout_graphs.flat()]), "Permission denied", "step_000001")
