@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a step costs the trainer as its turns grow: turn table, credit, loss weights, metrics and store.
+"""What a step costs the trainer as its turns grow: turn table, credit, loss weights, metrics and store, and reading it.
 
 Rollouts are made up: independent episodes of one growing context, with random tokens and log-probs. Each size is
 measured in a process of its own, in processor time, which other work on the machine hardly changes. With `--against`,
@@ -64,7 +64,8 @@ def measure(size: tuple[int, int, int, int], folder: str) -> dict[str, float]:
     import numpy as np
 
     from verl_hier.credit import Credit
-    from verl_hier.graph import graph_rows, write_graphs
+    from verl_hier.graph import graph_rows
+    from verl_hier.ops.offline import batches
     from verl_hier.training.ledger import Ledger, RowIdentity
     from verl_hier.training.metrics import rollout_metrics
 
@@ -96,9 +97,20 @@ def measure(size: tuple[int, int, int, int], folder: str) -> dict[str, float]:
     part("metrics", lambda: rollout_metrics(ledger.graphs.values()))
     part("credit into the graphs", lambda: ledger.node_credit(credit))
     found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    part("store", lambda: write_graphs(os.path.join(folder, "step.parquet"), ledger.graphs.values()))
-    found["stored"] = os.path.getsize(os.path.join(folder, "step.parquet")) / 1e9
+    part("store", lambda: store(folder, ledger.graphs.values()))
+    found["stored"] = sum(file.stat().st_size for file in Path(folder).rglob("*.parquet")) / 1e9
+    part("turn table from the store", lambda: list(batches(folder)))
     return found
+
+
+def store(folder: str, graphs: Any) -> None:
+    """Write the rollouts of a step as the trainer of the measured revision does."""
+    from verl_hier import graph
+
+    if hasattr(graph, "write_step"):
+        graph.write_step(folder, 1, graphs)
+    else:
+        graph.write_graphs(os.path.join(folder, "step.parquet"), graphs)
 
 
 def run(code: Path, size: str) -> dict[str, float]:

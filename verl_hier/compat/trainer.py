@@ -240,7 +240,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         if self._step is None or not self.stores_this_step:
             return False
         graphs = [*self._step.ledger.graphs.values(), *self._without_rows, *self._dropped]
-        return not store_graphs(str(store.path), self.global_steps, graphs)
+        return not store_graphs(str(store.path), self.global_steps, graphs, share=store.share, max_gib=store.max_gib)
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()

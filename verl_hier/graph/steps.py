@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 
+from verl_hier.errors import GraphError, refusal
 from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.graph.bounded_reading import folder_entries
 
 logger = logging.getLogger(__name__)
 MARK = "credit.parquet"
 """The last file of a step, which marks it as whole."""
-_STEP = re.compile(r"step_\d+")
+_STEP = re.compile(r"step_\d{6,}")
 _CARD = """---
 configs:
 - config_name: nodes
@@ -47,6 +50,35 @@ def is_whole(folder: Path) -> bool:
         return True
     logger.warning("%s is left out: it was not written to its end, and has no %s.", folder, MARK)
     return False
+
+
+def keep_below(store: Path, most: float) -> list[str]:
+    """Remove the oldest steps of a store until the others are small enough; the newest one always stays.
+
+    Args:
+        store: the folder of the steps.
+        most: bytes of the files of all steps together.
+
+    Returns:
+        the names of the folders that were removed.
+
+    Raises:
+        GraphError: when one cannot be removed.
+    """
+    steps = sorted((entry for entry in folder_entries(store) if is_step(entry)), key=lambda entry: int(entry.name[5:]))
+    sizes = [sum(file.stat().st_size for file in step.iterdir()) for step in steps]
+    total, removed = sum(sizes), []
+    for step, size in zip(steps[:-1], sizes, strict=False):
+        if total <= most:
+            break
+        try:
+            (step / MARK).unlink(missing_ok=True)  # what a kill leaves of it does not count as a step
+            shutil.rmtree(step)
+        except OSError as error:
+            raise GraphError(f"cannot remove {step} from the store: {refusal(error)}.") from error
+        total -= size
+        removed.append(step.name)
+    return removed
 
 
 def write_card(store: Path) -> None:

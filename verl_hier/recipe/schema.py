@@ -220,6 +220,11 @@ class StoreOptions:
     """Steps from one stored training step to the next."""
     validation: bool = True
     """Also store the rollouts of every validation, in the folder `validation` below `path`."""
+    share: ZeroToOne = 1.0
+    """Share of the tasks of a training step that are stored, each with all of its attempts; drawn by step and task, so
+    that runs of one recipe keep the same ones."""
+    max_gib: Positive | None = None
+    """Size of the stored training steps in GiB above which the oldest are removed; null keeps all."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import GraphError, RolloutError
 from verl_hier.graph import RolloutGraph, write_step
+from verl_hier.graph.steps import keep_below
 from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.schema import GuardOptions
@@ -88,15 +91,33 @@ class TrainingStep:
             )
 
 
-def store_graphs(store: str, step: int, graphs: Iterable[RolloutGraph]) -> bool:
+def store_graphs(
+    store: str, step: int, graphs: Iterable[RolloutGraph], *, share: float = 1.0, max_gib: float | None = None
+) -> bool:
     """Write the rollouts of a step and return whether that worked; a full or missing disk costs the step in the store,
-    not the run."""
+    not the run.
+
+    Args:
+        store: folder of the steps.
+        step: trainer step.
+        graphs: one a task.
+        share: of the tasks that are written.
+        max_gib: see `StoreOptions`.
+    """
     try:
-        write_step(store, step, graphs)
+        write_step(store, step, (graph for graph in graphs if _drawn(graph, step) < share or share == 1))
+        removed = keep_below(Path(store), max_gib * 2**30) if max_gib else []
     except GraphError as error:
         logger.warning("%s The run goes on without it (hier.store.path).", error)
         return False
+    if removed:
+        logger.warning("%s removed, because the store is too large with them (hier.store.max_gib).", ", ".join(removed))
     return True
+
+
+def _drawn(graph: RolloutGraph, step: int) -> float:
+    """A number within [0, 1) for a task in a step, the same in every run of a seed."""
+    return zlib.crc32(f"{step} {graph.task.get('index', graph.task.get('uid'))}".encode()) / 2**32
 
 
 def train_step(

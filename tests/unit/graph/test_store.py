@@ -18,6 +18,7 @@ from verl_hier.graph import RolloutGraph, number_turns, read_graphs, write_step
 from verl_hier.graph.columnar import reading, writing
 from verl_hier.graph.columnar.reading import read_columns
 from verl_hier.graph.columnar.table import table_of
+from verl_hier.training.step import store_graphs
 
 
 def recorded():
@@ -160,6 +161,36 @@ def test_a_newer_version_is_refused(tmp_path, monkeypatch):
     write_step(tmp_path, 1, recorded())
     refuses(lambda: list(read_graphs(tmp_path)), "schema version 4", "upgrade")
     refuses(lambda: read_columns(step(tmp_path, 1)), "schema version 4", "upgrade")
+
+
+def names(store):
+    return sorted(entry.name for entry in store.iterdir() if entry.is_dir())
+
+
+def test_the_oldest_steps_make_room_and_that_is_said(tmp_path, caplog):
+    for number in (1, 2, 10):
+        assert store_graphs(str(tmp_path), number, recorded())
+    (tmp_path / "validation").mkdir()
+    size = sum(file.stat().st_size for file in step(tmp_path, 1).iterdir())
+    assert store_graphs(str(tmp_path), 11, recorded(), max_gib=2.5 * size / 2**30)
+    assert names(tmp_path) == ["step_000010", "step_000011", "validation"]
+    assert "step_000001, step_000002 removed" in caplog.text and "hier.store.max_gib" in caplog.text
+    assert store_graphs(str(tmp_path), 12, recorded(), max_gib=1e-9)
+    assert names(tmp_path) == ["step_000012", "validation"], "the newest step stays"
+
+
+def test_a_share_of_the_tasks_is_stored_the_same_in_every_run(tmp_path):
+    def kept(store, number):
+        graphs = [many_turns(1, 2, f"{store} {index}") for index in range(200)]
+        for index, graph in enumerate(graphs):
+            graph.task["index"] = index
+        assert store_graphs(str(tmp_path / store), number, graphs, share=0.25)
+        return [graph.task["index"] for graph in read_graphs(step(tmp_path / store, number))]
+
+    first = kept("a", 1)
+    assert 25 < len(first) < 75 and first == kept("b", 1) != kept("a", 2)
+    assert store_graphs(str(tmp_path / "none"), 1, recorded(), share=0.0)
+    assert list(read_graphs(tmp_path / "none")) == []
 
 
 BROKEN = [name for name, _ in hostile_files.links()]

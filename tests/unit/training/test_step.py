@@ -148,11 +148,11 @@ def test_a_broken_world_stops_the_run():
 
 def test_the_store(tmp_path, caplog):
     graphs = [rollout_graphs.flat()]
-    assert store_graphs(str(tmp_path / "step_000001.parquet"), graphs)
-    assert list(read_graphs(tmp_path)) == [rollout_graphs.flat()]
+    assert store_graphs(str(tmp_path / "graphs"), 1, graphs)
+    assert list(read_graphs(tmp_path / "graphs")) == [rollout_graphs.flat()]
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        assert not store_graphs(str(tmp_path / "file" / "step_000001.parquet"), graphs)
+        assert not store_graphs(str(tmp_path / "file"), 1, graphs)
     assert "The run goes on without it (hier.store.path)" in caplog.text
 
 

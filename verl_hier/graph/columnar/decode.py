@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,13 +18,16 @@ _AS_THEY_ARE = (
 )
 
 
-def decode(tasks: pa.Table, episodes: pa.Table, nodes: pa.Table) -> Iterator[RolloutGraph]:
+def decode(
+    tasks: pa.Table, episodes: pa.Table, nodes: pa.Table, uids: Collection[str] | None = None
+) -> Iterator[RolloutGraph]:
     """The graphs that some columns were made from. Each of them fits its schema; `check` is left to the caller.
 
     Args:
         tasks: rows with the columns `TASKS` and `TASK_RECORDS`.
         episodes: rows of all their episodes with the columns `EPISODES` and `EPISODE_DECISION`.
         nodes: rows of all their nodes with the columns `LIGHT` and `HEAVY`.
+        uids: tasks whose graphs are wanted, all when omitted.
 
     Raises:
         GraphError: for tables that do not belong together, and a graph that does not fit its schema.
@@ -32,11 +35,11 @@ def decode(tasks: pa.Table, episodes: pa.Table, nodes: pa.Table) -> Iterator[Rol
     """
     first_episode = first_node = 0
     for task in tasks.to_pylist():
-        parts = {
-            "episodes": _episodes(episodes.slice(first_episode, task["episodes"])),
-            "nodes": _nodes(nodes.slice(first_node, task["nodes"])),
-        }
+        mine = episodes.slice(first_episode, task["episodes"]), nodes.slice(first_node, task["nodes"])
         first_episode, first_node = first_episode + task["episodes"], first_node + task["nodes"]
+        if uids is not None and task["uid"] not in uids:
+            continue
+        parts = {"episodes": _episodes(mine[0]), "nodes": _nodes(mine[1])}
         if (len(parts["episodes"]), len(parts["nodes"])) != (task["episodes"], task["nodes"]):
             raise GraphError(
                 f"task {task['uid']!r:.60} has fewer rows than its {task['nodes']} nodes and their episodes."

@@ -62,21 +62,24 @@ class Shard:
         Raises:
             FileError: for a file that is damaged, or does not belong to the others.
         """
-        index = parquet_table(self.file("tasks"), _CHECKED)
+        wanted = schemas.get("tasks", _CHECKED)
+        index = parquet_table(self.file("tasks"), pa.unify_schemas([wanted, _CHECKED]), groups)
         newest = max(index["version"].to_pylist(), default=0)
         if newest > SCHEMA_VERSION:
             raise FileError(
                 f"{self.file('tasks')} has schema version {newest}, this verl-hier reads up to {SCHEMA_VERSION}; "
                 "upgrade it."
             )
-        for kind in set(schemas) - {"tasks"}:
+        found = {}
+        for kind in schemas.keys() - {"tasks"}:
             try:
-                found = footer_checksum(self.file(kind))
+                checksum = footer_checksum(self.file(kind))
             except OSError as error:
                 raise FileError(f"{self.file(kind)} cannot be read: {error.strerror}.") from error
-            if {found} != {*index[f"{kind}_checksum"].to_pylist()}:
+            if {checksum} != {*index[f"{kind}_checksum"].to_pylist()}:
                 raise FileError(f"{self.file(kind)} is damaged, or is not the one that its index was written for.")
-        return [parquet_table(self.file(kind), schemas[kind], groups) for kind in KINDS if kind in schemas]
+            found[kind] = parquet_table(self.file(kind), schemas[kind], groups)
+        return [{"tasks": index.select(wanted.names), **found}[kind] for kind in KINDS if kind in schemas]
 
 
 def shards(folder: Path) -> list[Shard]:
@@ -108,12 +111,10 @@ def read_step(folder: Path, uids: Collection[str] | None = None) -> Iterator[Rol
     for shard in shards(folder):
         for groups in _row_groups(shard, uids):
             tables = shard.tables(groups, tasks=INDEX, **WHOLE)
-            for graph in _graphs(shard, tables):
-                uid = str(graph.task["uid"])
-                if uids is None or uid in uids:
-                    graph.credit = credit.of(uid)
-                    _check(shard, graph)
-                    yield graph
+            for graph in _graphs(shard, tables, uids):
+                graph.credit = credit.of(str(graph.task["uid"]))
+                _check(shard, graph)
+                yield graph
             count += len(tables[0])
     if uids is None:
         _require_tasks(folder, count)
@@ -166,9 +167,10 @@ def _row_groups(shard: Shard, uids: Collection[str] | None) -> Iterator[list[int
     yield from ([number] for number in sorted(set(wanted["row_group"].to_pylist())))
 
 
-def _graphs(shard: Shard, tables: Sequence[pa.Table]) -> Iterator[RolloutGraph]:
+def _graphs(shard: Shard, tables: Sequence[pa.Table], uids: Collection[str] | None) -> Iterator[RolloutGraph]:
     try:
-        yield from decode(*tables)
+        tasks, episodes, nodes = tables
+        yield from decode(tasks, episodes, nodes, uids)
     except GraphError as error:
         raise GraphError(f"{shard.file('nodes')}: {error}") from error
 
