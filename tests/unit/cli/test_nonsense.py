@@ -46,6 +46,7 @@ VALID: dict[str, dict[str, str]] = {
     "replay": {"recipe": "himac_alfworld", "source": "graphs.jsonl"},
     "export": {"source": "graphs.jsonl", "to": "chat", "out": "new.jsonl"},
     "import": {"source": "chat.jsonl", "from_": "chat", "model": "model", "out": "new.jsonl"},
+    "convert": {"source": "graphs.jsonl", "out": "store"},
     "environments": {},
     "workers": {},
     "samplers": {},

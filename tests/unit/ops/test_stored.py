@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from tests.fixtures import rollout_graphs
@@ -13,7 +14,9 @@ from verl_hier.errors import HierError
 from verl_hier.graph import read_graphs, write_graphs, write_step
 from verl_hier.ops import offline
 from verl_hier.ops.exchange import convert
+from verl_hier.ops.python import roll_out
 from verl_hier.ops.run_record import run_record
+from verl_hier.ops.runs import Run
 from verl_hier.ops.stored import Stored
 from verl_hier.recipe.compose import compose
 
@@ -117,6 +120,21 @@ def test_commands_take_the_folder_of_a_run(run, tmp_path):
     assert compared.exit_code == 0 and compared.stdout.startswith("16 trained turns")
     with pytest.raises(HierError, match="is not the folder of a run"):
         invoke("replay", tmp_path)
+
+
+def test_a_run_is_replayed_without_further_arguments(byte_model, tmp_path):
+    overrides = [
+        *("size=cpu", f"actor_rollout_ref.model.path={byte_model}", "hier.environment.validation=2"),
+        *("hier.rollout.max_turns=2", "hier.rollout.max_tokens_per_turn=8", "trainer.total_training_steps=1"),
+    ]
+    config = compose("grpo_alfworld", overrides)
+    run = Run(tmp_path / "run")
+    write_step(run.graphs, 1, roll_out(str(byte_model), "grpo_alfworld", *overrides, tasks=1))
+    run.recipe_file.write_text(OmegaConf.to_yaml(config, resolve=True))
+    record = run_record("grpo_alfworld", overrides, config, run.metrics_file)
+    (run.folder / "run.json").write_text(json.dumps(record))
+    replayed = invoke("replay", run.folder)
+    assert replayed.exit_code == 0 and "1 rollouts, all the same" in replayed.stdout
 
 
 def test_old_files_become_a_store(tmp_path):
