@@ -64,11 +64,12 @@ def measure(size: tuple[int, int, int, int], folder: str) -> dict[str, float]:
     import numpy as np
 
     from verl_hier.credit import Credit
-    from verl_hier.graph import graph_rows
+    from verl_hier.graph import build_table, graph_rows
     from verl_hier.ops.offline import batches
     from verl_hier.training.ledger import Ledger, RowIdentity
     from verl_hier.training.metrics import rollout_metrics
 
+    build_table([])  # imports what the first table needs, once a process
     tasks, *shape = size
     identities, masks = [], []
     for task in range(tasks):
