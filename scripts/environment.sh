@@ -25,3 +25,5 @@ fi
 
 # More threads than cores make small models slower, and Ray starts several processes.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
+# The scripts start hundreds of processes, each of which would compile the project's modules again.
+unset PYTHONDONTWRITEBYTECODE
