@@ -14,6 +14,7 @@ import pytest
 
 from tests.fixtures.trainer import Run, only_trainer, processes_of_runs
 from verl_hier.graph import read_graphs
+from verl_hier.ops import runs as ops
 
 SAME = ("hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm", "actor/pg_loss")
 LOST_S = 20
@@ -92,7 +93,8 @@ def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path):
     kills = 10
     chance = random.Random(kills)
     recipe = [str(probes / "himac_bytes.yaml"), f"actor_rollout_ref.model.path={byte_model}"]
-    given = ["trainer.save_freq=1", f"trainer.total_training_steps={3 + kills}", "--name", "killed"]
+    given = ["trainer.save_freq=1", f"trainer.total_training_steps={3 + 2 * kills}", "--name", "killed"]
+    run = ops.Run(tmp_path / "runs" / "himac_bytes" / "killed")
     (tmp_path / "probe").mkdir()
     variables = {"PYTHONPATH": str(probes), "PROBE_FOLDER": str(tmp_path / "probe"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "verl_hier.cli.main", "train", *recipe, *given]
@@ -107,7 +109,8 @@ def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path):
                 assert process.wait() == 0, log.read_text()[-3000:]
                 break
             moment = time.monotonic() + chance.uniform(1, 90)
-            while time.monotonic() < moment and process.poll() is None:
+            # A fast machine must not come to the end of the run before the last kill.
+            while time.monotonic() < moment and process.poll() is None and len(run.metrics()) <= 2 * number:
                 time.sleep(0.1)
             process.kill()
             process.wait()
