@@ -330,7 +330,8 @@ def test_thousands_of_texts_are_read_and_nothing_is_run(watch):
         slowest = max(slowest, time.process_time() - started)
         assert not events, (text, events)
         names[name] += 1
-    assert slowest < 1.0
+    # A text that is read in more than linear time takes minutes; a collection of garbage may take a second.
+    assert slowest < 5.0
     # The generator reaches sound designs and most of what can be wrong.
     assert names[""] > 200 and set(names) >= set(FAILURES) - {"missing", "cut", "too_deep", "too_many_roles"}
 
