@@ -27,7 +27,12 @@ class NewKind(str, Enum):
 
 def new(
     kind: Annotated[
-        NewKind, typer.Argument(help="One part, a method of several parts with its recipe, or a recipe alone.")
+        NewKind,
+        typer.Argument(
+            metavar="KIND",
+            help="environment, worker, sampler, estimator or schedule for one part; method for several parts with "
+            "their recipe; recipe for a recipe alone.",
+        ),
     ],
     name: Annotated[str, typer.Argument(help="Name of the part or recipe, and of the package.")],
     into: Annotated[Path, new_folder("Folder in which the package's folder or the recipe is made.")] = Path("."),
