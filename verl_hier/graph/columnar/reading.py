@@ -106,15 +106,13 @@ def read_step(folder: Path, uids: Collection[str] | None = None) -> Iterator[Rol
         GraphError: when the step is not whole, or a graph breaks its schema.
         FileError: when a file is damaged.
     """
+    known = shards(folder)
     credit = _Credit(folder)
     count = 0
-    for shard in shards(folder):
+    for shard in known:
         for groups in _row_groups(shard, uids):
             tables = shard.tables(groups, tasks=INDEX, **WHOLE)
-            for graph in _graphs(shard, tables, uids):
-                graph.credit = credit.of(str(graph.task["uid"]))
-                _check(shard, graph)
-                yield graph
+            yield from _graphs(shard, tables, uids, credit)
             count += len(tables[0])
     if uids is None:
         _require_tasks(folder, count)
@@ -167,32 +165,28 @@ def _row_groups(shard: Shard, uids: Collection[str] | None) -> Iterator[list[int
     yield from ([number] for number in sorted(set(wanted["row_group"].to_pylist())))
 
 
-def _graphs(shard: Shard, tables: Sequence[pa.Table], uids: Collection[str] | None) -> Iterator[RolloutGraph]:
+def _graphs(
+    shard: Shard, tables: Sequence[pa.Table], uids: Collection[str] | None, credit: _Credit
+) -> Iterator[RolloutGraph]:
     try:
         tasks, episodes, nodes = tables
-        yield from decode(tasks, episodes, nodes, uids)
-    except GraphError as error:
-        raise GraphError(f"{shard.file('nodes')}: {error}") from error
-
-
-def _check(shard: Shard, graph: RolloutGraph) -> None:
-    try:
-        graph.check()
+        for graph in decode(tasks, episodes, nodes, uids):
+            graph.credit = credit.of(str(graph.task["uid"]))
+            graph.check()
+            yield graph
     except GraphError as error:
         raise GraphError(f"{shard.file('nodes')}: {error}") from error
 
 
 class _Credit:
-    """The credit of a step, by task."""
+    """The credit of a whole step, by task."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / MARK
-        if not self._file.exists():
-            raise GraphError(f"{folder} was not written to its end: it has no {MARK}.")
-        table = parquet_table(self._file, CREDIT)
+        file = folder / MARK
+        table = parquet_table(file, CREDIT)
         values = table["credit"].to_numpy()
         if not np.isfinite(values).all() or table["uid"].null_count:
-            raise GraphError(f"{self._file} has a credit that is not a finite number, or of no task.")
+            raise GraphError(f"{file} has a credit that is not a finite number, or of no task.")
         known = pc.unique(table["uid"])
         task = pc.index_in(table["uid"], value_set=known).to_numpy()
         order = np.lexsort((table["node"].to_numpy(), task))

@@ -37,7 +37,7 @@ _template: Template | None = None
 
 
 class Template:
-    """The process that imports verl and forks; it ends with this one."""
+    """The process that imports what verl needs and forks; it ends with this one."""
 
     def __init__(self, modules: Sequence[str] = MODULES) -> None:
         """
