@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fixtures.trainer import processes_with
 from verl_hier.compat.checkpoints import TRACKER, WRITER, claim, mark_whole, mend_tracker, newest_whole
 from verl_hier.errors import HierError, RecipeError
 
@@ -33,16 +34,9 @@ CALL = (
 )
 
 
-def of_run(mark: str) -> list[psutil.Process]:
-    """The living processes that have the mark of a run in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+def of_run(mark: str) -> list[tuple[psutil.Process, list[str]]]:
+    """The living processes that have the mark of a run in their environment, and their command lines."""
+    return processes_with("MARK", mark)
 
 
 def wait_for(ready: Callable[[], bool], seconds: float = 600) -> None:
@@ -74,7 +68,7 @@ def test_a_killed_caller_leaves_nothing(caller: tuple[subprocess.Popen[bytes], s
 def test_whichever_process_is_killed_all_end(caller: tuple[subprocess.Popen[bytes], str], seed: int) -> None:
     """The keeper, the command, its child or its orphan: the first two end the run, the others are only missed."""
     process, mark = caller
-    found = sorted(of_run(mark), key=lambda each: each.pid)
+    found = sorted((each for each, _ in of_run(mark)), key=lambda each: each.pid)
     victim = found[seed % len(found)]
     victim.kill()
     ends = seed % len(found) < 2
@@ -162,9 +156,9 @@ def test_nothing_of_ray_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if victim == "caller":
         caller.kill()
     elif named:
-        below = [each for each in of_run(mark) if named in " ".join([*each.cmdline(), ""])]
+        below = [each for each, words in of_run(mark) if named in " ".join([*words, ""])]
         min(below, key=lambda each: each.pid if victim != "main" else -each.pid).kill()
     caller.wait(300)
     wait_for(lambda: victim != "caller" or not of_run(mark))
-    assert not [each.cmdline() for each in of_run(mark)]
+    assert not of_run(mark)
     assert ("over" in log.read_text().splitlines()) == (victim == "nobody")
