@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from verl_hier.recipe.compose import compose
 from verl_hier.runtime_cpu.prefork import driver
 from verl_hier.runtime_cpu.prefork.driver import Template, start_in_driver, with_template
 from verl_hier.runtime_cpu.prefork.template import same_at_import
@@ -97,7 +98,7 @@ def test_forks_differ_in_their_random_numbers_and_leave_no_zombies(worker: Worke
 
 
 @pytest.mark.parametrize(
-    "variables", [{"PYTHONPATH": "/elsewhere"}, {"VERL_PLATFORM": "cuda"}, {"OMP_NUM_THREADS": "9"}], ids=str
+    "variables", [{"PYTHONPATH": "/elsewhere"}, {"TORCH_LOGS": "+dynamo"}, {"OMP_NUM_THREADS": "9"}], ids=str
 )
 def test_another_environment_at_import_is_a_process_of_its_own(worker: Worker, variables: dict[str, str]) -> None:
     facts = worker("one", **variables)
@@ -129,9 +130,10 @@ def test_the_template_ends_with_its_driver_and_its_forks_stay(tmp_path: Path) ->
 
 
 def test_environments_are_compared_in_what_modules_read_when_they_are_imported() -> None:
-    assert same_at_import({"VERL_PLATFORM": "cpu"}, {"VERL_PLATFORM": "cpu", "RANK": "1"})
-    assert same_at_import({}, {"VERL_FULL_DETERMINISM": "0"})
-    assert not same_at_import({}, {"VERL_FULL_DETERMINISM": "1"})
+    assert same_at_import({"HF_HOME": "/a"}, {"HF_HOME": "/a", "RANK": "1"})
+    assert same_at_import({}, {"VERL_PLATFORM": "cpu"}), "verl is imported by each worker"
+    assert same_at_import({}, {"TORCH_SHOW_CPP_STACKTRACES": "0"})
+    assert not same_at_import({}, {"TORCH_SHOW_CPP_STACKTRACES": "1"})
     assert not same_at_import({"PYTHONPATH": "/a"}, {})
 
 
@@ -152,3 +154,13 @@ def test_rays_hook_names_the_template_once_and_never_over_the_users_interpreter(
     assert with_template({"env_vars": {}}) == {"env_vars": {}, "py_executable": template.python()}
     assert "RAY_RUNTIME_ENV_HOOK" not in os.environ
     assert with_template({"py_executable": "mine"}) == {"py_executable": "mine"}
+
+
+def test_the_environment_of_workers_on_a_cpu_is_one_that_a_fork_serves() -> None:
+    """What verl and the recipe set for every worker; when one of them is read at import, no worker is forked."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    recipe = compose("gigpo_alfworld", ["size=cpu"])
+    set_for_workers = {**get_ppo_ray_runtime_env()["env_vars"], **recipe.ray_kwargs.ray_init.runtime_env.env_vars}
+    assert "VERL_PLATFORM" in set_for_workers
+    assert same_at_import({}, set_for_workers)

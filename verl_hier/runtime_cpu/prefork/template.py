@@ -23,8 +23,8 @@ from typing import Any
 
 from verl_hier.runtime_cpu.prefork.worker import FORKED
 
-READ_AT_IMPORT = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "VERL_", "TQ_", "HF_", "TRANSFORMERS_")
-"""Beginnings of the variables that the imported modules may have read."""
+READ_AT_IMPORT = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "HF_", "TRANSFORMERS_")
+"""Beginnings of the variables that the imported modules may have read; verl, with its own, is not one of them."""
 
 
 def main() -> None:
