@@ -89,7 +89,7 @@ def distill(
 def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
     """The worker that the teacher plays, and the limits of its episodes; another recipe has the student's size."""
     from verl_hier.coldstart.distill import for_system
-    from verl_hier.host.specs import build_options
+    from verl_hier.host.options import build_options
     from verl_hier.recipe.catalogue import SIZES
     from verl_hier.recipe.composed import ComposedRecipe
     from verl_hier.recipe.parts import Part

@@ -28,7 +28,7 @@ from verl_hier.compat.tokenizer import load_tokenizer
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import read_json
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.recipe.checks.model import HUB_NAME
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Part

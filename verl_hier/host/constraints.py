@@ -4,7 +4,7 @@
     subgoal_turns: Count = 12
     executor_prompt: Annotated[str, Template("subgoal")] = "goal: {subgoal} | {observation}"
 
-`host.specs.build_options` refuses what does not hold and names the recipe line; type checkers see the plain type.
+`host.options.build_options` refuses what does not hold and names the recipe line; type checkers see the plain type.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ from verl_hier.graph.columnar.reading import read_columns
 from verl_hier.graph.columnar.table import table_of
 from verl_hier.graph.steps import is_step
 from verl_hier.graph.storage import graph_parts
-from verl_hier.host.specs import EstimatorSpec, build_options
+from verl_hier.host.options import build_options
+from verl_hier.host.specs import EstimatorSpec
 
 PathLike = str | os.PathLike[str]
 Prepare = Callable[[TurnTable, int], Any]

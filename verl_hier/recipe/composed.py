@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.parts import Part, Parts, resolve
 from verl_hier.recipe.rewards import rewards_of

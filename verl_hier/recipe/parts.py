@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import KINDS, Kind, build_options
+from verl_hier.host.options import build_options
+from verl_hier.host.specs import KINDS, Kind
 from verl_hier.recipe.schema import HierConfig
 
 

@@ -13,7 +13,8 @@ from verl_hier.credit import WeightBy
 from verl_hier.errors import RecipeError
 from verl_hier.graph.rows import SharedPrefix
 from verl_hier.host.constraints import AboveZeroToOne, AtLeastOne, Count, NonNegative, Positive, ZeroToOne
-from verl_hier.host.specs import KINDS, Kind, build_dataclass
+from verl_hier.host.options import build_dataclass
+from verl_hier.host.specs import KINDS, Kind
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.rewards import RewardOptions

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.alfworld_walks import play, tasks_of, wander
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.alfworld import SPEC
 from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment

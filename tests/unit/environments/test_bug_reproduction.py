@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.sandbox.provider import SandboxError
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.bug_reproduction import SPEC

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from verl_hier.environments.action_parsing import parse_verb
 from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.python_tool import SPEC
 from verl_hier_plugins.environments.python_tool.arithmetic import LEVELS, draw, read, same_number, spell

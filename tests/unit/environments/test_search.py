@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from verl_hier.environments.scoring import exact_match, f1, normalise
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.search import SPEC
 from verl_hier_plugins.environments.search.actions import LONGEST, Action, describe, parse_action, write_action

@@ -13,7 +13,7 @@ from verl_hier.coldstart.vocabulary import split_words
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
 from verl_hier.host.describe import options_of
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.textarena import SPEC
 from verl_hier_plugins.environments.textarena.chance import Chance

@@ -15,7 +15,7 @@ from textworld.generator.inform7 import generate_inform7_source
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
 from verl_hier.host.describe import options_of
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.textworld import SPEC
 from verl_hier_plugins.environments.textworld.engine import World, plain

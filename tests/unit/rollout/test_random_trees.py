@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.random_policy import RandomEnvironment, RandomPolicy, tokenizer
 from verl_hier.graph import RolloutGraph, build_table, graph_rows
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits, Sampler
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences

@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.corridor import Corridor
 from tests.fixtures.sampler_cases import Trap, check_budgets, check_repeatable, roll, spec, walk, wander
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier_plugins.samplers.adaptive_n import (
     AdaptiveN,

@@ -12,7 +12,7 @@ from tests.fixtures.corridor import Corridor
 from tests.fixtures.sampler_cases import Trap, check_budgets, check_repeatable, roll
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table, graph_rows
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier_plugins.samplers.aepo import AEPO, Balanced, BalancedOptions, Streak, hier_samplers, starting_chains

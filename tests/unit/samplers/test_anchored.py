@@ -11,7 +11,7 @@ from tests.fixtures.corridor import Corridor
 from tests.fixtures.sampler_cases import Trap, check_budgets, check_repeatable, roll, spec, wander
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout import Sampler
 from verl_hier.testing import credit_of
 from verl_hier_plugins.samplers.anchored import Anchored, AnchoredOptions, State, known_states

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fixtures.corridor import Corridor
 from tests.fixtures.sampler_cases import Trap, check_budgets, check_repeatable, roll
 from verl_hier.errors import RecipeError, RolloutError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout import Generation, Limits
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions

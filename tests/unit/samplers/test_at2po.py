@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.sampler_cases import Steady, Trap, check_budgets, check_repeatable, roll, spec, wander
 from verl_hier.errors import RecipeError, RolloutError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier_plugins.samplers.at2po import AT2POSampler, AT2POSamplerOptions, breadth_first, expansions
 
 

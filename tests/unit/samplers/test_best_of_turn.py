@@ -11,7 +11,7 @@ from tests.fixtures.sampler_cases import Trap, check_budgets, check_repeatable, 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits, Worker
 from verl_hier.testing import credit_of
 from verl_hier_plugins.samplers.best_of_turn import BestOfTurn, BestOfTurnOptions

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.sampler_cases import check_budgets, check_repeatable, roll, spec
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier_plugins.samplers.grpo_roc import GRPORoC, GRPORoCOptions, error_share, format_penalty, kept
 
 

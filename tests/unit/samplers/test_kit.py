@@ -10,7 +10,8 @@ import pytest
 
 from tests.fixtures.sampler_cases import wander
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import SamplerSpec, build_options
+from verl_hier.host.options import build_options
+from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import EndReason, Sampler
 from verl_hier.rollout.budget import BudgetSpent
 from verl_hier.testing import check_sampler

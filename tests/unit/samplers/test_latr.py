@@ -12,7 +12,8 @@ import pytest
 from tests.fixtures.random_policy import WORDS, RandomPolicy, tokenizer
 from verl_hier.errors import RecipeError
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import NoOptions, build_options
+from verl_hier.host.options import build_options
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Generation, Limits
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.environments.prompt import PromptEnvironment

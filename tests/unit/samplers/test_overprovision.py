@@ -24,7 +24,7 @@ from tests.fixtures.sampler_cases import (
 )
 from verl_hier.errors import RecipeError
 from verl_hier.graph import RolloutGraph, graph_rows
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout import EndReason, Generation, Sampler, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences

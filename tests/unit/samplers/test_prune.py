@@ -13,7 +13,7 @@ from tests.fixtures.corridor import Corridor
 from tests.fixtures.random_policy import RandomPolicy, tokenizer
 from tests.fixtures.sampler_cases import Steady, Trap, check_budgets, check_repeatable, parts, roll, spec, walk, wander
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout import Generation
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.testing.rollout import roll_out_scripted

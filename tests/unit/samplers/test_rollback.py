@@ -12,7 +12,7 @@ from tests.fixtures.sampler_cases import Steady, Trap, check_budgets, check_repe
 from verl_hier.errors import RecipeError
 from verl_hier.graph import graph_rows
 from verl_hier.graph.nodes import Node
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits, Scored, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.transcript import TranscriptTurn

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.sampler_cases import BUDGETS, Steady, check_budgets, check_repeatable, roll, spec
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier_plugins.samplers.t2po import T2PO, T2POOptions, stalls, stands_still, uncertainty
 from verl_hier_plugins.workers.react import React, ReactOptions
 

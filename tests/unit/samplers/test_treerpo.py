@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.sampler_cases import Trap, check_budgets, check_repeatable, roll, spec, wander
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier_plugins.samplers.treerpo import TreeRPOSampler, TreeRPOSamplerOptions
 
 

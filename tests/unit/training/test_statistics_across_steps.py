@@ -13,7 +13,7 @@ from tests.unit.training.test_step import make_step, run
 from verl_hier.credit.estimate import check_needs
 from verl_hier.errors import CreditError, RecipeError
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import build_options
+from verl_hier.host.options import build_options
 from verl_hier.testing import make_table
 from verl_hier.testing.builtin import estimator
 from verl_hier_plugins.schedules.epo import EPO, EPOScheduleOptions, smoothing_weight

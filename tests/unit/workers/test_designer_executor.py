@@ -20,7 +20,8 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table, graph_rows
 from verl_hier.graph.storage import json_schema
-from verl_hier.host.specs import NoOptions, build_options
+from verl_hier.host.options import build_options
+from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import Limits
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import WorkerSpec, build_options
+from verl_hier.host.options import build_options
+from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Sampling, Worker
 from verl_hier.testing import check_worker
 from verl_hier.testing.scene import Answer

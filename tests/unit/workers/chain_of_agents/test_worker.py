@@ -13,7 +13,8 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table, graph_rows
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.specs import NoOptions, build_options
+from verl_hier.host.options import build_options
+from verl_hier.host.specs import NoOptions
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.rollout import Limits, Sampler
