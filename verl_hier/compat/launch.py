@@ -72,7 +72,8 @@ def launch(
         process = subprocess.Popen(
             [*keeper, sys.executable, "-m", *arguments],
             cwd=folder,
-            env={**os.environ, **variables, "VERL_HIER_GRACE_S": str(GRACE_S), MARK: mark},
+            # Lines reach the log as they are printed, in the order of both streams.
+            env={"PYTHONUNBUFFERED": "1", **os.environ, **variables, "VERL_HIER_GRACE_S": str(GRACE_S), MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
