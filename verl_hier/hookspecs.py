@@ -75,6 +75,16 @@ class RolloutEvents:
         """An episode was lost to its environment. Read-only; for alarms and logs. The return value is ignored."""
 
 
+class StoreEvents:
+    """Called in the rollout worker process, in the thread that writes its store."""
+
+    @hookspec
+    def hier_before_store(self, graph: RolloutGraph, validate: bool) -> None:
+        """One task, before anything of it is stored (`hier.store.path`): to redact what must not reach a disk. May edit
+        texts, messages, decisions and token ids of `graph`, which is a copy that nothing else reads; it must not
+        change links or how many tokens there are. The return value is ignored."""
+
+
 class CreditEvents:
     """Called in the trainer process once a step, between rollout and update."""
 
@@ -101,4 +111,4 @@ class ReportingHooks:
         """The step is done and logged. Read-only; for exports. The return value is ignored."""
 
 
-SPEC_CLASSES = (RegistrationSpecs, RolloutEvents, CreditEvents, ReportingHooks)
+SPEC_CLASSES = (RegistrationSpecs, RolloutEvents, StoreEvents, CreditEvents, ReportingHooks)

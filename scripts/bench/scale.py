@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What a step costs the trainer as its turns grow: turn table, credit, loss weights, metrics and store, and reading it.
+"""What a step costs as its turns grow: rollout workers send and write it; the trainer makes turn table, credit, loss
+weights, metrics and the mark of the store; and it is read.
 
 Rollouts are made up: independent episodes of one growing context, with random tokens and log-probs. Each size is
 measured in a process of its own, in processor time, which other work on the machine hardly changes. With `--against`,
@@ -31,6 +32,8 @@ SIZES = {
     "1M turns, 3.1M tokens": (3200, 16, 20, 3),
 }
 """Tasks, episodes of each task, turns of each episode, and tokens of each turn, a sixth of which are observed."""
+TOGETHER = 8
+"""Tasks that a worker writes at a time."""
 QUICK = ("82k turns, 24.6M tokens",)
 
 
@@ -60,58 +63,143 @@ def one_graph(task: int, episodes: int, turns: int, tokens: int) -> Any:
 
 
 def measure(size: tuple[int, int, int, int], folder: str) -> dict[str, float]:
-    """Processor seconds of each part, and the largest memory in GB before the store."""
+    """Processor seconds of each part, and the largest memory in GB that the trainer's parts need."""
     import numpy as np
 
     from verl_hier.credit import Credit
-    from verl_hier.graph import build_table, graph_rows
+    from verl_hier.graph import build_table
     from verl_hier.ops.offline import batches
-    from verl_hier.training.ledger import Ledger, RowIdentity
-    from verl_hier.training.metrics import rollout_metrics
 
     build_table([])  # imports what the first table needs, once a process
-    tasks, *shape = size
-    identities, masks = [], []
-    for task in range(tasks):
-        graph = one_graph(task, *shape)
-        for number, row in enumerate(graph_rows(graph, lambda node: True)):
-            stored = None if number else pickle.dumps(graph)
-            identities.append(RowIdentity(graph.task["uid"], row.episode, row.turn_index, stored))
-            masks.append(np.asarray(row.mask, np.float32))
-    mask, found = np.concatenate(masks), {}
-    del masks, graph, row
+    found: dict[str, float] = {}
 
     def part(name: str, call: Callable[[], Any]) -> Any:
         started = time.process_time()
         result = call()
-        found[name] = time.process_time() - started
+        found[name] = found.get(name, 0.0) + time.process_time() - started
         return result
 
-    ledger = part("graphs unpacked and turn table", lambda: Ledger(identities))
+    side, masks = TwoSides.of_this_revision(folder), []
+    for first in range(0, size[0], TOGETHER):
+        graphs = [one_graph(task, *size[1:]) for task in range(first, min(first + TOGETHER, size[0]))]
+        masks += [np.asarray(row.mask, np.float32) for graph in graphs for row in side.cut(graph, part)]
+        part("worker: tasks written", lambda graphs=graphs: side.write(graphs))
+    mask = np.concatenate(masks)
+    del masks, graphs
+    ledger = part("trainer: rollouts unpacked and turn table", side.ledger)
     values = np.random.default_rng(0).normal(size=len(ledger.table))
     credit = Credit(values)
-    part("credit of turns to tokens", lambda: ledger.spread(values, "turn", "once"))
-    part("credit of steps to tokens", lambda: ledger.spread(values, "step", "repeat"))
-    part("loss weights by episode", lambda: ledger.weights(credit, mask, "episode", "once"))
-    part("places of tokens", ledger.token_positions)
-    part("means of tokens", lambda: ledger.turn_means(mask, mask))
-    part("metrics", lambda: rollout_metrics(ledger.graphs.values()))
-    part("credit into the graphs", lambda: ledger.node_credit(credit))
+    part("trainer: credit of turns to tokens", lambda: ledger.spread(values, "turn", "once"))
+    part("trainer: credit of steps to tokens", lambda: ledger.spread(values, "step", "repeat"))
+    weights = part("trainer: loss weights by episode", lambda: ledger.weights(credit, mask, "episode", "once"))
+    part("trainer: places of tokens", ledger.token_positions)
+    part("trainer: means of tokens", lambda: ledger.turn_means(mask, mask))
+    part("trainer: metrics", lambda: side.metrics(ledger))
+    explained = part("trainer: credit of nodes", lambda: side.explain(ledger, credit, weights, mask))
     found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    part("store", lambda: store(folder, ledger.graphs.values()))
+    part("trainer: store", lambda: side.store(ledger, explained))
     found["stored"] = sum(file.stat().st_size for file in Path(folder).rglob("*.parquet")) / 1e9
     part("turn table from the store", lambda: list(batches(folder)))
     return found
 
 
-def store(folder: str, graphs: Any) -> None:
-    """Write the rollouts of a step as the trainer of the measured revision does."""
-    from verl_hier import graph
+class TwoSides:
+    """What a rollout worker sends and writes of a step, and what the trainer makes of it."""
 
-    if hasattr(graph, "write_step"):
-        graph.write_step(folder, 1, graphs)
-    else:
-        graph.write_graphs(os.path.join(folder, "step.parquet"), graphs)
+    def __init__(self, folder: str) -> None:
+        self.folder, self.tasks, self.keys = folder, 0, []
+        self.sent: list[bytes] = []
+
+    @staticmethod
+    def of_this_revision(folder: str) -> Any:
+        """With light and heavy parts, or for an older revision with pickled graphs."""
+        try:
+            import verl_hier.graph.columnar.light  # noqa: F401
+        except ImportError:
+            return PickledGraphs(folder)
+        return TwoSides(folder)
+
+    def cut(self, graph: Any, part: Any) -> Any:
+        """The rows of a task, which is sent to the trainer."""
+        from verl_hier.graph import graph_rows
+        from verl_hier.graph.columnar.light import light_of, pack
+
+        rows = graph_rows(graph, lambda node: True)
+        self.sent.append(part("worker: tasks sent", lambda: pack(light_of([graph], [rows]))))
+        self.keys += [f"{graph.task['uid']}_{row.episode}_0" for row in rows]
+        return rows
+
+    def write(self, graphs: Any) -> None:
+        """Write tasks to the store."""
+        from verl_hier.graph.columnar.held import HeldRollouts
+
+        held = HeldRollouts()
+        for graph in graphs:
+            held.keep(graph)
+        held.write(self.folder, 1, {graph.task["uid"]: True for graph in graphs}, f"worker{self.tasks}")
+        self.tasks += len(graphs)
+
+    def ledger(self) -> Any:
+        """The ledger of what was sent."""
+        from verl_hier.graph.columnar.light import unpack
+        from verl_hier.training.ledger import Ledger
+
+        return Ledger(unpack(self.sent), self.keys)
+
+    def metrics(self, ledger: Any) -> Any:
+        """The metrics of the rollouts."""
+        from verl_hier.training.metrics import rollout_metrics
+
+        return rollout_metrics(ledger.light)
+
+    def explain(self, ledger: Any, credit: Any, weights: Any, mask: Any) -> Any:
+        """What the store gets to know of each node."""
+        return ledger.explain(credit, weights, mask)
+
+    def store(self, ledger: Any, explained: Any) -> None:
+        """What the trainer writes of the step."""
+        from verl_hier.graph.columnar.writing import write_credit
+        from verl_hier.graph.steps import step_folder
+
+        write_credit(step_folder(self.folder, 1), 1, self.tasks, explained)
+
+
+class PickledGraphs(TwoSides):
+    """The same before there were light parts: the graph travels with the first row, and the trainer writes it."""
+
+    def cut(self, graph: Any, part: Any) -> Any:
+        from verl_hier.graph import graph_rows
+        from verl_hier.training.ledger import RowIdentity
+
+        rows = graph_rows(graph, lambda node: True)
+        packed = part("worker: tasks sent", lambda: pickle.dumps(graph))
+        for number, row in enumerate(rows):
+            self.keys.append(RowIdentity(graph.task["uid"], row.episode, row.turn_index, None if number else packed))
+        return rows
+
+    def write(self, graphs: Any) -> None:
+        pass
+
+    def ledger(self) -> Any:
+        from verl_hier.training.ledger import Ledger
+
+        return Ledger(self.keys)
+
+    def metrics(self, ledger: Any) -> Any:
+        from verl_hier.training.metrics import rollout_metrics
+
+        return rollout_metrics(ledger.graphs.values())
+
+    def explain(self, ledger: Any, credit: Any, weights: Any, mask: Any) -> Any:
+        return ledger.node_credit(credit)
+
+    def store(self, ledger: Any, explained: Any) -> None:
+        from verl_hier import graph
+
+        if hasattr(graph, "write_step"):
+            graph.write_step(self.folder, 1, ledger.graphs.values())
+        else:
+            graph.write_graphs(os.path.join(self.folder, "step.parquet"), ledger.graphs.values())
 
 
 def run(code: Path, size: str) -> dict[str, float]:

@@ -42,8 +42,7 @@ def fresh_contexts(episodes):
 def test_the_last_row_of_each_episode_is_scored():
     graph = fresh_contexts(4)
     last = {row.episode: row.response for row in graph_rows(graph, lambda node: True)}
-    scored = score(graph)
-    assert {output.extra_fields["hier"]["episode"]: output.response_ids for output in scored} == last
+    assert [output.response_ids for output in score(graph)] == list(last.values())
     assert {graph.nodes[episode.leaf].reward for episode in graph.episodes} == {2.0}
     assert [episode.ret for episode in graph.episodes] == [2.0] * 4
 

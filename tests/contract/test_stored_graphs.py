@@ -1,6 +1,8 @@
-"""Validation rollouts and tasks without a trained row reach the graph store, beside the rows of the others."""
+"""Rollouts reach the trainer as light parts, and the store from the worker that holds them."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +10,16 @@ from omegaconf import OmegaConf
 
 from tests.fixtures import rollout_graphs
 from verl_hier.graph import read_graphs
+from verl_hier.graph.columnar.held import HeldRollouts
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.discovery import Candidate
+from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.schema import StoreOptions
 from verl_hier.training.schedule import Phase
 
 agent_loop = pytest.importorskip("verl_hier.compat.agent_loop")
 trainer = pytest.importorskip("verl_hier.compat.trainer")
+JOINT = Phase("joint")
 
 
 class Queue:
@@ -44,33 +51,43 @@ def queue(monkeypatch):
     return queue
 
 
-def publish(store, graph, uid, validate, phase):
+def make_worker(store, redactions=()):
     worker = object.__new__(agent_loop.HierAgentLoopWorker)
     worker._runner = SimpleNamespace(recipe=SimpleNamespace(rewards={}))
     worker._hier = SimpleNamespace(store=store, guards=SimpleNamespace(shared_prefix="once"))
+    worker._host, worker._tokens = PluginHost(redactions), ()
+    worker._held, worker._store_thread = HeldRollouts(), ThreadPoolExecutor(1)
 
     async def nothing(*args, **kwargs):
         """Rows are not looked at here."""
 
     worker._agent_loop_postprocess = nothing
-    graph.task["uid"] = uid
+    return worker
+
+
+def publish(worker, uid, validate=False, phase=JOINT, index=0):
+    graph = rollout_graphs.flat()
+    graph.task |= {"uid": uid, "index": index}
     asyncio.run(worker._publish(graph, phase, {"uid": uid}, validate))
+    return graph
 
 
-def publish_all(store):
-    """A validation, a task of which nothing is trained, and one whose graph travels with a row."""
-    publish(store, rollout_graphs.flat(), "validation", True, Phase("joint"))
-    publish(store, rollout_graphs.flat(), "nothing_trained", False, Phase("A", levels=frozenset({7})))
-    publish(store, rollout_graphs.flat(), "trained", False, Phase("joint"))
+def publish_all(worker):
+    """A validation, a task of which nothing is trained, one that is, and one that is still under way."""
+    publish(worker, "validation", True)
+    publish(worker, "nothing", phase=Phase("A", levels=frozenset({7})))
+    publish(worker, "trained")
+    publish(worker, "later")
 
 
-def make_trainer(store):
+def make_trainer(worker):
     made = object.__new__(trainer.HierSync)
-    made.hier = SimpleNamespace(store=store)
+    made.hier = SimpleNamespace(store=worker._hier.store)
     made.config = OmegaConf.create({})
     made.global_steps = 10
-    made._dropped = []
+    made._in_store = None
     made._counters = SimpleNamespace(skip=lambda: None)
+    made._writers = [partial(worker._store_thread.submit, worker._held.write)]
     return made
 
 
@@ -78,26 +95,73 @@ def stored(folder):
     return [graph.task["uid"] for graph in read_graphs(folder)]
 
 
+def under_way(queue, *uids):
+    queue.tags["train"] = {uid: {"status": "running"} for uid in uids}
+
+
 def test_they_are_stored_apart(queue, tmp_path):
-    store = StoreOptions(path=str(tmp_path))
-    publish_all(store)
-    made = make_trainer(store)
+    worker = make_worker(StoreOptions(path=str(tmp_path)))
+    publish_all(worker)
+    under_way(queue, "later")
+    made = make_trainer(worker)
     made.on_validate_end()
     assert stored(tmp_path / "validation" / "step_000010") == ["validation"]
 
-    count, made._without_rows = made._take_graphs(validate=False)
-    made._step = SimpleNamespace(ledger=SimpleNamespace(graphs={"trained": rollout_graphs.flat()}))
-    made._step.ledger.graphs["trained"].task["uid"] = "trained"
-    assert count == 1 and made._store() is False
-    assert stored(tmp_path) == stored(tmp_path / "step_000010") == ["trained", "nothing_trained"]
-    assert not queue.fields
+    light = made._take_light({"trained"})
+    assert light.uids == ["trained"] and len(light.rows) == 2
+    assert {uid: tag["rows"] for uid, tag in made._done.items()} == {"nothing": 0, "trained": 2}
+    made._begin_store()
+    assert made._in_store.finish({"trained": {"credit": [0.5] * 9}}) == {
+        "hier/store/failed": 0,
+        "hier/store/missing": 0,
+    }
+    assert stored(tmp_path) == stored(tmp_path / "step_000010") == ["nothing", "trained"]
+    assert list(queue.fields) == ["later"] == list(worker._held._tasks)
+
+
+def test_a_step_between_stored_ones_is_forgotten(queue, tmp_path):
+    worker = make_worker(StoreOptions(path=str(tmp_path), every=3))
+    publish_all(worker)
+    made = make_trainer(worker)
+    made._take_light({"trained"})
+    made._begin_store()
+    worker._store_thread.shutdown()
+    assert made._in_store is None and list(worker._held._tasks) == ["validation"] and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("store", [StoreOptions(), StoreOptions(path="graphs", validation=False)])
-def test_what_is_not_stored_does_not_travel(queue, store, tmp_path, monkeypatch):
+def test_what_is_not_stored_is_not_held(queue, store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    publish_all(store)
-    made = make_trainer(store)
+    worker = make_worker(store)
+    publish_all(worker)
+    made = make_trainer(worker)
     made.on_validate_end()
-    count, graphs = made._take_graphs(validate=False)
-    assert count == 1 and len(graphs) == (store.path is not None) and not list(tmp_path.iterdir())
+    assert "validation" not in worker._held._tasks and (store.path is not None) == bool(worker._held._tasks)
+    assert "validation" not in queue.fields and not list(tmp_path.iterdir())
+
+
+class Redaction:
+    """A plugin."""
+
+    @hookimpl
+    def hier_before_store(self, graph, validate):
+        for node in graph.nodes:
+            node.text = "hidden from validation" if validate else "hidden"
+
+
+REDACTION = Redaction()
+
+
+def test_plugins_redact_what_is_stored_and_nothing_else(queue, tmp_path):
+    worker = make_worker(StoreOptions(path=str(tmp_path)), [Candidate("hide", f"{__name__}:REDACTION", "tests", "1")])
+    graph = publish(worker, "trained")
+    publish(worker, "validation", True)
+    made = make_trainer(worker)
+    made.on_validate_end()
+    made._take_light({"trained"})
+    made._begin_store()
+    made._in_store.finish({})
+    texts = {node.text for found in read_graphs(tmp_path) for node in found.nodes}
+    assert texts == {"hidden"} and "hidden" not in {node.text for node in graph.nodes}
+    (validation,) = read_graphs(tmp_path / "validation")
+    assert {node.text for node in validation.nodes} == {"hidden from validation"}

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.light import store_step
 from verl_hier.cli import main as command_line
 from verl_hier.compat.checkpoints import claim, told_when_full
 from verl_hier.errors import GraphError, HierError, RolloutError, disk_full
 from verl_hier.graph import read_graphs, write_graphs
 from verl_hier.graph.atomic_write import atomic_write, write_records
-from verl_hier.training.step import store_graphs
 
 FULL = "No space left on device"
 
@@ -57,11 +57,11 @@ def test_graphs(tmp_path, name):
     assert list(tmp_path.iterdir()) == [target], "and nothing beside it"
 
 
-@pytest.mark.parametrize("name", ["nodes-trainer-0", "tasks-trainer-0", "credit"])
+@pytest.mark.parametrize("name", ["nodes-worker0-0", "tasks-worker0-0", "credit"])
 def test_a_step_of_the_store(tmp_path, name, caplog):
     (tmp_path / "step_000001").mkdir()
     fill(tmp_path / "step_000001" / f"{name}.parquet")
-    assert not store_graphs(str(tmp_path), 1, [rollout_graphs.flat()])
+    assert store_step(tmp_path, 1, [rollout_graphs.flat()])["hier/store/failed"] == 1
     assert not (tmp_path / "step_000001" / "credit.parquet").exists(), "the step does not count as whole"
     assert FULL in caplog.text and "The run goes on without it (hier.store.path)." in caplog.text
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import pickle
 import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import transfer_queue as tq
@@ -21,12 +22,14 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from verl_hier.compat.queue import FAULTS, GRAPHS
+from verl_hier.compat.queue import FAULTS, LIGHT
 from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
 from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
+from verl_hier.graph.columnar.held import HeldRollouts, Written
+from verl_hier.graph.columnar.light import light_of, pack
 from verl_hier.graph.rows import leaf_row
 from verl_hier.rollout import Request, Sampling
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
@@ -34,6 +37,7 @@ from verl_hier.training.refill import Group
 from verl_hier.training.schedule import Phase
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 _StockWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 
@@ -50,6 +54,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         self._pool: EnvironmentPool | None = None
         self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)
         self._unfinished = UnfinishedEpisodes(self._hier.rollout.carried_episodes)
+        self._tokens = recipe.token_lists
+        self._held, self._store_thread = HeldRollouts(), ThreadPoolExecutor(1, thread_name_prefix="store")
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -129,28 +135,40 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
                 episode.reward_info |= {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
 
     async def _publish(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any], validate: bool) -> int:
-        """One put for each episode with rows; the graph itself travels with the first row of the task.
+        """One put for each episode with rows, and one for the light part of the task; all else stays here until its
+        step is stored.
 
         Returns:
             how many rows there are.
         """
         rule = "once" if validate else self._hier.guards.shared_prefix
         rows = graph_rows(graph, Phase("all").trains if validate else phase.trains, rule)
+        store, uid = self._hier.store, str(prompt["uid"])
+        light = pack(light_of([graph], [rows], self._tokens))
+        tag = {"validate": validate, "rows": len(rows), "index": graph.task["index"]}
+        await tq.async_kv_put(key=uid, partition_id=LIGHT, fields={"light": light}, tag=tag)
+        if store.path is not None and (store.validation or not validate):
+            await self._in_store_thread(self._held.keep, graph, self._redaction(validate))
         sessions: dict[int, list[AgentLoopOutput]] = {}
         for row in rows:
             sessions.setdefault(row.episode, []).append(self._output(graph, row))
-        first = True
         for episode, outputs in sessions.items():
-            for output in outputs:
-                output.extra_fields["hier"]["graph"] = pickle.dumps(graph) if first and not validate else None
-                first = False
             await self._agent_loop_postprocess(outputs, validate, session_id=episode, **prompt)
-        store = self._hier.store
-        if (validate and store.path and store.validation) or not (validate or rows):
-            fields = {"graph": pickle.dumps(graph)} if store.path else None
-            uid, tag = str(prompt["uid"]), {"validate": validate}
-            await tq.async_kv_put(key=uid, partition_id=GRAPHS, fields=fields, tag=tag)
         return len(rows)
+
+    def _redaction(self, validate: bool) -> Callable[[RolloutGraph], object] | None:
+        """What the plugins do to a rollout before it is stored; None when they do nothing."""
+        if not self._host.implements("hier_before_store"):
+            return None
+        return lambda graph: self._host.hook.hier_before_store(graph=graph, validate=validate)
+
+    async def store_rollouts(self, store: str, step: int, tasks: Mapping[str, bool], writer: str) -> Written:
+        """Write or forget rollouts that this worker holds; see `HeldRollouts.write`."""
+        return await self._in_store_thread(self._held.write, store, step, tasks, writer)
+
+    async def _in_store_thread(self, call: Callable[..., Result], *args: Any) -> Result:
+        """A call that would hold up the event loop, one at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._store_thread, call, *args)
 
     def _output(self, graph: RolloutGraph, row: Row) -> AgentLoopOutput:
         record = graph.episodes[row.episode]
@@ -169,7 +187,6 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
                 "reward_extra_info": record.reward_info if by_verl else {"acc": accuracy, **record.reward_info},
                 "min_global_steps": min(low for low, _ in versions),
                 "max_global_steps": max(high for _, high in versions),
-                "hier": {"episode": row.episode, "index": graph.task["index"], "turn_index": row.turn_index},
             },
         )
 

@@ -3,5 +3,6 @@
 FAULTS = "hier_faults"
 """Partition whose tags are the fatal errors of tasks."""
 
-GRAPHS = "hier_graphs"
-"""Partition of the rollout graphs that no trained row can carry: of validation, and of tasks without a trained row."""
+LIGHT = "hier_light"
+"""Partition of the light parts of rollouts, each under the uid of its task; see `verl_hier.graph.columnar.light`. Tags
+say whether it is of a validation (`validate`), how many `rows` it has, and the number of its task (`index`)."""

@@ -8,7 +8,6 @@ what is too much (verl/trainer/ppo/v1/replay_buffer.py).
 from __future__ import annotations
 
 import json
-import pickle
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
 from verl_hier.compat.dataset import TASK_FIELDS, TaskDataset
-from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.checks.updates import without_refill
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.curriculum import Curriculum
@@ -66,11 +64,9 @@ class TaskMixin(_Base):
     _curriculum: Curriculum | None = None
     _drawn: dict[str, int]
     """uid of each task of the step to its number in the data set, in the order in which they were drawn."""
-    _dropped: list[RolloutGraph]
-    """Rollouts of the step that are not trained, where the run stores them."""
 
     def _build_replay_buffer(self) -> Any:
-        self._drawn, self._dropped = {}, []
+        self._drawn = {}
         if self.hier.refill is not None:
             if self.trainer_mode != "sync":
                 raise without_refill(f"hier_{self.trainer_mode}")
@@ -161,7 +157,6 @@ class TaskMixin(_Base):
         drawn = list(self._drawn)
         kept = step.choose(drawn)
         dropped = set(drawn) - set(kept)
-        self._dropped = self._graphs(dropped) if self.stores_this_step else []
         buffer._clear_groups(TRAIN, dropped)
         return len(kept), step.metrics(drawn, kept)
 
@@ -172,22 +167,6 @@ class TaskMixin(_Base):
             tags = tq.kv_list(TRAIN)[TRAIN]
             for task in new:
                 step.finish(task, Group(**tags[task]["group"]))
-
-    def _graphs(self, tasks: set[str]) -> list[RolloutGraph]:
-        """The graphs of tasks whose rows are still in the queue; each travels with one of them."""
-        keys = [key for key in self.replay_buffer.partitions[TRAIN] if key.split("_")[0] in tasks]
-        if not keys:
-            return []
-        extra = tq.kv_batch_get(keys=keys, partition_id=TRAIN, select_fields=["extra_fields"])
-        pickled = [dict(field)["hier"].get("graph") for field in list(extra["extra_fields"])]
-        graphs = [pickle.loads(graph) for graph in pickled if graph is not None]
-        return sorted(graphs, key=lambda graph: (graph.task["index"], graph.task["uid"]))
-
-    @property
-    def stores_this_step(self) -> bool:
-        """Whether the rollout graphs of this step are stored."""
-        store = self.hier.store
-        return store.path is not None and self.global_steps % store.every == 0
 
 
 def places_of(batch: TensorDict) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,23 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.losses import worker_with_losses
-from verl_hier.compat.queue import FAULTS, GRAPHS
+from verl_hier.compat.queue import FAULTS, LIGHT
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
-from verl_hier.compat.tasks import TaskMixin
+from verl_hier.compat.tasks import TRAIN, TaskMixin
 from verl_hier.compat.updates import UpdateMixin
 from verl_hier.errors import RecipeError, RolloutError
-from verl_hier.graph import RolloutGraph
+from verl_hier.graph.columnar.held import Written
+from verl_hier.graph.columnar.light import Light, unpack
 from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.guards import RewardHistory
-from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.metrics import turn_metrics
 from verl_hier.training.policy_loss import clip_range
 from verl_hier.training.schedule import Schedule, phase_metrics
-from verl_hier.training.step import TrainingStep, store_graphs, train_step
+from verl_hier.training.step import TrainingStep, train_step
+from verl_hier.training.store import StepInStore, Writer, drawn
 
 STATE_FILE = "hier.json"
 MASK = "response_mask"
@@ -61,6 +63,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
 
     base_mode: str
     _counters: ServerCounters
+    _writers: list[Writer]
+    """`HierAgentLoopWorker.store_rollouts` of each rollout worker."""
 
     def __init__(self, config: DictConfig) -> None:
         # verl compares the mode with the names of its own three trainers in several places.
@@ -71,7 +75,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         self.update_options = recipe.hier.update
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
-        self._without_rows: list[RolloutGraph] = []
+        self._done: dict[str, Any] = {}
+        self._in_store: StepInStore | None = None
         self._rewards = RewardHistory()
         self._phases: set[str] = set()
         self._saved = 0
@@ -86,6 +91,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         """verl's loop; errors of Ray, TransferQueue and the rollout workers become a sentence that says what to do."""
         handles = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
         self._counters = ServerCounters(read_servers(handles))
+        self._writers = [partial(_future, worker.store_rollouts) for worker in agent_loop_manager.agent_loop_workers]
         try:
             super().fit(agent_loop_manager)
         except (RayError, RuntimeError) as error:
@@ -136,31 +142,48 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Read where the rows come from, put them into an order that does not depend on timing, then balance."""
         self._raise_faults()
-        without_rows, self._without_rows = self._take_graphs(validate=False)
+        light = self._take_light({key.split("_")[0] for key in batch.keys})
+        without_rows = sum(not tag["rows"] for tag in self._done.values())
         if without_rows:
             metrics["hier/groups/without_rows"] = float(without_rows)
         if not len(batch):
             raise RolloutError(NOTHING_TO_TRAIN)
-        extra = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        records = [dict(field)["hier"] for field in list(extra["extra_fields"])]
-        order = self._row_order(batch.keys, records)
-        batch.reorder(order)
-        rows = [
-            RowIdentity(
-                batch.keys[place].split("_")[0],
-                records[i]["episode"],
-                list(records[i]["turn_index"]),
-                records[i].get("graph"),
-            )
-            for place, i in enumerate(order)
-        ]
-        self._step = TrainingStep(rows, batch.keys)
+        indices = dict(zip(light.uids, light.columns.tasks["index"].to_pylist(), strict=True))
+        batch.reorder(self._row_order(batch.keys, indices))
+        self._step = TrainingStep(light, batch.keys)
         self._step.check_losses(self.hier.rollout.max_failed_share)
         return super()._balance_batch(batch, metrics, *args, **kwargs)
 
-    def _row_order(self, keys: list[str], records: list[dict[str, Any]]) -> list[int]:
-        """By task, episode and row: verl's own order is that of arrival, which no seed controls."""
-        return sorted(range(len(keys)), key=lambda i: (records[i]["index"], *_session(keys[i])))
+    def _row_order(self, keys: list[str], indices: dict[str, int]) -> list[int]:
+        """By task, episode and row, and the random uid last: verl's own order is that of arrival, which no seed
+        controls."""
+        rows = [key.rsplit("_", 2) for key in keys]
+        places = [(indices.get(uid, 0), int(episode), int(row), uid) for uid, episode, row in rows]
+        return sorted(range(len(keys)), key=places.__getitem__)
+
+    def _take_light(self, trained: set[str]) -> Light:
+        """Take the light parts of the tasks of this step, and note which tasks are done with it.
+
+        These are the tasks of the batch, those without rows, and those that verl or `hier.refill` has dropped.
+
+        Returns:
+            the light parts of the tasks of the batch, in the order of their uids.
+        """
+        tags = {key: tag for key, tag in self._light_tags().items() if not tag["validate"]}
+        under_way = (tq.kv_list(TRAIN) or {}).get(TRAIN, {})
+        self._done = {key: tag for key, tag in tags.items() if key in trained or key not in under_way}
+        keys = sorted(trained & tags.keys())
+        parts = []
+        if keys:
+            data = tq.kv_batch_get(keys=keys, partition_id=LIGHT, select_fields=["light"])
+            parts = list(data["light"])
+        if self._done:
+            tq.kv_clear(keys=list(self._done), partition_id=LIGHT)
+        return unpack(parts)
+
+    def _light_tags(self) -> dict[str, Any]:
+        found: dict[str, Any] = (tq.kv_list(LIGHT) or {}).get(LIGHT, {})
+        return found
 
     def _raise_faults(self) -> None:
         """Stop on a fatal error of a rollout worker."""
@@ -169,19 +192,6 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
             tq.kv_clear(keys=list(tags), partition_id=FAULTS)
             errors = [tag["error"] for tag in tags.values()]
             raise RolloutError(f"{len(errors)} task(s) could not be rolled out. The first: {errors[0]}")
-
-    def _take_graphs(self, validate: bool) -> tuple[int, list[RolloutGraph]]:
-        """Take the tasks in the partition `GRAPHS`: how many they are, and their graphs if the run stores them."""
-        tags = (tq.kv_list(GRAPHS) or {}).get(GRAPHS, {})
-        keys = [key for key, tag in tags.items() if tag["validate"] == validate]
-        if not keys:
-            return 0, []
-        graphs: list[RolloutGraph] = []
-        if self.hier.store.path is not None:
-            data = tq.kv_batch_get(keys=keys, partition_id=GRAPHS, select_fields=["graph"])
-            graphs = [pickle.loads(graph) for graph in list(data["graph"])]
-        tq.kv_clear(keys=keys, partition_id=GRAPHS)
-        return len(keys), sorted(graphs, key=lambda graph: (graph.task["index"], graph.task["uid"]))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         assert self._step is not None
@@ -213,7 +223,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         if MASK in result:
             # verl divides losses by the tokens of a copy of the mask.
             output[MASK] = output["loss_mask"] = output[MASK].to(data[MASK].dtype)
-        metrics["hier/store/failed"] = float(self._store())
+        self._begin_store()
         if not output:
             return batch
         return tq.kv_batch_put(
@@ -234,13 +244,18 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
             if name in corrected.batch
         }
 
-    def _store(self) -> bool:
-        """Write the step's graphs where the recipe wants them; True when that failed."""
-        store = self.hier.store
-        if self._step is None or not self.stores_this_step:
-            return False
-        graphs = [*self._step.ledger.graphs.values(), *self._without_rows, *self._dropped]
-        return not store_graphs(str(store.path), self.global_steps, graphs, share=store.share, max_gib=store.max_gib)
+    def _begin_store(self) -> None:
+        """Let the rollout workers write the step, which goes on meanwhile, where the recipe wants it."""
+        store, step = self.hier.store, self.global_steps
+        if store.path is None:
+            return
+        chosen = {
+            uid: step % store.every == 0 and (store.share == 1 or drawn(tag["index"], step) < store.share)
+            for uid, tag in self._done.items()
+        }
+        started = StepInStore.begin(store.path, step, chosen, self._writers)
+        if step % store.every == 0:
+            self._in_store = started
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
@@ -249,16 +264,23 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
     def on_validate_end(self) -> None:
         super().on_validate_end()
         self._counters.skip()
-        _, graphs = self._take_graphs(validate=True)
-        if graphs:
-            store_graphs(os.path.join(str(self.hier.store.path), "validation"), self.global_steps, graphs)
+        store, tags = self.hier.store, self._light_tags()
+        done = {uid: True for uid, tag in tags.items() if tag["validate"]}
+        if done:
+            tq.kv_clear(keys=list(done), partition_id=LIGHT)
+        if done and store.path is not None and store.validation:
+            folder = os.path.join(store.path, "validation")
+            StepInStore.begin(folder, self.global_steps, done, self._writers).finish({})
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics.update(self._counters.metrics())
         if self._step is not None:
             # verl counts the turns of rows, and a row of ours may be one turn of a longer episode.
-            metrics.update(turn_metrics(self._step.ledger.graphs.values()))
+            metrics.update(turn_metrics(self._step.ledger.light))
+        if self._step is not None and self._in_store is not None:
+            writing, self._in_store = self._in_store, None
+            metrics.update(writing.finish(self._step.credit, self.hier.store.max_gib))
         step = self.global_steps
         phase = self.schedule.phase(step).name
         self._phases.add(phase)
@@ -313,10 +335,10 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         self.schedule.load_state_dict(saved["state"])
 
 
-def _session(key: str) -> tuple[int, int, str]:
-    """Sort key of `{uid}_{session}_{index}`: episode, row, and the random uid last."""
-    uid, session, index = key.rsplit("_", 2)
-    return int(session), int(index), uid
+def _future(method: Any, *args: Any) -> Future[Written]:
+    """A call of an actor's method as a future."""
+    found: Future[Written] = method.remote(*args).future()
+    return found
 
 
 def _jagged(rows: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -143,6 +143,10 @@ class PluginHost:
         registration = {*_HOOK_OF_KIND.values(), _LOSS_HOOK}
         return tuple(sorted(caller.name for caller in callers if caller.name not in registration))
 
+    def implements(self, hook: str) -> bool:
+        """Whether any plugin implements a hook."""
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+
     def metrics(self, **arguments: Any) -> dict[str, float]:
         """The merged `hier_metrics` of all plugins.
 

@@ -218,6 +218,8 @@ class EstimatorSpec(Spec):
 
     Attributes:
         requires: columns of the turn table (or `tokens.<name>`, `episodes.<name>`) that it reads.
+        reads: token columns that it reads where a table has them. Of those that rollouts bring, `tokens.logprob` and
+            `tokens.entropy`, a table has in training only what the estimator or the schedule names.
         levels: levels it credits; empty means all.
         granularity: whether it returns one number a turn, a step (turn on a path) or a token.
         needs_groups: warns and alarms when a task has fewer than two episodes.
@@ -230,6 +232,7 @@ class EstimatorSpec(Spec):
 
     kind: ClassVar[Kind] = "estimator"
     requires: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()
     granularity: Granularity = "turn"
     needs_groups: bool = True
@@ -245,10 +248,12 @@ class ScheduleSpec(Spec):
 
     Attributes:
         provides: turn-table columns that this schedule fills from statistics of earlier steps.
+        reads: token columns that it reads where a table has them, as `EstimatorSpec.reads`.
     """
 
     kind: ClassVar[Kind] = "schedule"
     provides: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

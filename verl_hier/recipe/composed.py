@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_hier.graph.columnar.layout import TOKEN_LISTS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.recipe.compose import compose
@@ -56,6 +57,13 @@ class ComposedRecipe:
         """The worker that the expert plays, with its defaults, where episodes for the recipe's own are distilled."""
         spec = self.host.spec("worker", self.hier.coldstart.system)
         return Part(spec, build_options(spec, {}))
+
+    @property
+    def token_lists(self) -> list[str]:
+        """The heavy columns of rollouts of which the estimator and the schedule read token columns."""
+        estimator, schedule = self.parts.estimator.spec, self.parts.schedule.spec
+        read = {*estimator.requires, *estimator.reads, *schedule.reads}
+        return [name for name, column in TOKEN_LISTS.items() if f"tokens.{column}" in read]
 
     @property
     def limits(self) -> Limits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_hier.errors import CreditError
-from verl_hier.graph import RolloutGraph, TurnTable
+from verl_hier.graph import TurnTable
+from verl_hier.graph.columnar.light import Light
 from verl_hier.recipe.schema import GuardOptions
 
 logger = logging.getLogger(__name__)
@@ -46,34 +47,32 @@ def group_metrics(table: TurnTable) -> dict[str, float]:
     }
 
 
-def answer_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
+def answer_metrics(light: Light) -> dict[str, float]:
     """How alike the rewarded episodes of different tasks are: a policy that found one answer for all has found a hole.
 
     Returns:
         `hier/rewards/same_answer_share`: of the tasks with a rewarded episode, the share in which the most frequent
         sequence of answers was rewarded. Left out with fewer than `FEWEST_REWARDED` such tasks.
     """
-    tasks: list[set[tuple[str, ...]]] = []
-    for graph in graphs:
-        rewarded = [record for record in graph.episodes if record.ret > 0 and record.leaf >= 0]
-        tasks.append({tuple(graph.nodes[node].text.strip() for node in graph.path(record.id)) for record in rewarded})
-    tasks = [answers for answers in tasks if answers]
+    answers = light.columns.episodes["answers"].to_pylist()
+    owner = np.repeat(np.arange(len(light.uids)), light.sizes("episodes")).tolist()
+    rewarded = {(task, answer) for task, answer in zip(owner, answers, strict=True) if answer is not None}
+    tasks = {task for task, _ in rewarded}
     if len(tasks) < FEWEST_REWARDED:
         return {}
-    counts = Counter(answer for answers in tasks for answer in answers)
+    counts = Counter(answer for _, answer in rewarded)
     return {"hier/rewards/same_answer_share": max(counts.values()) / len(tasks)}
 
 
-def tool_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
+def tool_metrics(light: Light) -> dict[str, float]:
     """How often a policy solves tasks without the tool that they are made for.
 
     Returns:
         `hier/rewards/without_tool_share`: of the solved episodes whose environment says whether its tool was used, the
         share in which it was not. Left out with fewer than `FEWEST_REWARDED` such episodes.
     """
-    counts = [graph.counts for graph in graphs]
-    without = sum(each.get("solved_without_tool", 0) for each in counts)
-    solved = without + sum(each.get("solved_with_tool", 0) for each in counts)
+    without = sum(each.get("solved_without_tool", 0) for each in light.counts)
+    solved = without + sum(each.get("solved_with_tool", 0) for each in light.counts)
     return {"hier/rewards/without_tool_share": without / solved} if solved >= FEWEST_REWARDED else {}
 
 

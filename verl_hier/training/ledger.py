@@ -1,43 +1,27 @@
-"""The rows that one step trains, the graphs they were cut from, and how credit reaches their tokens."""
+"""The rows that one step trains, the rollouts they were cut from, and how credit reaches their tokens."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import itertools
-import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verl_hier.credit import Credit, WeightBy, turn_credit
 from verl_hier.errors import CreditError
-from verl_hier.graph import RolloutGraph, SharedPrefix, TurnTable, number_turns
+from verl_hier.graph import SharedPrefix, TurnTable
+from verl_hier.graph.columnar.light import Light
+from verl_hier.graph.columnar.table import column_numbers, complete_episodes, table_of
+from verl_hier.graph.columnar.writing import Explained
 from verl_hier.training.schedule import Phase
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class RowIdentity:
-    """Where a row comes from, as it travels in verl's `extra_fields["hier"]`.
-
-    Attributes:
-        uid: task.
-        episode: episode within the task.
-        turn_index: (L,) node of each response token, -1 on observations.
-        graph: the pickled rollout graph, in the first row of a task only.
-    """
-
-    uid: str
-    episode: int
-    turn_index: list[int]
-    graph: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -57,20 +41,22 @@ class Runs:
     length: Ints
 
     @classmethod
-    def of(cls, turn: Ints, lengths: Sequence[int]) -> Runs:
-        """The runs of rows.
+    def of(cls, sizes: Ints, node: Ints, turn: Ints, observed: Ints, acted: Ints) -> Runs:
+        """The runs of rows, each of which is the actions of a chain of nodes and what was observed between them.
 
         Args:
-            turn: (N,) table turn of each token of all rows, -1 on observations.
-            lengths: tokens of each row.
+            sizes: (R,) length of the chain of each row.
+            node: the nodes of all chains, in token order.
+            turn: (M,) table turn of each node.
+            observed, acted: (M,) tokens that each node observes, and that it acts by.
         """
-        ends = np.cumsum(np.asarray(lengths, np.int64))
-        fresh = np.ones(len(turn), dtype=bool)
-        fresh[1:] = turn[1:] != turn[:-1]
-        fresh[ends[ends < len(turn)]] = True
-        start = np.flatnonzero(fresh)
-        row = np.searchsorted(ends, start, side="right")
-        return cls(turn[start], row, start, np.diff(start, append=len(turn)))
+        turns = np.stack([np.full(len(node), -1), turn[node]], axis=1).ravel()
+        length = np.stack([observed[node], acted[node]], axis=1)
+        length[(np.cumsum(sizes) - sizes)[sizes > 0], 0] = 0  # what was observed before the first action is the prompt
+        length = length.ravel()
+        row = np.repeat(np.arange(len(sizes)), 2 * sizes)
+        kept = length > 0
+        return cls(turns[kept], row[kept], (np.cumsum(length) - length)[kept], length[kept])
 
     def spread(self, values: Floats, places: Ints) -> Floats:
         """(N,) the value at the place of each run; 0 where that is -1."""
@@ -83,38 +69,65 @@ class Runs:
 
 
 class Ledger:
-    """Rows, graphs and turn table of one step. Token arrays are flat: all rows one after the other.
+    """Rows, rollouts and turn table of one step. Token arrays are flat: all rows one after the other.
 
     Tokens of one turn, or of one observation, stand together in a row. Such a run of tokens is treated as one entry
     wherever possible: R rows have fewer of them than tokens (N) by the length of a turn.
 
     Attributes:
-        graphs: uid to graph.
-        table: the turn table over all graphs, in the order of `graphs`.
+        light: what is known of the tasks.
+        table: the turn table over all tasks, in their order.
         lengths: tokens of each row.
         episode: (R,) episode of each row, as in the turn table.
         phase_weight: (T,) loss weight that the schedule gives each turn, 1 unless its phase sets another one.
     """
 
-    def __init__(self, rows: Sequence[RowIdentity]) -> None:
-        with _no_collection():
-            self.graphs: dict[str, RolloutGraph] = {
-                row.uid: pickle.loads(row.graph) for row in sorted(rows, key=lambda r: r.uid) if row.graph is not None
-            }
-        missing = {row.uid for row in rows} - set(self.graphs)
-        if missing:
-            raise CreditError(f"rows of task {sorted(missing)[0]} arrived without their rollout graph.")
-        graphs = list(self.graphs.values())
-        phases = [Phase.from_dict(graph.phase) for graph in graphs]
+    def __init__(self, light: Light, keys: Sequence[str]) -> None:
+        """
+        Args:
+            light: of the tasks of all rows.
+            keys: of each row in TransferQueue, `{uid}_{episode}_{place of the row in its episode}`.
+
+        Raises:
+            CreditError: for a row that is not known of its task.
+        """
+        self.light = light
+        columns = light.columns
+        phases = [Phase.from_dict(phase) for phase in light.records("phase")]
         self.table: TurnTable
-        self.table, self._turn_of = number_turns(graphs, [phase.learns for phase in phases])
+        self.table, self._turn_of = table_of(columns, [phase.learns for phase in phases])
         self.phase_weight = self._phase_weights(phases)
-        numbers = {uid: number for number, uid in enumerate(self.graphs)}
-        self.lengths = [len(row.turn_index) for row in rows]
-        turns = [self._turns(numbers[row.uid], row.turn_index) for row in rows]
-        self._runs = Runs.of(np.concatenate(turns) if turns else np.zeros(0, np.int64), self.lengths)
-        episodes = _episode_numbers(graphs)
-        self.episode: Ints = np.asarray([episodes[numbers[row.uid]][row.episode] for row in rows], dtype=np.int64)
+        tasks, places = self._find(keys)
+        sizes, counts = light.sizes("nodes"), light.sizes("episodes")
+        found = light.rows.take(pa.array(places))
+        lists = found["nodes"].combine_chunks()
+        chain = column_numbers(pc.list_value_length(lists))
+        node = lists.flatten().to_numpy() + np.repeat((np.cumsum(sizes) - sizes)[tasks], chain)
+        turn_of = np.concatenate([np.zeros(0, np.int64), *self._turn_of])
+        observed, acted = (column_numbers(columns.nodes[name]) for name in ("n_observation", "n_action"))
+        self._runs = Runs.of(chain, node, turn_of, observed, acted)
+        lengths = np.bincount(self._runs.row, self._runs.length, len(keys))
+        self.lengths: list[int] = lengths.astype(np.int64).tolist()
+        numbers = np.cumsum(complete_episodes(columns)) - 1
+        self.episode: Ints = numbers[(np.cumsum(counts) - counts)[tasks] + column_numbers(found["episode"])]
+
+    def _find(self, keys: Sequence[str]) -> tuple[Ints, Ints]:
+        """The task of each row, and its place in `light.rows`."""
+        numbers = {uid: number for number, uid in enumerate(self.light.uids)}
+        uids, episodes, within = zip(*(key.rsplit("_", 2) for key in keys), strict=True) if keys else ((), (), ())
+        missing = {*uids} - numbers.keys()
+        if missing:
+            raise CreditError(f"rows of task {min(missing)} arrived without their rollout graph.")
+        tasks = np.fromiter((numbers[uid] for uid in uids), np.int64, len(keys))
+        known = np.repeat(np.arange(len(numbers)), self.light.sizes("rows"))
+        width = int(self.light.sizes("episodes").max(initial=0)) + 1
+        owner = known * width + column_numbers(self.light.rows["episode"])
+        wanted = tasks * width + np.fromiter(map(int, episodes), np.int64, len(keys))
+        places = np.searchsorted(owner, wanted) + np.fromiter(map(int, within), np.int64, len(keys))
+        strange = (places >= len(owner)) | (np.append(owner, -1)[np.minimum(places, len(owner))] != wanted)
+        if strange.any():
+            raise CreditError(f"the row {keys[int(strange.argmax())]} is not among those of its task.")
+        return tasks, places
 
     @cached_property
     def turn(self) -> Ints:
@@ -137,15 +150,32 @@ class Ledger:
                 weights[mine][levels[mine] == level] = weight
         return weights
 
-    def _turns(self, graph: int, nodes: Sequence[int]) -> Ints:
-        places = np.fromiter(nodes, np.int64, len(nodes))
-        return np.where(places < 0, -1, self._turn_of[graph][places])
+    def node_credit(self, credit: Credit) -> list[Floats]:
+        """The credit of each node of each task, 0 where it is no turn of the table. Steps and tokens are averaged."""
+        values = np.append(turn_credit(self.table, credit), 0.0)
+        return [values[turn_of] for turn_of in self._turn_of]
 
-    def node_credit(self, credit: Credit) -> None:
-        """Write the credit of each turn into the graphs, for the store. Steps and tokens are averaged."""
-        values = turn_credit(self.table, credit)
-        for graph, turn_of in zip(self.graphs.values(), self._turn_of, strict=True):
-            graph.credit = np.where(turn_of >= 0, values[turn_of], 0.0).tolist()
+    def explain(self, credit: Credit, weights: NDArray[Any], mask: NDArray[Any]) -> dict[str, Explained]:
+        """What training makes of each node, by the uid of its task: the columns `EXPLAINED` of the store.
+
+        Args:
+            credit: of the step.
+            weights: (N,) loss weights.
+            mask: (N,) 1 on trained tokens.
+        """
+        runs = self._runs
+        tokens = runs.count((np.asarray(mask) > 0) & np.repeat(runs.turn >= 0, runs.length))
+        sums = np.add.reduceat(weights, runs.start) if len(runs.start) else np.zeros(0)
+        turn, size = np.maximum(runs.turn, 0), len(self.table)
+        counted = np.bincount(turn, tokens, size)
+        weight = np.append(np.bincount(turn, sums, size) / np.maximum(counted, 1), 0.0)
+        groups = np.bincount(np.asarray(self.table["episodes.group"], np.int64), minlength=len(self._turn_of))
+        return {
+            uid: {"credit": values, "weight": weight[turn_of], "group_size": np.full(len(turn_of), group)}
+            for uid, values, turn_of, group in zip(
+                self.light.uids, self.node_credit(credit), self._turn_of, groups.tolist(), strict=True
+            )
+        }
 
     def turn_means(self, values: NDArray[Any], mask: NDArray[Any]) -> Floats:
         """(T,) mean over the trained tokens of each turn; 0 for turns without one. The reverse of `spread`.
@@ -254,21 +284,3 @@ class Ledger:
     def split(self, flat: NDArray[Any]) -> list[NDArray[Any]]:
         """A flat token array as one array a row."""
         return np.split(flat, np.cumsum(self.lengths)[:-1]) if self.lengths else []
-
-
-def _episode_numbers(graphs: Sequence[RolloutGraph]) -> list[dict[int, int]]:
-    """For each graph, the complete episodes by their ids: their numbers in the turn table."""
-    numbers = itertools.count()
-    return [{episode.id: next(numbers) for episode in graph.complete()} for graph in graphs]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Leave out the garbage collector, which looks at all of many new objects again and again, and here finds none."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

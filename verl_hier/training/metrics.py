@@ -3,102 +3,131 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from verl_hier.credit import Credit
-from verl_hier.graph import EpisodeRecord, RolloutGraph, TurnTable
+from verl_hier.graph import TurnTable
+from verl_hier.graph.columnar.layout import EXTRAS
+from verl_hier.graph.columnar.light import Light
+from verl_hier.graph.columnar.table import column_numbers, complete_episodes
+from verl_hier.graph.paths import Ints, paths_to
 
 
-def rollout_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
+def rollout_metrics(light: Light) -> dict[str, float]:
     """Size and cost of the rollouts, summed over the tasks of a step."""
-    graphs = list(graphs)
-    episodes = [episode for graph in graphs for episode in graph.episodes]
-    nodes = [node for graph in graphs for node in graph.nodes]
-    complete = [episode for graph in graphs for episode in graph.complete()]
-    won = [float(episode.success) for episode in complete if episode.success is not None]
-    status = Counter(episode.status for episode in episodes)
-    prompt = sum(node.prompt_tokens for node in nodes)
+    episodes, nodes = light.columns.episodes, light.columns.nodes
+    tasks = len(light.uids)
+    complete = complete_episodes(light.columns)
+    status = Counter(episodes["status"].to_pylist())
+    prompt = _sum(nodes["prompt_tokens"])
     counts: Counter[str] = Counter()
-    for graph in graphs:
-        counts.update(graph.counts)
+    for each in light.counts:
+        counts.update(each)
     metrics = {
         "hier/episodes/count": float(len(episodes)),
         "hier/episodes/turns_mean": len(nodes) / max(len(episodes), 1),
         "hier/episodes/failed": float(status["failed"]),
         "hier/episodes/truncated": float(status["truncated"]),
         "hier/episodes/pruned": float(status["pruned"]),
-        "hier/groups/short": float(sum(graph.short for graph in graphs)),
+        "hier/groups/short": float(_sum(light.columns.tasks["short"])),
         "hier/turns/count": float(len(nodes)),
-        "hier/turns/invalid_share": sum(not node.valid for node in nodes) / max(len(nodes), 1),
-        "hier/tokens/generated": float(sum(len(node.action) for node in nodes)),
+        "hier/turns/invalid_share": (len(nodes) - _sum(nodes["valid"])) / max(len(nodes), 1),
+        "hier/tokens/generated": float(_sum(nodes["n_action"])),
         "hier/tokens/prompt": float(prompt),
-        "hier/tokens/prefix_hit": sum(node.cached_tokens for node in nodes) / max(prompt, 1),
-        "hier/time/rollout_s": sum(graph.seconds.get("rollout", 0.0) for graph in graphs) / max(len(graphs), 1),
+        "hier/tokens/prefix_hit": _sum(nodes["cached_tokens"]) / max(prompt, 1),
+        "hier/time/rollout_s": sum(each.get("rollout", 0.0) for each in light.records("seconds")) / max(tasks, 1),
     }
-    metrics |= tree_metrics(graphs)
-    if complete:
-        metrics["hier/episodes/return_mean"] = float(np.mean([episode.ret for episode in complete]))
-    if won:
-        metrics["hier/episodes/success"] = float(np.mean(won))
-    names = dict.fromkeys(name for episode in complete for name in episode.reward_info)
-    for name in names:
-        noted = [episode.reward_info[name] for episode in complete if name in episode.reward_info]
-        metrics[f"hier/reward/{name}/mean"] = float(np.mean(noted))
-    failures = Counter(str(node.extra["failure"]) for node in nodes if "failure" in node.extra)
+    metrics |= tree_metrics(light)
+    if complete.any():
+        metrics["hier/episodes/return_mean"] = float(np.mean(episodes["ret"].to_numpy()[complete]))
+    won = episodes["success"].filter(pa.array(complete)).drop_null()
+    if len(won):
+        metrics["hier/episodes/success"] = float(np.mean(column_numbers(won, np.float64)))
+    for name, noted in _named(episodes["reward_info"].filter(pa.array(complete))):
+        metrics[f"hier/reward/{name}/mean"] = float(np.mean(noted.to_numpy()))
+    failures: Counter[str] = Counter()
+    for column in EXTRAS:
+        for name, values in _named(nodes[column]):
+            if name == "failure":
+                failures.update(map(str, values.to_pylist()))
     metrics |= {f"hier/failures/{name}": float(count) for name, count in sorted(failures.items())}
     return metrics | {f"hier/counts/{name}": float(value) for name, value in sorted(counts.items())}
 
 
-def turn_metrics(graphs: Iterable[RolloutGraph]) -> dict[str, float]:
+def _sum(column: pa.ChunkedArray) -> int:
+    return int(column_numbers(column).sum())
+
+
+def _named(column: pa.ChunkedArray) -> Iterator[tuple[str, pa.Array]]:
+    """The names in a column of mappings, each with its values."""
+    entries = column.combine_chunks().flatten()
+    names, values = entries.field("name"), entries.field("value")
+    for name in pc.unique(names).to_pylist():
+        yield name, values.filter(pc.equal(names, name))
+
+
+def turn_metrics(light: Light) -> dict[str, float]:
     """verl's names for the number of turns, over the complete episodes instead of over verl's rows."""
-    turns = [graph.turns(episode.id) for graph in graphs for episode in graph.complete()]
-    if not turns:
+    complete = complete_episodes(light.columns)
+    if not complete.any():
         return {}
-    values = {"mean": float(np.mean(turns)), "min": float(min(turns)), "max": float(max(turns))}
+    leaves = _first_nodes(light)[complete] + column_numbers(light.columns.episodes["leaf"])[complete]
+    nodes = light.columns.nodes
+    turns = (column_numbers(nodes["turn"]) + ~column_numbers(nodes["partial"], bool))[leaves]
+    values = {"mean": float(np.mean(turns)), "min": float(turns.min()), "max": float(turns.max())}
     return {f"{prefix}num_turns/{name}": value for prefix in ("", "training/") for name, value in values.items()}
 
 
-def tree_metrics(graphs: Sequence[RolloutGraph]) -> dict[str, float]:
+def _first_nodes(light: Light) -> Ints:
+    """The first node of the task of each episode."""
+    sizes = light.sizes("nodes")
+    return np.repeat(np.cumsum(sizes) - sizes, light.sizes("episodes"))
+
+
+def tree_metrics(light: Light) -> dict[str, float]:
     """Where the trees of a step branch, how much their leaves share, and the share of the budgets that they used."""
-    leaves = [[graph.path(e.id) for e in graph.complete() if e.trained] for graph in graphs]
-    forks = [(graph, e) for graph in graphs for e in graph.episodes if e.source >= 0 and e.leaf >= 0]
-    count = sum(map(len, leaves))
+    episodes, nodes, tasks = light.columns.episodes, light.columns.nodes, len(light.uids)
+    leaf, source, shared = (column_numbers(episodes[name]) for name in ("leaf", "source", "shared"))
+    leaf = np.where(leaf >= 0, leaf + _first_nodes(light), -1)
+    leaves = leaf[complete_episodes(light.columns) & column_numbers(episodes["trained"], bool)]
+    count = len(leaves)
     if not count:
         return {}
-    turns = sum(len(graph.nodes) for graph in graphs)
-    calls = sum(graph.counts.get("environment_calls", 0) for graph in graphs)
-    through = [Counter(i for path in paths for i in path) for paths in leaves]
-    every = sum(_tokens(graph, turns_of.elements()) for graph, turns_of in zip(graphs, through, strict=True))
-    unique = sum(_tokens(graph, turns_of) for graph, turns_of in zip(graphs, through, strict=True))
+    sizes = light.sizes("nodes")
+    parent = column_numbers(nodes["parent"])
+    parent = np.where(parent >= 0, parent + np.repeat(np.cumsum(sizes) - sizes, sizes), -1)
+    tokens = column_numbers(nodes["n_observation"]) + column_numbers(nodes["n_action"])
+    through = paths_to(leaves, parent).node
+    unique = np.zeros(len(tokens), bool)
+    unique[through] = True
+    forked = (source >= 0) & (leaf >= 0)
     metrics = {
-        "hier/tree/leaves_mean": count / len(graphs),
-        "hier/tree/token_ratio": every / max(unique, 1),
-        "hier/tree/fork_rate": len(forks) / max(turns, 1),
-        "hier/tree/calls_per_leaf": calls / count,
+        "hier/tree/leaves_mean": count / tasks,
+        "hier/tree/token_ratio": int(tokens[through].sum()) / max(int(tokens[unique].sum()), 1),
+        "hier/tree/fork_rate": int(forked.sum()) / max(len(tokens), 1),
+        "hier/tree/calls_per_leaf": sum(each.get("environment_calls", 0) for each in light.counts) / count,
     }
-    if forks:
-        positions = [e.shared / len(graph.path(e.id)) for graph, e in forks]
-        metrics["hier/tree/branch_position"] = float(np.mean(positions))
-        metrics |= _branch_prefix_hit(forks)
-    for name in sorted({name for graph in graphs for name in graph.budget}):
-        shares = [used / limit for graph in graphs for used, limit in [graph.budget.get(name, (0.0, 1.0))]]
+    if forked.any():
+        forks = paths_to(leaf[forked], parent)
+        length = np.bincount(forks.episode, minlength=int(forked.sum()))
+        metrics["hier/tree/branch_position"] = float(np.mean(shared[forked] / length))
+        own = shared[forked] < length
+        metrics |= _branch_prefix_hit(nodes, forks.node[forks.start[own] + shared[forked][own]])
+    budgets = light.records("budget")
+    for name in sorted({name for budget in budgets for name in budget}):
+        shares = [used / limit for budget in budgets for used, limit in [budget.get(name, (0.0, 1.0))]]
         metrics[f"hier/budget/{name}"] = float(np.mean(shares))
     return metrics
 
 
-def _tokens(graph: RolloutGraph, nodes: Iterable[int]) -> int:
-    return sum(len(graph.nodes[i].observation) + len(graph.nodes[i].action) for i in nodes)
-
-
-def _branch_prefix_hit(forks: Sequence[tuple[RolloutGraph, EpisodeRecord]]) -> dict[str, float]:
+def _branch_prefix_hit(nodes: pa.Table, firsts: Ints) -> dict[str, float]:
     """Share of the prompts of the branches' first turns that came from the server's prefix cache."""
-    firsts = [graph.nodes[path[e.shared]] for graph, e in forks if len(path := graph.path(e.id)) > e.shared]
-    prompt = sum(node.prompt_tokens for node in firsts)
-    if not prompt:
-        return {}
-    return {"hier/tree/branch_prefix_hit": sum(node.cached_tokens for node in firsts) / prompt}
+    prompt, cached = (int(column_numbers(nodes[name])[firsts].sum()) for name in ("prompt_tokens", "cached_tokens"))
+    return {"hier/tree/branch_prefix_hit": cached / prompt} if prompt else {}
 
 
 def credit_metrics(table: TurnTable, credit: Credit) -> dict[str, float]:

@@ -1,21 +1,19 @@
-"""One training step between rollout and update: turn table, guards, estimator, token arrays, store."""
+"""One training step between rollout and update: turn table, guards, estimator, token arrays."""
 
 from __future__ import annotations
 
-import logging
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
-from verl_hier.errors import GraphError, RolloutError
-from verl_hier.graph import RolloutGraph, write_step
-from verl_hier.graph.steps import keep_below
+from verl_hier.errors import RolloutError
+from verl_hier.graph.columnar.light import Light
+from verl_hier.graph.columnar.writing import Explained
 from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.schema import GuardOptions
@@ -27,26 +25,31 @@ from verl_hier.training.guards import (
     logprob_metrics,
     tool_metrics,
 )
-from verl_hier.training.ledger import Ledger, RowIdentity
+from verl_hier.training.ledger import Ledger
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
 from verl_hier.training.schedule import Schedule
 
-logger = logging.getLogger(__name__)
 Rows = list[NDArray[Any]]
 RowLosses = tuple[NDArray[np.int64], NDArray[np.float64]]
 """(R,) task of each row, as in the turn table, and (R,) its loss."""
 
 
 class TrainingStep:
-    """The rows of one step, and their positions in a batch that verl has padded and reordered since."""
+    """The rows of one step, and their positions in a batch that verl has padded and reordered since.
 
-    def __init__(self, rows: Sequence[RowIdentity], keys: Sequence[str]) -> None:
+    Attributes:
+        ledger: of the rows.
+        credit: uid to what training made of each node of the task, once the step is credited.
+    """
+
+    def __init__(self, light: Light, keys: Sequence[str]) -> None:
         """
         Args:
-            rows: one identity a row.
+            light: of the tasks of all rows.
             keys: TransferQueue key of each row.
         """
-        self.ledger = Ledger(rows)
+        self.ledger = Ledger(light, keys)
+        self.credit: dict[str, Explained] = {}
         self._place = {key: place for place, key in enumerate(keys)}
 
     def places(self, keys: Sequence[str]) -> list[int]:
@@ -72,9 +75,8 @@ class TrainingStep:
 
     def describe(self) -> dict[str, float]:
         """Metrics of the rollout and its groups."""
-        graphs = self.ledger.graphs.values()
-        table = self.ledger.table
-        return rollout_metrics(graphs) | group_metrics(table) | answer_metrics(graphs) | tool_metrics(graphs)
+        light, table = self.ledger.light, self.ledger.table
+        return rollout_metrics(light) | group_metrics(table) | answer_metrics(light) | tool_metrics(light)
 
     def check_losses(self, share: float) -> None:
         """Stop a run whose environment is broken, instead of training on the few episodes that ended regularly.
@@ -82,42 +84,13 @@ class TrainingStep:
         Raises:
             RolloutError: when more than `share` of the step's episodes were lost to faults; it quotes one of them.
         """
-        episodes = [episode for graph in self.ledger.graphs.values() for episode in graph.episodes]
-        lost = [episode for episode in episodes if episode.status == "failed"]
-        if episodes and len(lost) / len(episodes) > share:
+        episodes = self.ledger.light.columns.episodes
+        lost = episodes.filter(pc.equal(episodes["status"], "failed"))
+        if len(episodes) and len(lost) / len(episodes) > share:
             raise RolloutError(
                 f"{len(lost)} of {len(episodes)} episodes were lost to faults, more than hier.rollout.max_failed_share "
-                f"({share:.0%}) allows. One of them: {lost[0].error}"
+                f"({share:.0%}) allows. One of them: {lost['error'][0]}"
             )
-
-
-def store_graphs(
-    store: str, step: int, graphs: Iterable[RolloutGraph], *, share: float = 1.0, max_gib: float | None = None
-) -> bool:
-    """Write the rollouts of a step and return whether that worked; a full or missing disk costs the step in the store,
-    not the run.
-
-    Args:
-        store: folder of the steps.
-        step: trainer step.
-        graphs: one a task.
-        share: of the tasks that are written.
-        max_gib: see `StoreOptions`.
-    """
-    try:
-        write_step(store, step, (graph for graph in graphs if _drawn(graph, step) < share or share == 1))
-        removed = keep_below(Path(store), max_gib * 2**30) if max_gib else []
-    except GraphError as error:
-        logger.warning("%s The run goes on without it (hier.store.path).", error)
-        return False
-    if removed:
-        logger.warning("%s removed, because the store is too large with them (hier.store.max_gib).", ", ".join(removed))
-    return True
-
-
-def _drawn(graph: RolloutGraph, step: int) -> float:
-    """A number within [0, 1) for a task in a step, the same in every run of a seed."""
-    return zlib.crc32(f"{step} {graph.task.get('index', graph.task.get('uid'))}".encode()) / 2**32
 
 
 def train_step(
@@ -136,7 +109,7 @@ def train_step(
     """Credit the step and return the token fields that verl's update reads.
 
     Args:
-        step: rows and graphs.
+        step: rows and rollouts; what credit each node gets is noted in it.
         keys: keys of the batch in its present order, padding included.
         columns: `response_mask`, `old_log_probs`, `rollout_log_probs`, `entropy`, `values` as one array a row, in that
             order, where the trainer has them;
@@ -176,7 +149,6 @@ def train_step(
     host.hook.hier_credit_ready(table=ledger.table, credit=credit, step=number)
     metrics.update(credit_metrics(ledger.table, credit))
     metrics.update(host.metrics(table=ledger.table, credit=credit, step=number))
-    ledger.node_credit(credit)
     fields: dict[str, NDArray[Any]] = {}
     if credit.tokens is not None:
         mask = mask * ledger.spread(credit.tokens, "token", guards.shared_prefix)
@@ -186,6 +158,7 @@ def train_step(
     weights = ledger.weights(credit, mask, guards.weight_by, guards.shared_prefix)
     if weights is not None:
         fields["rollout_is_weights"] = weights
+    step.credit = ledger.explain(credit, mask if weights is None else weights, mask)
     return {name: _scatter(ledger.split(values), places) for name, values in fields.items()}
 
 

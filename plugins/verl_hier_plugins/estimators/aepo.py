@@ -82,6 +82,7 @@ def hier_estimators() -> EstimatorSpec:
         summary="z-score of the episode times 1 + weight * standardised token entropy",
         source="arXiv 2510.14545 §4; RUC-NLPIR/ARPO AEPO/verl_aepo_entropy",
         requires=("tokens.turn", "tokens.logprob", *RETURN_COLUMNS),
+        reads=("tokens.entropy",),
         granularity="step",
         confidence="A",
     )

@@ -63,6 +63,7 @@ def hier_estimators() -> EstimatorSpec:
         summary="the return, discounted by the turns that follow; turns far off the rollout policy leave the loss",
         source="arXiv 2512.24873 (notes on the report); segment ratio: alibaba/ROLL agentic_actor_pg_worker.py",
         requires=("trained", "episodes.return", "episodes.trained"),
+        reads=("tokens.logprob",),
         needs_groups=False,
         confidence="B",
     )

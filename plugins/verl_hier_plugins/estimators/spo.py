@@ -113,6 +113,7 @@ def hier_estimators() -> EstimatorSpec:
         summary="value of a segment minus the value of the one before it",
         source="arXiv 2505.23564 §4.3; SPO tree_episode_generator.py; TreePO compute_spo_advantage",
         requires=("group", "parent", "return", "trained"),
+        reads=("tokens.logprob",),
         needs_tree=True,
         confidence="A",
     )

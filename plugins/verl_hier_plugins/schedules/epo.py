@@ -133,4 +133,5 @@ def hier_schedules() -> ScheduleSpec:
         summary="all learn; entropies are compared with those of the same turn in earlier steps",
         source="arXiv 2509.22576; WujiangXu/EPO dp_actor.py::generate_entropy_penalty",
         provides=("entropy_mean", "smoothing"),
+        reads=("tokens.entropy",),
     )

@@ -1,24 +1,30 @@
 """Stored steps: what is written is read back, by graph and by column, and what is wrong is one sentence."""
 
+import copy
 import os
 import random
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ray.exceptions import RayActorError
 
 from tests.fixtures import hostile_files, rollout_graphs
+from tests.fixtures.light import store_step
 from tests.fixtures.random_graphs import many_turns, random_graph
 from tests.unit.graph.test_columnar import files_can_hold
 from tests.unit.training.test_columns import table_difference
 from verl_hier.errors import GraphError, HierError
 from verl_hier.graph import RolloutGraph, number_turns, read_graphs, write_step
 from verl_hier.graph.columnar import reading, writing
+from verl_hier.graph.columnar.held import HeldRollouts, Written
 from verl_hier.graph.columnar.reading import read_columns
 from verl_hier.graph.columnar.table import table_of
-from verl_hier.training.step import store_graphs
+from verl_hier.training.store import StepInStore, drawn
 
 
 def recorded():
@@ -86,7 +92,8 @@ def test_keys_and_credit_are_columns(tmp_path):
     keys = [(12, graph.task["uid"], node.id) for graph in graphs for node in graph.nodes]
     assert list(zip(*(nodes[name].to_pylist() for name in ("step", "uid", "node")), strict=True)) == keys
     assert credit.to_pylist() == [
-        {"step": 12, "uid": "task 0", "node": node, "credit": value} for node, value in enumerate(graphs[0].credit)
+        {"step": 12, "uid": "task 0", "node": node, "credit": value, "weight": None, "group_size": None}
+        for node, value in enumerate(graphs[0].credit)
     ]
 
 
@@ -169,13 +176,13 @@ def names(store):
 
 def test_the_oldest_steps_make_room_and_that_is_said(tmp_path, caplog):
     for number in (1, 2, 10):
-        assert store_graphs(str(tmp_path), number, recorded())
+        assert not store_step(tmp_path, number, recorded())["hier/store/failed"]
     (tmp_path / "validation").mkdir()
     size = sum(file.stat().st_size for file in step(tmp_path, 1).iterdir())
-    assert store_graphs(str(tmp_path), 11, recorded(), max_gib=2.5 * size / 2**30)
+    store_step(tmp_path, 11, recorded(), max_gib=2.5 * size / 2**30)
     assert names(tmp_path) == ["step_000010", "step_000011", "validation"]
     assert "step_000001, step_000002 removed" in caplog.text and "hier.store.max_gib" in caplog.text
-    assert store_graphs(str(tmp_path), 12, recorded(), max_gib=1e-9)
+    store_step(tmp_path, 12, recorded(), max_gib=1e-9)
     assert names(tmp_path) == ["step_000012", "validation"], "the newest step stays"
 
 
@@ -184,13 +191,94 @@ def test_a_share_of_the_tasks_is_stored_the_same_in_every_run(tmp_path):
         graphs = [many_turns(1, 2, f"{store} {index}") for index in range(200)]
         for index, graph in enumerate(graphs):
             graph.task["index"] = index
-        assert store_graphs(str(tmp_path / store), number, graphs, share=0.25)
-        return [graph.task["index"] for graph in read_graphs(step(tmp_path / store, number))]
+        chosen = [graph for graph in graphs if drawn(graph.task["index"], number) < 0.25]
+        store_step(tmp_path / store, number, graphs, chosen=chosen.__contains__, workers=2)
+        return sorted(graph.task["index"] for graph in read_graphs(step(tmp_path / store, number)))
 
     first = kept("a", 1)
     assert 25 < len(first) < 75 and first == kept("b", 1) != kept("a", 2)
-    assert store_graphs(str(tmp_path / "none"), 1, recorded(), share=0.0)
+    store_step(tmp_path / "none", 1, recorded(), chosen=lambda graph: False)
     assert list(read_graphs(tmp_path / "none")) == []
+
+
+def by_uid(graphs):
+    return sorted(graphs, key=lambda graph: graph.task["uid"])
+
+
+def test_workers_write_what_they_hold(tmp_path, small_groups):
+    graphs = [graph for graph in (random_graph(seed, f"u{seed}") for seed in range(60)) if files_can_hold(graph)]
+    for graph in graphs[::2]:
+        graph.credit = [0.25 * node.id for node in graph.nodes]
+    (step(tmp_path, 3)).mkdir()
+    (step(tmp_path, 3) / "nodes-worker9-0.parquet").write_text("of a worker that wrote the step before")
+    assert store_step(tmp_path, 3, graphs, workers=3) == {"hier/store/failed": 0.0, "hier/store/missing": 0.0}
+    assert by_uid(read_graphs(tmp_path)) == by_uid(graphs)
+    assert {file.name.split("-")[1] for file in step(tmp_path, 3).glob("tasks-*")} == {"worker0", "worker1", "worker2"}
+
+
+def test_the_credit_of_a_step_comes_after_all_of_its_shards(tmp_path):
+    """A worker that takes long is waited for, and meanwhile nobody reads half of a step."""
+    graphs, (quick, slow) = recorded(), (Future(), Future())
+    held = HeldRollouts()
+    for graph in graphs:
+        held.keep(graph)
+    uids = dict.fromkeys((graph.task["uid"] for graph in graphs), True)
+    writing = StepInStore.begin(str(tmp_path), 1, uids, [lambda *_: quick, lambda *_: slow])
+    quick.set_result(Written(0))
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(writing.finish, {})
+        slow_part = held.write(str(tmp_path), 1, uids, "worker1")
+        refuses(lambda: list(read_graphs(step(tmp_path, 1))), "was not written to its end")
+        slow.set_result(slow_part)
+        assert found.result(10)["hier/store/failed"] == 0
+    assert by_uid(read_graphs(tmp_path)) == by_uid([replace(graph, credit=[]) for graph in graphs])
+
+
+def test_a_worker_that_is_gone_costs_the_step_in_the_store(tmp_path, caplog):
+    """What the others wrote can be read as files, and the count says what is missing."""
+    graphs, gone = recorded(), Future()
+    gone.set_exception(RayActorError())
+    held = HeldRollouts()
+    for graph in graphs[:2]:
+        held.keep(graph)
+    uids = dict.fromkeys((graph.task["uid"] for graph in graphs), True)
+    alive = Future()
+    alive.set_result(held.write(str(tmp_path), 1, uids, "worker0"))
+    found = StepInStore(str(tmp_path), 1, len(graphs), [alive, gone]).finish({})
+    assert found == {"hier/store/failed": 1.0, "hier/store/missing": len(graphs) - 2.0}
+    assert "a rollout worker is gone" in caplog.text and "The run goes on without it" in caplog.text
+    assert set(pq.read_table(step(tmp_path, 1) / "nodes-worker0-0.parquet")["uid"].to_pylist()) == {"task 0", "task 1"}
+    assert not (step(tmp_path, 1) / "credit.parquet").exists()
+
+
+def test_what_a_rollout_worker_cannot_write_is_one_sentence(tmp_path, caplog):
+    graphs = recorded()
+    graphs[1].nodes[0].extra["thing"] = object()
+    assert store_step(tmp_path, 1, graphs, workers=2) == {"hier/store/failed": 1.0, "hier/store/missing": 1.0}
+    assert "step_000001" in caplog.text and "'thing'" in caplog.text and "The run goes on" in caplog.text
+
+
+def test_rollouts_are_edited_before_they_are_held(tmp_path):
+    def redact(graph):
+        for node in graph.nodes:
+            node.text = "x" * len(node.text)
+
+    (graph,) = recorded()[:1]
+    held, before = HeldRollouts(), copy.deepcopy(graph)
+    held.keep(graph, redact)
+    assert held.write(str(tmp_path), 1, {"task 0": True}, "worker0") == Written(1)
+    assert graph == before and any(node.text for node in graph.nodes)
+    stored = pq.read_table(step(tmp_path, 1) / "nodes-worker0-0.parquet")["text"].to_pylist()
+    assert stored == ["x" * len(node.text) for node in graph.nodes]
+
+
+def test_what_is_not_stored_is_forgotten(tmp_path):
+    held = HeldRollouts()
+    for graph in recorded():
+        held.keep(graph)
+    held.write(str(tmp_path), 1, {"task 0": False, "nobody's": True}, "worker0")
+    assert held.write(str(tmp_path), 1, {"task 0": True}, "worker0") == Written(0)
+    assert not list(tmp_path.iterdir())
 
 
 BROKEN = [name for name, _ in hostile_files.links()]

@@ -96,6 +96,7 @@ def test_hook_hier_policy_losses(install: Install) -> None:
 EVENTS = {
     "hier_graph_finished": {"graph": object(), "validate": True},
     "hier_episode_failed": {"task": {"id": 1}, "episode": 3, "error": "hung"},
+    "hier_before_store": {"graph": object(), "validate": False},
     "hier_table_ready": {"table": table(), "step": 4},
     "hier_credit_ready": {"table": table(), "credit": object(), "step": 4},
     "hier_step_end": {"step": 5, "metrics": {"a": 1.0}},
@@ -119,6 +120,10 @@ def test_hook_hier_graph_finished(install: Install) -> None:
 
 def test_hook_hier_episode_failed(install: Install) -> None:
     check_event(install, "hier_episode_failed")
+
+
+def test_hook_hier_before_store(install: Install) -> None:
+    check_event(install, "hier_before_store")
 
 
 def test_hook_hier_table_ready(install: Install) -> None:

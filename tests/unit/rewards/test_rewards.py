@@ -12,6 +12,7 @@ from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.corridor import Corridor
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import EpisodeRecord, RolloutGraph, build_table
+from verl_hier.graph.columnar.light import light_of
 from verl_hier.host.specs import NoOptions
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
@@ -75,7 +76,7 @@ def test_an_episode_is_rated_at_its_last_turn(graph: RolloutGraph) -> None:
         assert graph.nodes[episode.leaf].extra["reward/turns"] == length
     assert all(episode.task == TASK and episode.turns[0].role == "planner" for episode in seen)
     assert {episode.success for episode in seen} <= {True, False} and seen[0].turns[-1].text == seen[0].text
-    logged = rollout_metrics([graph])
+    logged = rollout_metrics(light_of([graph]))
     expected = [len(graph.path(e.id)) / 10 for e in graph.complete()]
     assert logged["hier/reward/turns/mean"] == pytest.approx(sum(expected) / len(expected))
 

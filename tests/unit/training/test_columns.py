@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import pickle
 import random
 
 import numpy as np
@@ -11,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.light import sent
 from tests.fixtures.random_graphs import random_graph
 from tests.fixtures.slow_table import SlowLedger, TableBuilder
 from verl_hier.credit import Credit
-from verl_hier.graph import TurnTable, graph_rows, number_turns, read_graphs
-from verl_hier.training.ledger import Ledger, RowIdentity
-from verl_hier.training.schedule import Phase
+from verl_hier.graph import TurnTable, number_turns, read_graphs
+from verl_hier.training.ledger import Ledger
 
 RULES = ("once", "first_owner", "repeat", "average")
 UNITS = ("token", "row", "turn", "episode", "role")
@@ -51,24 +50,17 @@ def compare(graphs, rule, dice) -> int:
     graphs = [copy.deepcopy(graph) for graph in graphs]
     for place, graph in enumerate(graphs):
         graph.task["uid"] = f"u{place}"
-    identities, rows, masks = [], [], [np.zeros(0)]
-    for place, graph in enumerate(graphs):
-        for number, row in enumerate(graph_rows(graph, Phase.from_dict(graph.phase).trains, rule)):
-            pickled = None if number else pickle.dumps(graph)
-            identities.append(RowIdentity(f"u{place}", row.episode, row.turn_index, pickled))
-            rows.append((place, row.episode, row.turn_index))
-            masks.append(np.asarray(row.mask, float))
+    light, keys, rows = sent(graphs, rule)
+    mask = np.concatenate([np.zeros(0), *(np.asarray(row.mask, float) for _, row in rows)])
     builder = TableBuilder()
     for graph in graphs:
         builder.add(graph)
     table, turn_of = number_turns(graphs)
     assert table_difference(table, builder.build()) is None
     assert [numbers_of(part) for part in turn_of] == builder.turn_of
-    with_rows = sorted({place for place, _, _ in rows})
-    kept = [graphs[place] for place in with_rows]
-    ledger = Ledger(identities)
-    slow = SlowLedger(kept, [(with_rows.index(place), episode, nodes) for place, episode, nodes in rows])
-    return len(table.turns) + compare_ledgers(ledger, slow, kept, np.concatenate(masks), rule, dice)
+    kept = [graph for graph in graphs if graph.task["uid"] in light.uids]
+    slow = SlowLedger(kept, [(light.uids.index(uid), row.episode, row.turn_index) for uid, row in rows])
+    return len(table.turns) + compare_ledgers(Ledger(light, keys), slow, kept, mask, rule, dice)
 
 
 def compare_ledgers(ledger, slow, graphs, mask, rule, dice) -> int:
@@ -82,8 +74,8 @@ def compare_ledgers(ledger, slow, graphs, mask, rule, dice) -> int:
         values = np.asarray([dice.choice([0.0, -0.0, dice.gauss(0, 1)]) for _ in range(size)])
         if size:
             assert same(ledger.spread(values, per, rule), slow.spread(values, per, rule)), per
-            ledger.node_credit(Credit(values, per))
-            assert [graph.credit for graph in ledger.graphs.values()] == slow.node_credit(graphs, Credit(values, per))
+            found = [each.tolist() for each in ledger.node_credit(Credit(values, per))]
+            assert found == slow.node_credit(graphs, Credit(values, per))
     weight = np.asarray([dice.choice([0.0, 1.0, dice.random()]) for _ in range(len(ledger.table))])
     for credit in (Credit(np.zeros(len(weight))), Credit(np.zeros(len(weight)), weight=weight)):
         for by in UNITS if len(weight) else ():

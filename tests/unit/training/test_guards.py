@@ -6,6 +6,7 @@ import pytest
 from tests.fixtures import rollout_graphs
 from verl_hier.errors import CreditError
 from verl_hier.graph import build_table
+from verl_hier.graph.columnar.light import light_of
 from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing import make_table
 from verl_hier.training.guards import (
@@ -113,11 +114,11 @@ def answered(number, text, ret):
 
 def test_one_answer_for_all_tasks_raises_an_alarm():
     honest = [answered(number, f"answer {number}", 1.0) for number in range(10)]
-    assert answer_metrics(honest) == {"hier/rewards/same_answer_share": 0.1}
+    assert answer_metrics(light_of(honest)) == {"hier/rewards/same_answer_share": 0.1}
     cheating = [answered(number, "answer yes", float(number < 9)) for number in range(20)]
-    assert answer_metrics(cheating + honest[:1]) == {"hier/rewards/same_answer_share": 0.9}
-    assert answer_metrics(cheating[:7]) == {}, "too few to say"
-    metrics = answer_metrics(cheating)
+    assert answer_metrics(light_of(cheating + honest[:1])) == {"hier/rewards/same_answer_share": 0.9}
+    assert answer_metrics(light_of(cheating[:7])) == {}, "too few to say"
+    metrics = answer_metrics(light_of(cheating))
     with pytest.raises(CreditError, match=r"100% of the rewarded tasks .*hier\.guards\.max_same_answer_share"):
         alarm(metrics, GuardOptions(on_alarm="raise"), False)
     assert alarm(metrics, GuardOptions(max_same_answer_share=1.0), False) == 0
@@ -130,10 +131,10 @@ def solved(with_tool, without):
 
 
 def test_tasks_that_are_solved_without_the_tool_raise_an_alarm():
-    assert tool_metrics([solved(3, 4)]) == {}, "too few to say"
-    assert tool_metrics([rollout_graphs.flat(n=20)]) == {}, "no tool"
-    assert tool_metrics([solved(5, 5), solved(10, 0)]) == {"hier/rewards/without_tool_share": 0.25}
-    metrics = tool_metrics([solved(1, 19)])
+    assert tool_metrics(light_of([solved(3, 4)])) == {}, "too few to say"
+    assert tool_metrics(light_of([rollout_graphs.flat(n=20)])) == {}, "no tool"
+    assert tool_metrics(light_of([solved(5, 5), solved(10, 0)])) == {"hier/rewards/without_tool_share": 0.25}
+    metrics = tool_metrics(light_of([solved(1, 19)]))
     with pytest.raises(CreditError, match=r"95% of the solved episodes .*hier\.guards\.max_without_tool_share"):
         alarm(metrics, GuardOptions(on_alarm="raise"), False)
     assert alarm(metrics, GuardOptions(max_without_tool_share=0.95), False) == 0

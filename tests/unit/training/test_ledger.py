@@ -1,18 +1,16 @@
 """The ledger: every unit has an equal say, and credit reaches the tokens of its turns and nothing else."""
 
-import gc
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.light import sent
 from verl_hier.credit import Credit
 from verl_hier.errors import CreditError
-from verl_hier.graph import graph_rows
-from verl_hier.training.ledger import Ledger, RowIdentity
+from verl_hier.graph.columnar.light import light_of
+from verl_hier.training.ledger import Ledger
 from verl_hier.training.schedule import Phase
 
 quick = settings(max_examples=60, deadline=None)
@@ -22,14 +20,9 @@ RULES = ("once", "first_owner", "repeat", "average")
 
 def make(graphs, rule="once"):
     """The ledger of graphs, its rows, and the mask of trained tokens."""
-    identities, rows = [], []
-    for graph in graphs:
-        for number, row in enumerate(graph_rows(graph, Phase.from_dict(graph.phase).trains, rule)):
-            pickled = None if number else pickle.dumps(graph)
-            identities.append(RowIdentity(graph.task["uid"], row.episode, row.turn_index, pickled))
-            rows.append((graph.task["uid"], row))
+    light, keys, rows = sent(graphs, rule)
     mask = np.concatenate([row.mask for _, row in rows]) if rows else np.zeros(0)
-    return Ledger(identities), rows, mask
+    return Ledger(light, keys), rows, mask
 
 
 @st.composite
@@ -42,12 +35,16 @@ def one_credit(ledger, value=1.0):
     return Credit(np.full(len(ledger.table), value))
 
 
-def units_of(by, ledger, rows):
+def by_uid(graphs):
+    return {graph.task["uid"]: graph for graph in graphs}
+
+
+def units_of(by, graphs, rows):
     """(N,) the unit of each token, slowly: a label that says who it is."""
     labels = []
     for number, (uid, row) in enumerate(rows):
         for node in row.turn_index:
-            role = ledger.graphs[uid].nodes[node].role if node >= 0 else ""
+            role = graphs[uid].nodes[node].role if node >= 0 else ""
             labels.append({"row": number, "turn": (uid, node), "episode": (uid, row.episode), "role": role}[by])
     return labels
 
@@ -61,7 +58,7 @@ def test_every_unit_has_an_equal_say(batch, by):
     weights = ledger.weights(one_credit(ledger), mask, by, batch[1])
     assert weights.sum() == pytest.approx(mask.sum())
     assert ((weights > 0) == (mask > 0)).all()
-    labels = units_of(by, ledger, rows)
+    labels = units_of(by, by_uid(batch[0]), rows)
     totals = {}
     for label, weight, trained in zip(labels, weights, mask, strict=True):
         if trained:
@@ -84,7 +81,7 @@ def test_tokens_are_left_to_verl_or_count_their_episodes(batch):
     expected = [
         mask * sum(node in graph.path(episode.id) for episode in graph.complete())
         for uid, row in rows
-        for graph in [ledger.graphs[uid]]
+        for graph in [by_uid(graphs)[uid]]
         for node, mask in zip(row.turn_index, row.mask, strict=True)
     ]
     assert weights.tolist() == expected
@@ -141,7 +138,7 @@ def test_credit_per_turn_reaches_its_tokens(batch, random):
 
 
 def turn_number(ledger, uid, node):
-    return ledger._turn_of[list(ledger.graphs).index(uid)][node]
+    return ledger._turn_of[ledger.light.uids.index(uid)][node]
 
 
 @quick
@@ -172,8 +169,8 @@ def test_credit_per_token_reaches_its_token(batch):
     if not rows:
         return
     ids = np.zeros(len(ledger.table["tokens.turn"]))
-    for uid, turn_of in zip(ledger.graphs, ledger._turn_of, strict=True):
-        for node, turn in zip(ledger.graphs[uid].nodes, turn_of.tolist(), strict=True):
+    for uid, turn_of in zip(ledger.light.uids, ledger._turn_of, strict=True):
+        for node, turn in zip(by_uid(graphs)[uid].nodes, turn_of.tolist(), strict=True):
             ids[ledger.table["tokens.turn"] == turn] = node.action if turn >= 0 else 0
     response = np.concatenate([row.response for _, row in rows])
     spread = ledger.spread(ids, "token", rule)
@@ -194,18 +191,17 @@ def test_node_credit_is_the_mean_over_steps_and_tokens(per):
     table = ledger.table
     where = {"turn": np.arange(len(table)), "step": table.step_turn, "token": table["tokens.turn"]}[per]
     values = np.arange(len(where), dtype=float)
-    ledger.node_credit(Credit(values, per))
-    credit = ledger.graphs["u"].credit
-    assert credit == pytest.approx([values[where == turn].mean() for turn in range(len(table))])
+    (credit,) = ledger.node_credit(Credit(values, per))
+    assert credit.tolist() == pytest.approx([values[where == turn].mean() for turn in range(len(table))])
 
 
 def test_nodes_of_lost_episodes_have_no_credit():
     graph = rollout_graphs.flat()
     graph.episodes[1].status = "failed"
     ledger, _, _ = make([graph])
-    ledger.node_credit(one_credit(ledger, 2.0))
+    (credit,) = ledger.node_credit(one_credit(ledger, 2.0))
     lost = set(graph.path(1))
-    assert ledger.graphs["u"].credit == [0.0 if node.id in lost else 2.0 for node in graph.nodes]
+    assert credit.tolist() == [0.0 if node.id in lost else 2.0 for node in graph.nodes]
 
 
 def test_graphs_are_taken_in_the_order_of_their_uids():
@@ -213,13 +209,13 @@ def test_graphs_are_taken_in_the_order_of_their_uids():
     for graph, uid in zip(graphs, "ba", strict=True):
         graph.task["uid"] = uid
     ledger, _, _ = make(graphs)
-    assert list(ledger.graphs) == ["a", "b"]
+    assert ledger.light.uids == ["a", "b"]
     assert ledger.table["group"].tolist() == sorted(ledger.table["group"].tolist())
 
 
 def test_a_row_without_its_graph_is_refused():
     with pytest.raises(CreditError, match="task lost arrived without their rollout graph"):
-        Ledger([RowIdentity("lost", 0, [0])])
+        Ledger(light_of([]), ["lost_0_0"])
 
 
 def test_only_the_phase_is_trained():
@@ -251,13 +247,23 @@ def test_a_soft_phase_weighs_its_levels(by):
     assert np.asarray(expected).sum() < plain.sum()
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_garbage_collector_is_as_it_was_after_a_graph_that_cannot_be_read(enabled):
-    before = gc.isenabled()
-    (gc.enable if enabled else gc.disable)()
-    try:
-        with pytest.raises(pickle.UnpicklingError):
-            Ledger([RowIdentity("u", 0, [0], b"no graph")])
-        assert gc.isenabled() is enabled
-    finally:
-        (gc.enable if before else gc.disable)()
+@pytest.mark.parametrize("key", ["u_7_0", "u_0_7", "u_1_9999999"])
+def test_a_row_that_its_task_does_not_have_is_refused(key):
+    light, keys, _ = sent([rollout_graphs.flat()])
+    with pytest.raises(CreditError, match=f"the row {key} is not among those of its task"):
+        Ledger(light, [*keys, key])
+
+
+def test_what_explains_the_credit_of_a_node():
+    """The weight of a turn is the mean over its trained tokens, and a group is the episodes that ended regularly."""
+    graph = rollout_graphs.flat(n=3)
+    graph.episodes[2].status = "failed"
+    ledger, rows, mask = make([graph])
+    weights = np.random.default_rng(0).random(len(mask)) * mask
+    found = ledger.explain(one_credit(ledger, 2.0), weights, mask)["u"]
+    lost = set(graph.path(2))
+    assert found["group_size"].tolist() == [2] * len(graph.nodes)
+    assert found["credit"].tolist() == [0.0 if node.id in lost else 2.0 for node in graph.nodes]
+    nodes = np.concatenate([row.turn_index for _, row in rows])
+    expected = [0.0 if node.id in lost else weights[(nodes == node.id) & (mask > 0)].mean() for node in graph.nodes]
+    assert found["weight"].tolist() == pytest.approx(expected)

@@ -1,35 +1,31 @@
 """One training step between rollout and update: padding, order, critic columns, losses, metrics, the store."""
 
 import logging
-import pickle
 
 import numpy as np
 import pytest
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.light import sent, store_step
 from verl_hier.credit import Credit
 from verl_hier.errors import CreditError, RolloutError
 from verl_hier.graph import build_table, graph_rows, read_graphs
+from verl_hier.graph.columnar.light import light_of
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec, NoOptions
 from verl_hier.recipe.parts import Part
 from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing.builtin import estimator
-from verl_hier.training.ledger import RowIdentity
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
-from verl_hier.training.step import TrainingStep, store_graphs, train_step
+from verl_hier.training.step import TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
 
 HOST = PluginHost([])
 
 
 def make_step(graph):
-    rows = graph_rows(graph, lambda node: True)
-    identities = [
-        RowIdentity("u", row.episode, row.turn_index, None if i else pickle.dumps(graph)) for i, row in enumerate(rows)
-    ]
-    keys = [f"u_{row.episode}_{i}" for i, row in enumerate(rows)]
-    return TrainingStep(identities, keys), keys, rows
+    light, keys, rows = sent([graph])
+    return TrainingStep(light, keys), keys, [row for _, row in rows]
 
 
 def run(graph, spec, order=None, guards=None, options=None, schedule=None, **more):
@@ -92,10 +88,10 @@ def test_a_native_estimator_keeps_its_advantages():
     assert set(fields) == {"rollout_is_weights"}
     for mine, theirs in zip(fields["rollout_is_weights"], ours["rollout_is_weights"], strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    stored = step.ledger.graphs["u"]
+    stored = step.credit["u"]["credit"]
     for row in rows:
         for node in set(row.turn_index) - {-1}:
-            assert stored.credit[node] == marks[row.episode, row.nodes[-1]]
+            assert stored[node] == marks[row.episode, row.nodes[-1]]
     assert metrics["hier/guards/alarms"] == 0 and "hier/credit/planner/mean" in metrics
 
 
@@ -129,7 +125,7 @@ def test_metrics_of_a_step():
     assert metrics["hier/guards/alarms"] == 0
     assert metrics["hier/logprob_difference/planner"] == metrics["hier/logprob_difference/executor"] == 0
     assert {"hier/credit/planner/mean", "hier/credit/executor/std", "hier/credit/zero_share"} <= set(metrics)
-    assert len(step.ledger.graphs["u"].credit) == len(graph.nodes)
+    assert len(step.credit["u"]["credit"]) == len(graph.nodes)
 
 
 def test_an_alarm_can_stop_the_run():
@@ -148,11 +144,12 @@ def test_a_broken_world_stops_the_run():
 
 def test_the_store(tmp_path, caplog):
     graphs = [rollout_graphs.flat()]
-    assert store_graphs(str(tmp_path / "graphs"), 1, graphs)
+    done = {"hier/store/failed": 0.0, "hier/store/missing": 0.0}
+    assert store_step(tmp_path / "graphs", 1, graphs) == done
     assert list(read_graphs(tmp_path / "graphs")) == [rollout_graphs.flat()]
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        assert not store_graphs(str(tmp_path / "file"), 1, graphs)
+        assert store_step(tmp_path / "file", 1, graphs) == {"hier/store/failed": 1.0, "hier/store/missing": 1.0}
     assert "The run goes on without it (hier.store.path)" in caplog.text
 
 
@@ -162,7 +159,7 @@ def test_rollout_metrics_count_what_happened():
     graph.nodes[0].valid, graph.nodes[0].cached_tokens = False, 2
     graph.counts |= {"forks": 2}
     graph.seconds = {"rollout": 1.5}
-    metrics = rollout_metrics([graph])
+    metrics = rollout_metrics(light_of([graph]))
     prompt = sum(node.prompt_tokens for node in graph.nodes)
     expected = {
         "hier/episodes/count": 2,
@@ -187,8 +184,8 @@ def test_worlds_that_do_not_say_who_won_have_no_success():
     graph = rollout_graphs.flat()
     for episode in graph.episodes:
         episode.success = None
-    assert "hier/episodes/success" not in rollout_metrics([graph])
-    assert rollout_metrics([])["hier/episodes/count"] == 0
+    assert "hier/episodes/success" not in rollout_metrics(light_of([graph]))
+    assert rollout_metrics(light_of([]))["hier/episodes/count"] == 0
 
 
 def test_credit_metrics_look_at_trained_turns():

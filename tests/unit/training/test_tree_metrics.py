@@ -4,6 +4,7 @@ import pytest
 
 from tests.fixtures import rollout_graphs
 from verl_hier.graph import EpisodeRecord, Node, RolloutGraph
+from verl_hier.graph.columnar.light import light_of
 from verl_hier.training.metrics import tree_metrics, turn_metrics
 
 
@@ -37,7 +38,7 @@ def tree():
 
 
 def test_by_hand(tree):
-    assert tree_metrics([tree]) == {
+    assert tree_metrics(light_of([tree])) == {
         "hier/tree/leaves_mean": 2.0,
         "hier/tree/token_ratio": 30 / 20,
         "hier/tree/fork_rate": 2 / 4,
@@ -49,18 +50,18 @@ def test_by_hand(tree):
 
 
 def test_chains_share_nothing():
-    found = tree_metrics([rollout_graphs.flat(), rollout_graphs.flat()])
+    found = tree_metrics(light_of([rollout_graphs.flat(), rollout_graphs.flat()]))
     assert found["hier/tree/token_ratio"] == 1.0 and found["hier/tree/fork_rate"] == 0.0
     assert "hier/tree/branch_position" not in found
-    assert tree_metrics([RolloutGraph({"uid": "u"})]) == {}
+    assert tree_metrics(light_of([RolloutGraph({"uid": "u"})])) == {}
 
 
 def test_turns_are_those_of_whole_episodes(tree):
-    assert turn_metrics([]) == {}
+    assert turn_metrics(light_of([])) == {}
     lengths = [len(tree.path(episode.id)) for episode in tree.complete()]
-    found = turn_metrics([tree])
+    found = turn_metrics(light_of([tree]))
     assert found["num_turns/mean"] == found["training/num_turns/mean"] == sum(lengths) / len(lengths)
     assert (found["num_turns/min"], found["num_turns/max"]) == (min(lengths), max(lengths))
     first = tree.nodes[tree.path(0)[-1]]
     tree.split(first, 1)
-    assert turn_metrics([tree]) == found, "a turn in two pieces is one turn"
+    assert turn_metrics(light_of([tree])) == found, "a turn in two pieces is one turn"

@@ -19,6 +19,7 @@ from verl_hier.credit.estimate import estimate
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table, graph_rows
+from verl_hier.graph.columnar.light import light_of
 from verl_hier.graph.storage import json_schema
 from verl_hier.host.options import build_options
 from verl_hier.host.specs import NoOptions
@@ -222,7 +223,7 @@ def test_a_tool_in_the_wrong_role_is_refused_counted_and_costs(play):
     assert [(n.valid, n.reward, n.extra["failure"]) for n in turns] == [(False, -0.25, "tool_in_wrong_role")] * 2
     assert "environment_calls" not in played.graph.counts
     assert " no: a has no tool 'right'" in played.prompts[2]
-    assert rollout_metrics([played.graph])["hier/failures/tool_in_wrong_role"] == 2
+    assert rollout_metrics(light_of([played.graph]))["hier/failures/tool_in_wrong_role"] == 2
 
 
 def test_a_tool_is_the_first_word_of_an_action(play):
@@ -306,7 +307,9 @@ def test_designs_are_executed_several_times_and_failed_ones_kept_or_dropped(play
     bad = {node.id for node in spoken if not node.valid}
     good = {node.id for node in spoken} - bad
     assert len(spoken) == 6 and bad and len(good) > 1
-    assert graph.counts["failed_designs"] == rollout_metrics([graph])["hier/failures/design_import"] == len(bad)
+    assert (
+        graph.counts["failed_designs"] == rollout_metrics(light_of([graph]))["hier/failures/design_import"] == len(bad)
+    )
     executions = Counter(graph.path(episode.id)[0] for episode in graph.complete())
     assert executions == dict.fromkeys(good, 3) | (dict.fromkeys(bad, 3) if failed == "keep" else {})
     assert len({(e.decision["design"], e.decision["execution"]) for e in graph.episodes}) == len(graph.episodes)

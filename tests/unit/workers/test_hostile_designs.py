@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.corridor import Corridor
 from verl_hier.graph import build_table
+from verl_hier.graph.columnar.light import light_of
 from verl_hier.rollout.task import Limits as EpisodeLimits
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
 from verl_hier.training.metrics import rollout_metrics
@@ -383,7 +384,7 @@ def test_hostile_episodes_end_and_are_counted(run, tags):
             failures[failure] += 1
         turns = Counter(e.id for e in graph.episodes for i in graph.path(e.id) if graph.nodes[i].level)
         assert all(count <= 16 * 3 for count in turns.values())
-        counted = rollout_metrics([graph])
+        counted = rollout_metrics(light_of([graph]))
         for failure in {node.extra.get("failure") for node in graph.nodes} - {None}:
             assert counted[f"hier/failures/{failure}"] == sum(n.extra.get("failure") == failure for n in graph.nodes)
         build_table([graph])

@@ -42,7 +42,7 @@ ROLLOUT = (
     seam(
         "agent_loop_output",
         "verl.experimental.agent_loop.agent_loop:AgentLoopOutput",
-        "a row of ours is one of these; the identity of its turns travels in extra_fields",
+        "a row of ours is one of these",
         fields(
             "verl.experimental.agent_loop.agent_loop:AgentLoopOutput",
             *("prompt_ids", "response_ids", "response_mask", "response_logprobs"),

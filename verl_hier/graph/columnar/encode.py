@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -54,6 +55,43 @@ def encode(graphs: Sequence[RolloutGraph]) -> Columns:
         light,
         lambda name: pa.chunked_array([_HEAVY[name](nodes)], HEAVY.field(name).type),
     )
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All columns of some tasks, one task after the other.
+
+    Attributes:
+        tasks: rows with the columns `TASKS` and `TASK_RECORDS`.
+        episodes: rows of all episodes with the columns `EPISODES` and `EPISODE_DECISION`.
+        nodes: rows of all nodes with the columns `LIGHT` and `HEAVY`.
+    """
+
+    tasks: pa.Table
+    episodes: pa.Table
+    nodes: pa.Table
+
+
+def encode_whole(graphs: Sequence[RolloutGraph]) -> Whole:
+    """All columns of some graphs.
+
+    Raises:
+        OverflowError: for a number that does not fit its column.
+        TypeError: for a value that no file can hold.
+    """
+    columns = encode(graphs)
+    records = [episode for graph in graphs for episode in graph.episodes]
+    nodes = [node for graph in graphs for node in graph.nodes]
+    return Whole(
+        beside(columns.tasks, encode_records(graphs)),
+        beside(columns.episodes, encode_decisions(records)),
+        beside(columns.nodes, encode_heavy(nodes)),
+    )
+
+
+def beside(*tables: pa.Table) -> pa.Table:
+    """One table with the columns of all."""
+    return pa.table({name: table[name] for table in tables for name in table.column_names})
 
 
 def encode_light(nodes: Sequence[Node]) -> pa.Table:
@@ -158,7 +196,7 @@ def _list_of(lists: Sequence[Any], values: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets(_lengths(lists)), values)
 
 
-def _lists(lists: Sequence[Any], dtype: Any) -> pa.ListArray:
+def lists_of(lists: Sequence[Any], dtype: Any) -> pa.ListArray:
     """Lists of plain numbers."""
     lengths = _lengths(lists)
     values = np.fromiter(chain.from_iterable(lists), dtype, int(lengths.sum()))
@@ -226,13 +264,13 @@ def _messages(nodes: Sequence[Node]) -> pa.ListArray:
     parts = [
         pa.array([message.role for message in flat], pa.string()),
         pa.array([message.content for message in flat], pa.string()),
-        _lists([message.sources for message in flat], np.int32),
+        lists_of([message.sources for message in flat], np.int32),
     ]
     return _list_of(lists, pa.StructArray.from_arrays(parts, ["role", "content", "sources"]))
 
 
 def _tokens(name: str, dtype: Any) -> Callable[[Sequence[Node]], pa.Array]:
-    return lambda nodes: _lists(list(map(attrgetter(name), nodes)), dtype)
+    return lambda nodes: lists_of(list(map(attrgetter(name), nodes)), dtype)
 
 
 def _version(place: int) -> Callable[[Sequence[Node]], pa.Array]:

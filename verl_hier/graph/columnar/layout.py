@@ -7,7 +7,7 @@ and every reader of Parquet understands the type.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -52,6 +52,8 @@ HEAVY = pa.schema(
     }
 )
 """Heavy columns of nodes. `decision` is JSON, null for none."""
+TOKEN_LISTS = {"logprobs": "logprob", "entropy": "entropy"}
+"""Heavy columns with a number a token, and the token columns of the turn table that are made of them."""
 EPISODES = pa.schema(
     {
         **dict.fromkeys(("source", "shared", "tree", "leaf"), _INT),
@@ -105,7 +107,10 @@ STORED = {
     "episodes": _stored(WHOLE["episodes"], episode=_INT),
     "nodes": _stored(WHOLE["nodes"], node=_INT),
 }
-CREDIT = pa.schema({**_KEYS, "node": _INT, "credit": _FLOAT})
+EXPLAINED = pa.schema({"credit": _FLOAT, "weight": _FLOAT, "group_size": _INT})
+"""What training made of a turn: its credit, the mean loss weight of its trained tokens, 0 without one, and how many
+episodes of its task ended regularly. The last two are null for rollouts that were converted."""
+CREDIT = _stored(EXPLAINED, node=_INT)
 
 
 @dataclass(frozen=True)
@@ -117,9 +122,11 @@ class Columns:
         episodes: rows of all episodes with the columns `EPISODES`.
         nodes: M rows with the columns `LIGHT`.
         heavy: the column of `HEAVY` with a name, of M entries.
+        tokens: those of `TOKEN_LISTS` that can be had.
     """
 
     tasks: pa.Table
     episodes: pa.Table
     nodes: pa.Table
     heavy: Callable[[str], pa.ChunkedArray]
+    tokens: Collection[str] = tuple(TOKEN_LISTS)

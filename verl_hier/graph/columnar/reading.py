@@ -33,6 +33,7 @@ from verl_hier.graph.records import SCHEMA_VERSION
 from verl_hier.graph.steps import MARK
 
 _CHECKED = pa.schema([INDEX.field(name) for name in ("version", "episodes_checksum", "nodes_checksum")])
+_CREDITED = pa.schema([CREDIT.field(name) for name in ("uid", "node", "credit")])
 _LOOKED_UP = pa.schema([INDEX.field(name) for name in ("uid", "row_group")])
 
 
@@ -183,7 +184,7 @@ class _Credit:
 
     def __init__(self, folder: Path) -> None:
         file = folder / MARK
-        table = parquet_table(file, CREDIT)
+        table = parquet_table(file, _CREDITED)
         values = table["credit"].to_numpy()
         if not np.isfinite(values).all() or table["uid"].null_count:
             raise GraphError(f"{file} has a credit that is not a finite number, or of no task.")

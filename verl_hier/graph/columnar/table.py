@@ -39,7 +39,7 @@ def table_of(columns: Columns, learns: Sequence[Learns] | None = None) -> tuple[
     parent, context, plan = (_link(column_numbers(nodes[name]), offset) for name in ("parent", "context", "plan"))
     group_of_episode = np.repeat(np.arange(len(sizes)), counts)
     leaf = column_numbers(columns.episodes["leaf"])
-    complete = _is_in(columns.episodes["status"], _COMPLETE) & (leaf >= 0)
+    complete = complete_episodes(columns)
     group = group_of_episode[complete]
     leaves = leaf[complete] + (ends - sizes)[group]
     paths = paths_to(leaves, parent)
@@ -71,6 +71,13 @@ def table_of(columns: Columns, learns: Sequence[Learns] | None = None) -> tuple[
     tokens = token_columns(columns, kept, chosen, turns["n_tokens"])
     table = TurnTable(turns, episodes, paths.episode, step_turn, tokens, names | {"source": sources}, anchors)
     return table, parts
+
+
+def complete_episodes(columns: Columns) -> NDArray[np.bool_]:
+    """Whether each episode is one of `RolloutGraph.complete`."""
+    leaf = columns.episodes["leaf"].to_numpy()
+    found: NDArray[np.bool_] = _is_in(columns.episodes["status"], _COMPLETE) & (leaf >= 0)
+    return found
 
 
 def column_numbers(column: pa.ChunkedArray, dtype: Any = np.int64) -> Array:

@@ -22,6 +22,8 @@ from verl_hier.graph.turn_table import Array, LazyColumns
 def token_columns(columns: Columns, kept: pa.Table, chosen: Ints, count: Ints) -> LazyColumns:
     """The columns `turn` and `logprob`, then `entropy` and masks in the order in which nodes bring them up.
 
+    `logprob` and `entropy` are left out where the heavy columns of which they are made cannot be had.
+
     Args:
         columns: of the tasks.
         kept: light columns of the turns.
@@ -30,16 +32,14 @@ def token_columns(columns: Columns, kept: pa.Table, chosen: Ints, count: Ints) -
     """
     given = kept["has_entropy"].to_numpy()
     makers: dict[str, tuple[int, Callable[[], Array]]] = {}
-    if given.any():
+    if given.any() and "entropy" in columns.tokens:
         makers["entropy"] = int(given.argmax()), partial(_numbers, columns, "entropy", chosen, count, 0.0)
     makers |= _masks(kept, count)
+    if "logprobs" in columns.tokens:
+        makers["logprob"] = -1, partial(_numbers, columns, "logprobs", chosen, count, np.nan)
     ordered = sorted(makers.items(), key=lambda item: item[1][0])
     return LazyColumns(
-        {
-            "turn": lambda: np.repeat(np.arange(len(count)), count),
-            "logprob": partial(_numbers, columns, "logprobs", chosen, count, np.nan),
-            **{name: make for name, (_, make) in ordered},
-        }
+        {"turn": lambda: np.repeat(np.arange(len(count)), count), **{name: make for name, (_, make) in ordered}}
     )
 
 

@@ -12,6 +12,7 @@ from verl_hier.credit.estimate import estimate
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.graph import build_table, graph_rows
+from verl_hier.graph.columnar.light import light_of
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.host.specs import NoOptions
@@ -312,7 +313,7 @@ def test_hostile_policies_never_break_a_run(play, turns, on_violation, think):
             spans = [span for spans in node.masks.values() for span in spans]
             assert all(0 <= start < stop <= len(node.action) for start, stop in spans)
             assert sum(stop - start for start, stop in spans) <= len(node.action)
-        counted = {k: v for k, v in rollout_metrics([graph]).items() if k.startswith("hier/failures/")}
+        counted = {k: v for k, v in rollout_metrics(light_of([graph])).items() if k.startswith("hier/failures/")}
         assert sum(counted.values()) == sum("failure" in node.extra for node in graph.nodes)
         if on_violation == "end":
             assert all(sum("failure" in graph.nodes[i].extra for i in graph.path(e.id)) <= 1 for e in graph.episodes)
