@@ -137,6 +137,14 @@ class PluginHost:
         """Which plugin registered the part."""
         return self._provenance[(kind, name)]
 
+    def provided_by(self, plugin: str) -> dict[str, tuple[str, ...]]:
+        """Names of the parts that a loaded plugin has registered, by kind; `policy_loss` is one of the kinds."""
+        found: dict[str, tuple[str, ...]] = {}
+        for (kind, name), provenance in self._provenance.items():
+            if provenance.plugin == plugin:
+                found[kind] = (*found.get(kind, ()), name)
+        return found
+
     def event_hooks(self, plugin: str) -> tuple[str, ...]:
         """Event hooks that a loaded plugin implements."""
         callers = self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or []
@@ -284,7 +292,7 @@ def discover(enabled: Mapping[str, bool] | None = None) -> list[PluginStatus]:
     enabled = DEFAULT_ENABLED if enabled is None else enabled
     points = entry_points()
     check_known(enabled, points)
-    statuses: list[PluginStatus] = []
+    found: list[tuple[Candidate, bool, str]] = []
     for point in points.values():
         try:
             members, broken = _members(point, enabled), ""
@@ -292,23 +300,23 @@ def discover(enabled: Mapping[str, bool] | None = None) -> list[PluginStatus]:
             members, broken = [], str(error)
         whole = broken or not contained(point) or point in members
         if whole or not (members or point.name in enabled):
-            statuses.append(_status(point, point in members, broken))
+            found.append((point, point in members, broken or point.blocked))
         else:
-            statuses += [_status(inner, inner in members) for inner in contained(point).values()]
-    return statuses
+            found += [(inner, inner in members, inner.blocked) for inner in contained(point).values()]
+    try:
+        together = PluginHost([candidate for candidate, on, blocked in found if on and not blocked])
+    except PluginError:
+        together = None  # Which one it is, each alone will say.
+    return [_status(*each, together) for each in found]
 
 
-def _status(candidate: Candidate, enabled: bool, broken: str = "") -> PluginStatus:
+def _status(candidate: Candidate, enabled: bool, blocked: str, together: PluginHost | None) -> PluginStatus:
     provides: dict[str, tuple[str, ...]] = {}
     hooks: tuple[str, ...] = ()
-    blocked = broken or candidate.blocked
     if enabled and not blocked:
         try:
-            host = PluginHost([candidate])
-            provides = {kind: tuple(host.specs(kind)) for kind in KINDS if host.specs(kind)}
-            if host.policy_losses():
-                provides["policy_loss"] = tuple(host.policy_losses())
-            hooks = host.event_hooks(candidate.name)
+            host = together or PluginHost([candidate])
+            provides, hooks = host.provided_by(candidate.name), host.event_hooks(candidate.name)
         except PluginError as error:
             blocked = str(error)
     return PluginStatus(
