@@ -54,7 +54,7 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
     # A file of ours composes, or its bug shows a traceback; a user's can make Hydra stumble over anything.
     stumbles = (HydraException, OmegaConfBaseException, YAMLError, ValueError) if recipe.shipped else (Exception,)
     try:
-        with initialize_config_dir(str(home), version_base=None):
+        with files_read_once(), initialize_config_dir(str(home), version_base=None):
             composed = hydra_compose(recipe.path.stem, overrides=given)
     except stumbles as error:
         unknown = _UNKNOWN_KEY.search(str(error))
@@ -99,11 +99,14 @@ def _require_blocks(given: Mapping[Any, Any], known: Mapping[str, Any], above: s
 def files_read_once() -> Iterator[None]:
     """Within it, each YAML file and each interpolation is parsed once: most of the time of composing many recipes.
 
-    A file that has changed since is parsed again.
+    A file that has changed since is parsed again. One within another changes nothing.
     """
     from omegaconf import OmegaConf, base
 
     load, parse = OmegaConf.load, base.parse
+    if hasattr(parse, "cache_info"):
+        yield
+        return
 
     def load_once(file: Any) -> Any:
         if not hasattr(file, "fileno"):
@@ -157,7 +160,7 @@ def stock(engine: str = "dp") -> Mapping[str, Any]:
     from omegaconf import OmegaConf
 
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(verl_config_folder()), version_base=None):
+    with files_read_once(), initialize_config_dir(str(verl_config_folder()), version_base=None):
         composed = hydra_compose("ppo_trainer", overrides=[f"model_engine={engine}"])
     plain = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(plain, dict)
