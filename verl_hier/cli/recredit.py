@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from verl_hier.cli.arrow import without_pandas
 from verl_hier.cli.inspect import Enable, RecipeOption, enabled
 from verl_hier.cli.options import Graphs, new_file
 from verl_hier.cli.output import line, table
@@ -28,6 +29,7 @@ def credit(
     enable: Enable = None,
 ) -> None:
     """Credit stored rollouts again, or compare estimators."""
+    without_pandas()
     from verl_hier.host.manager import PluginHost
 
     if (estimator is None) == (compare is None):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.fixtures import rollout_graphs
+from verl_hier.graph import write_step
 
 HEAVY = ("torch", "ray", "verl", "tensordict", "transformers", "pandas", "datasets")
 CONFIG = ("hydra", "omegaconf", "numpy", "pyarrow", "asyncio")
@@ -46,3 +50,12 @@ def test_a_command_imports_no_more_than_it_needs(arguments: list[str], modules: 
     code = RUN.format(arguments=arguments, modules=modules, most=most)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_estimators_are_compared_without_pandas(tmp_path: Path) -> None:
+    """pyarrow would import it for its first array; who needs it later still finds it."""
+    write_step(tmp_path, 1, [rollout_graphs.flat()])
+    arguments = ["credit", str(tmp_path), "--compare", "himac,grpo"]
+    code = RUN.format(arguments=arguments, modules=HEAVY, most=750) + "\nimport pandas"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "himac" in done.stdout, done.stderr[-500:]
