@@ -55,5 +55,5 @@ export function Figure({ value, signed = false }: { value: number | null | undef
 export function figure(value: number, signed = false): string {
   const size = Math.abs(value);
   const text = Number.isInteger(value) ? String(size) : size >= 1000 || size < 0.0005 ? size.toExponential(2) : size.toFixed(3);
-  return `${value < 0 ? "−" : signed ? "+" : ""}${text}`;
+  return `${value < 0 ? "−" : signed && value > 0 ? "+" : ""}${text}`;
 }

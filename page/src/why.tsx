@@ -38,11 +38,11 @@ function Explained({ group, method, turn }: { group: GroupView; method: Method; 
       {place >= 0 && method.terms?.length === 0 && (
         <p>This estimator does not explain itself: only its result is known, <Figure value={credit} signed />.</p>
       )}
-      {place >= 0 && method.trained?.[place] && method.terms?.map((term, number) => <Summand key={number} group={group} term={term} turn={turn} />)}
+      {place >= 0 && method.trained?.[place] && method.terms?.map((term, number) => <Summand key={number} group={group} term={term} turn={turn} per={method.per} />)}
       {place >= 0 && (
         <p class="sum">
           credit <b data-what="credit"><Figure value={credit} signed /></b>
-          {method.terms !== undefined && method.terms.length > 1 && ", the sum of them"}; weight in the loss <span data-what="weight"><Figure value={method.weight?.[place]} /></span>
+          {method.trained?.[place] && (method.terms?.length ?? 0) > 1 && ", the sum of them"}; weight in the loss <span data-what="weight"><Figure value={method.weight?.[place]} /></span>
           {method.ran && method.differs?.includes(turn) && <b class="bad">; the store has <Figure value={stored} signed />, because the run credited it with something that is not stored</b>}
           {!method.ran && stored !== null && <>; the run gave <Figure value={stored} signed />{flips.includes(turn) && <b class="bad">, the other sign</b>}</>}
         </p>
@@ -54,7 +54,7 @@ function Explained({ group, method, turn }: { group: GroupView; method: Method; 
   );
 }
 
-function Summand({ group, term, turn }: { group: GroupView; term: Term; turn: number }) {
+function Summand({ group, term, turn, per }: { group: GroupView; term: Term; turn: number; per: string | undefined }) {
   const units = term.unit === "turn" ? [turn] : through(group, turn).map((episode) => episode.id);
   const places = units.map((id) => term.ids.indexOf(id)).filter((place) => place >= 0);
   if (term.unit === "turn" && places.every((place) => term.values[place] === 0) && term.comparisons.every((each) => !each.ids.includes(turn))) {
@@ -67,7 +67,7 @@ function Summand({ group, term, turn }: { group: GroupView; term: Term; turn: nu
         {places.map((place) => (
           <span key={place} data-what="term">{term.unit === "episode" && `attempt ${term.ids[place]}: `}<Figure value={term.values[place]} signed /> </span>
         ))}
-        {term.name}{term.unit === "episode" && places.length > 1 && " (one number for each attempt through the turn; the turn gets their mean, or each in its row)"}
+        {term.name}{term.unit === "episode" && places.length > 1 && (per === "step" ? " (each attempt through the turn trains it with its own number; the credit below is their mean)" : " (the turn gets the mean of the attempts through it)")}
       </summary>
       {Object.entries(term.figures).map(([name, values]) => (
         <p key={name}>{name}: {places.map((place) => <Figure key={place} value={values[place]} />)}</p>

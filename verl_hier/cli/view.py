@@ -29,7 +29,7 @@ def view(
     from verl_hier.viewer.html import LARGEST, page
     from verl_hier.viewer.server import serve
 
-    book = _book(Stored.at(source), estimator or [])
+    book = book_of(Stored.at(source), estimator or [])
     if text:
         _print(book)
     elif html is not None:
@@ -45,7 +45,8 @@ def view(
         serve(book, port, lambda address: line(f"{address}   (Ctrl-C ends it)"))
 
 
-def _book(stored: Stored, names: list[str]) -> Book:
+def book_of(stored: Stored, names: list[str]) -> Book:
+    """The rollouts of a run with the estimator that it ran, and with others by name."""
     from verl_hier.cli.inspect import enabled
     from verl_hier.host.manager import PluginHost
     from verl_hier.host.specs import build_options
