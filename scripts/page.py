@@ -1,7 +1,7 @@
 """Build the page of `verl-hier view` from `page/src` into `verl_hier/viewer/bundle`; needs Node 20 or newer.
 
-    python scripts/page.py            # write the bundle
-    python scripts/page.py --check    # change nothing; exit with 1 if the bundle is not what the sources make
+python scripts/page.py            # write the bundle
+python scripts/page.py --check    # change nothing; exit with 1 if the bundle is not what the sources make
 """
 
 from __future__ import annotations

@@ -25,13 +25,14 @@ export function Groups({ view, words }: { view: Overview; words: string }) {
     <main>
       <form role="search" onSubmit={(event) => {
         event.preventDefault();
-        void source.search(words).then(setHits);
+        const wanted = new FormData(event.currentTarget).get("words");
+        if (wanted) void source.search(String(wanted)).then(setHits);
       }}>
         <label>
-          Filter <input type="search" data-focus="search" value={words} placeholder="words of the task, step:3, is:failed"
+          Filter <input type="search" name="words" data-focus="search" value={words} placeholder="words of the task, step:3, is:failed"
             onInput={(event) => go({ page: "groups", words: event.currentTarget.value })} />
         </label>{" "}
-        <button type="submit" disabled={!words}>Search in what was said</button>
+        <button type="submit">Search in what was said</button>
       </form>
       {hits && <Found hits={hits} view={view} />}
       <p class="quiet">{rows.length.toLocaleString("en")} of {view.groups.length.toLocaleString("en")} groups{source.alone && "; those in grey have no tree in this file"}</p>

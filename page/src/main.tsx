@@ -1,6 +1,6 @@
 // The frame of the page: what is shown where, and the keys.
 import { render } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { effect, signal } from "@preact/signals";
 import { extreme, forest, type Forest } from "./forest";
 import { Groups } from "./groups";
@@ -86,15 +86,18 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
     if (group) frame.current?.querySelector<HTMLElement>(`[data-focus="${part}"]`)?.focus({ preventScroll: part === "tree" });
     if (group && part === "path") frame.current?.querySelector(".turn.chosen")?.scrollIntoView({ block: "nearest" });
   }, [group, part]);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const pressed = (event: KeyboardEvent) => {
-      if (typing(event)) return;
+      const now = place.value; // not what was drawn last: keys may come faster
+      if (typing(event) || now.page !== "group") return;
+      const { part } = now;
+      const at = group && now.turn !== null && now.turn < group.turns.length ? now.turn : null;
       const neighbour = event.key === "n" ? 1 : event.key === "p" ? -1 : 0;
-      const place = view.groups.findIndex((each) => each.step === step && each.uid === uid);
-      const next = neighbour ? view.groups[(place + neighbour + view.groups.length) % view.groups.length] : undefined;
+      const number = view.groups.findIndex((each) => each.step === step && each.uid === uid);
+      const next = neighbour ? view.groups[(number + neighbour + view.groups.length) % view.groups.length] : undefined;
       if (next) go({ page: "group", step: next.step, uid: next.uid, turn: null, part: "tree" });
       if (!group || !trees) return;
-      if (event.key === "c") setColour((now) => { const names = Object.keys(COLOURS); return names[(names.indexOf(now) + 1) % names.length] ?? "credit"; });
+      if (event.key === "c") setColour((shown) => { const names = Object.keys(COLOURS); return names[(names.indexOf(shown) + 1) % names.length] ?? "credit"; });
       const parts: Record<string, Part> = { t: "tree", s: "path", y: "why" };
       const to = parts[event.key];
       if (to) go({ page: "group", step, uid, turn: at ?? 0, part: to });
@@ -106,7 +109,7 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
     };
     addEventListener("keydown", pressed);
     return () => removeEventListener("keydown", pressed);
-  }, [view, group, trees, step, uid, at, part]);
+  }, [view, group, trees, step, uid]);
   const about = view.groups.find((each) => each.step === step && each.uid === uid);
   return (
     <main ref={frame} class="group">

@@ -40,14 +40,11 @@ export function link(to: Place): string {
   return `#/group/${to.step}/${encodeURIComponent(to.uid)}${turn}`;
 }
 
-/** Go to a place; a step within a group replaces the entry of the history, so that Back leaves the group. */
+/** Go to a place; a step within a group, or of a filter, replaces the entry of the history, so that Back leaves it. */
 export function go(to: Place): void {
   const from = place.value;
-  const within = from.page === "group" && to.page === "group" && from.step === to.step && from.uid === to.uid;
-  if (within) {
-    history.replaceState(null, "", link(to));
-    hash.value = location.hash;
-  } else {
-    location.hash = link(to);
-  }
+  const steps = from.page === "group" && to.page === "group" && from.step === to.step && from.uid === to.uid;
+  if (steps || (from.page === "groups" && to.page === "groups")) history.replaceState(null, "", link(to));
+  else history.pushState(null, "", link(to));
+  hash.value = location.hash; // at once: the next key may come before the browser's event does
 }

@@ -66,7 +66,7 @@ class Book:
         return {"words": words, "many": len(hits), "hits": shown}
 
     def pages(self, most: int) -> Iterator[tuple[str, str]]:
-        """Names and texts of JSON of the overview and of as many groups as fit: those of alarms first, then of all steps.
+        """Names and texts of JSON: the overview, and as many groups as fit, those of alarms first, then of all steps.
 
         Args:
             most: characters of all texts together.

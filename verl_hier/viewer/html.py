@@ -43,13 +43,11 @@ def page(title: str, pages: Iterable[tuple[str, str]] = (), source: str = "'none
         f'<script type="application/json" data-name="{escape(name, quote=True)}">{_inert(text)}</script>\n'
         for name, text in pages
     )
-    return _HTML.format(
-        policy=policy(source), title=escape(title), style=style, script=script, data=data
-    )
+    return _HTML.format(policy=policy(source), title=escape(title), style=style, script=script, data=data)
 
 
 def policy(source: str = "'none'") -> str:
-    """The content security policy: the script and the style of the page by their hashes, no other source of anything."""
+    """The content security policy: the page's script and style by their hashes, and no other source of anything."""
     script, style = (_hash((BUNDLE / name).read_bytes()) for name in ("page.js", "page.css"))
     return (
         f"default-src 'none'; script-src '{script}'; style-src '{style}'; style-src-attr 'none'; img-src data:; "
@@ -63,6 +61,12 @@ def _hash(content: bytes) -> str:
 
 def _inert(text: str) -> str:
     """JSON within HTML: nothing in it ends the element, or is a line end to a script."""
-    for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029")):
+    for sign, code in (
+        ("<", "\\u003c"),
+        (">", "\\u003e"),
+        ("&", "\\u0026"),
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+    ):
         text = text.replace(sign, code)
     return text

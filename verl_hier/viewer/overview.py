@@ -38,8 +38,8 @@ def overview(steps: Sequence[Step]) -> View:
     """What the first page shows.
 
     Returns:
-        `groups` (a mapping each, see `_groups`), `steps` (a mapping of numbers each, see `_curves`), and `alarms`: of each
-        its `name`, what it `says`, how `many` there are, and up to `MOST_PLACES` `places` (group numbers).
+        `groups` (a mapping each, see `_groups`), `steps` (a mapping of numbers each, see `_curves`), and `alarms`: of
+        each its `name`, what it `says`, how `many` there are, and up to `MOST_PLACES` `places` (group numbers).
     """
     groups: list[View] = []
     curves: list[View] = []

@@ -89,6 +89,7 @@ def serve(book: Book, port: int, ready: Callable[[str], None]) -> None:
     with socket.socket() as listening:
         try:
             listening.bind((HOST, port))
+            listening.listen()  # before the address is said, so that whoever reads it is not refused
         except OSError as error:
             raise HierError(f"port {port} cannot be used ({error.strerror}); name another with --port.") from error
         taken = listening.getsockname()[1]

@@ -167,5 +167,3 @@ def _matches(table: pa.Table, words: str) -> list[tuple[str, int]]:
 def _says(node: Any, words: str) -> bool:
     wanted = words.lower()
     return wanted in node.text.lower() or any(wanted in message.content.lower() for message in node.messages)
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,7 @@ class _Computed:
 class Explainer:
     """Computes the credit of stored steps again, and keeps what the estimators say about it."""
 
-    def __init__(
-        self, methods: Sequence[Method], prepare: Callable[[TurnTable, int], Any] | None = None
-    ) -> None:
+    def __init__(self, methods: Sequence[Method], prepare: Callable[[TurnTable, int], Any] | None = None) -> None:
         """
         Args:
             methods: the estimators to ask, the one that ran first.
@@ -67,8 +65,8 @@ class Explainer:
         """What each estimator gave the turns of a group, and why.
 
         Returns:
-            for each method its `name`, `options`, `doc` and `ran`; `says`, a sentence, where it cannot tell; else `turns`
-            (numbers of the nodes), their `credit`, `weight` in the loss, and the `terms`, see `_term`.
+            for each method its `name`, `options`, `doc` and `ran`; `says`, a sentence, where it cannot tell; else
+            `turns` (numbers of the nodes), their `credit`, `weight` in the loss, and the `terms`, see `_term`.
         """
         if not self.methods:
             return []
@@ -92,13 +90,14 @@ class Explainer:
                 "name": method.spec.name,
                 "summary": method.spec.summary,
                 "doc": method.spec.doc,
-                "options": asdict(method.options) if is_dataclass(method.options) else {},
+                "options": {} if method.options is None else asdict(method.options),
                 "ran": method.ran,
             }
             if isinstance(credit, str):
                 views.append(view | {"says": credit})
             else:
-                views.append(view | _explained(found.table, *credit, rows, ids) | _agreement(found, credit, nodes, stored))
+                agreement = _agreement(found, credit[0], nodes, stored)
+                views.append(view | _explained(found.table, *credit, rows, ids) | agreement)
         return views
 
     def _computed(self, step: Step) -> _Computed:
@@ -153,12 +152,10 @@ def _explained(
     }
 
 
-def _agreement(
-    found: _Computed, credit: tuple[Credit, list[Term]], nodes: Ints, stored: NDArray[np.float64]
-) -> View:
+def _agreement(found: _Computed, credit: Credit, nodes: Ints, stored: NDArray[np.float64]) -> View:
     """How many turns of the group have another credit in the store, and how many of them another sign."""
     kept = np.flatnonzero((nodes >= 0) & ~np.isnan(stored))
-    now, then = turn_credit(found.table, credit[0])[nodes[kept]], stored[kept]
+    now, then = turn_credit(found.table, credit)[nodes[kept]], stored[kept]
     differs = np.abs(now - then) > _SAME * np.maximum(1.0, np.abs(then))
     return {"differs": kept[differs].tolist(), "flips": kept[now * then < 0].tolist()}
 

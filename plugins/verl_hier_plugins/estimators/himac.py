@@ -10,7 +10,17 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Floats, Normalisation, Scale, Singleton, WeightBy, group_ids, step_mean, term, turn_advantage
+from verl_hier.credit import (
+    Floats,
+    Normalisation,
+    Scale,
+    Singleton,
+    WeightBy,
+    group_ids,
+    step_mean,
+    term,
+    turn_advantage,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative

@@ -32,7 +32,9 @@ def copied(run: Path, to: Path) -> Path:
 
 def test_the_overview_counts_what_the_graphs_hold(runs):
     found = book(runs["himac"]).overview()
-    graphs = {(1 + number // 3, uid_of(graph)): graph for number, graph in enumerate(read_graphs(runs["himac"] / "graphs"))}
+    graphs = {
+        (1 + number // 3, uid_of(graph)): graph for number, graph in enumerate(read_graphs(runs["himac"] / "graphs"))
+    }
     assert len(found["groups"]) == len(graphs) == 6
     for group in found["groups"]:
         graph = graphs[group["step"], group["uid"]]
