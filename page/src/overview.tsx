@@ -62,7 +62,7 @@ function Chart({ name, steps }: { name: string; steps: Curve[] }) {
   return (
     <figure role="group" aria-label={`${name}, last ${String(last)}`}>
       <figcaption><Words text={name} /> <Figure value={last ?? null} /></figcaption>
-      <div class="chart" ref={box} aria-hidden="true" />
+      {steps.length > 1 && <div class="chart" ref={box} aria-hidden="true" />}
     </figure>
   );
 }

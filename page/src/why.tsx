@@ -42,7 +42,7 @@ function Explained({ group, method, turn }: { group: GroupView; method: Method; 
       {place >= 0 && (
         <p class="sum">
           credit <b data-what="credit"><Figure value={credit} signed /></b>
-          {method.trained?.[place] && (method.terms?.length ?? 0) > 1 && ", the sum of them"}; weight in the loss <span data-what="weight"><Figure value={method.weight?.[place]} /></span>
+; weight in the loss <span data-what="weight"><Figure value={method.weight?.[place]} /></span>
           {method.ran && method.differs?.includes(turn) && <b class="bad">; the store has <Figure value={stored} signed />, because the run credited it with something that is not stored</b>}
           {!method.ran && stored !== null && <>; the run gave <Figure value={stored} signed />{flips.includes(turn) && <b class="bad">, the other sign</b>}</>}
         </p>

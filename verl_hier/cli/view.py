@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from verl_hier.cli.inspect import Enable, enabled
 from verl_hier.cli.options import Graphs, new_file
 from verl_hier.cli.output import line, table
 
@@ -22,6 +23,7 @@ def view(
     estimator: Annotated[
         list[str] | None, typer.Option(help="Show the credit of this estimator too; can be repeated.")
     ] = None,
+    enable: Enable = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 is any free one.")] = 0,
 ) -> None:
     """Look at stored rollouts and the arithmetic of their credit."""
@@ -29,7 +31,7 @@ def view(
     from verl_hier.viewer.html import LARGEST, page
     from verl_hier.viewer.server import serve
 
-    book = book_of(Stored.at(source), estimator or [])
+    book = book_of(Stored.at(source), estimator or [], enable)
     if text:
         _print(book)
     elif html is not None:
@@ -38,6 +40,8 @@ def view(
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(page(found["run"]["name"], pages), encoding="utf-8")
         left_out = len(found["groups"]) - (len(pages) - 1)
+        for note in found["notes"]:
+            line(note)
         line(f"{html}: {len(pages) - 1} of {len(found['groups'])} groups")
         if left_out:
             line(f"{left_out} groups are in its tables and have no tree; `verl-hier view {source}` shows all of them.")
@@ -45,15 +49,14 @@ def view(
         serve(book, port, lambda address: line(f"{address}   (Ctrl-C ends it)"))
 
 
-def book_of(stored: Stored, names: list[str]) -> Book:
+def book_of(stored: Stored, names: list[str], enable: list[str] | None = None) -> Book:
     """The rollouts of a run with the estimator that it ran, and with others by name."""
-    from verl_hier.cli.inspect import enabled
     from verl_hier.host.manager import PluginHost
     from verl_hier.host.specs import build_options
     from verl_hier.viewer.book import Book
     from verl_hier.viewer.why import Explainer, Method
 
-    host = PluginHost.load(enabled(None, None, stored.plugins()))
+    host = PluginHost.load(enabled(None, enable, stored.plugins()))
     settings = dict(stored.recipe().get("estimator", {}))
     ran = settings.pop("name", None)
     methods = []

@@ -179,11 +179,12 @@ def _comparison(found: Comparison, rows: dict[str, Ints], ids: dict[str, Ints]) 
     mine = rows[found.unit]
     counts = (found.votes[mine] > 0) | (found.result[mine] != 0)
     mine, names = mine[counts], ids[found.unit][counts]
+    counted = int(((found.votes > 0) & np.isin(found.keys, found.keys[mine])).sum())
     columns = ("keys", "scores", "votes", "centre", "spread", "factor", "result")
     return {
         "unit": found.unit,
         "rule": found.rule,
         "ids": names.tolist(),
-        "elsewhere": int(np.isin(found.keys, found.keys[mine]).sum() - len(mine)) if len(mine) else 0,
+        "elsewhere": max(counted - int((found.votes[mine] > 0).sum()), 0),
         **{name: getattr(found, name)[mine].tolist() for name in columns},
     }

@@ -80,6 +80,8 @@ def test_why_has_the_numbers_that_the_estimator_gives(runs, method, tmp_path):
             row = given[group["step"], group["uid"], node]
             assert (value, weight) == (row["credit"], row["weight"])
             turns += 1
+        compared = [each for term in why["terms"] for each in term["comparisons"]]
+        assert compared and not any(each["elsewhere"] for each in compared)
     assert turns == len(given)
 
 
