@@ -25,7 +25,9 @@ export function forest(group: GroupView): Forest {
     const item = items[turn.id];
     if (!item) continue;
     (items[turn.parent] ?? top).below.push(item);
-    children.set(turn.parent, [...(children.get(turn.parent) ?? []), turn.id]);
+    const beside = children.get(turn.parent);
+    if (beside) beside.push(turn.id);
+    else children.set(turn.parent, [turn.id]);
   }
   const levels = [...new Set(group.turns.map((turn) => `${turn.level} ${turn.role}`))].sort((a, b) =>
     a.localeCompare(b, "en", { numeric: true }),
