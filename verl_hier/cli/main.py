@@ -24,6 +24,7 @@ from verl_hier.cli import (
     recredit,
     replay,
     train,
+    view,
 )
 from verl_hier.errors import FULL, HierError, refusal
 
@@ -61,6 +62,7 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (
         LOOKING,
         {
+            "view": view.view,
             "env": env.env,
             "doctor": inspect.doctor,
             "plugins": inspect.plugins,

@@ -1,6 +1,8 @@
 """Credit assignment on arrays: kernels for groups, for chains of turns and for trees. Imports numpy alone."""
 
 from verl_hier.credit.credit import Credit as Credit
+from verl_hier.credit.explain import of_episodes as of_episodes
+from verl_hier.credit.explain import term as term
 from verl_hier.credit.groups import Bools as Bools
 from verl_hier.credit.groups import Centre as Centre
 from verl_hier.credit.groups import Floats as Floats

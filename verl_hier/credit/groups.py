@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from verl_hier.credit.explain import Comparison, compared, recording
 from verl_hier.errors import CreditError
 
 Centre = Literal["mean", "median", "leave_one_out", "none"]
@@ -194,7 +195,7 @@ def group_advantage(
     votes = _votes(keys, votes_of)
     middle = _middle(data, keys, votes_of, votes, centre)
     out = np.array(data) if middle is None else data - middle[keys]
-    factor, flat = np.ones_like(votes), np.zeros(votes.shape, np.bool_)
+    factor, flat, spread = np.ones_like(votes), np.zeros(votes.shape, np.bool_), np.ones_like(votes)
     if scale != "none":
         spread = _spread(data, keys, votes_of, votes, middle, scale, out if centre == "mean" else None)
         factor, flat = _inverse(spread, middle, eps, zero_variance, scale)
@@ -213,7 +214,14 @@ def group_advantage(
     if singleton == "raw" and alone.any():
         rows = np.flatnonzero(alone[keys])
         out[rows] = data[rows] / (1.0 + eps) if scale != "none" else data[rows]
-    return out if where is None or ignored is not None else np.where(where, out, 0.0)
+    out = out if where is None or ignored is not None else np.where(where, out, 0.0)
+    if recording():
+        rule = {"centre": centre, "scale": scale, "eps": eps, "singleton": singleton, "zero variance": zero_variance}
+        counted = np.ones(keys.size) if votes_of is None else votes_of
+        counted = counted if ignored is None else np.where(keys < ignored, counted, 0.0)
+        middles = np.zeros(keys.size) if middle is None else middle[keys]
+        compared(Comparison(data, given, counted, middles, spread[keys], factor[keys], np.array(out), rule))
+    return out
 
 
 def _electorate(keys: Ints, weights: ArrayLike | None, where: Bools | None) -> tuple[Ints, Floats | None, int | None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from verl_hier.credit.explain import of_episodes
 from verl_hier.credit.groups import Floats, Normalisation, group_advantage, group_ids, singletons
 from verl_hier.credit.paths import (
     WeightBy,
@@ -48,7 +49,8 @@ def episode_advantage(
     keys = group_ids(*(table[f"episodes.{name}"] for name in group_by))
     data = table["episodes.return"] if scores is None else scores
     trained = np.asarray(table["episodes.trained"], bool)
-    return group_advantage(data, keys, weights=episode_votes(table, weight_by), where=trained, **kernel)
+    votes = episode_votes(table, weight_by)
+    return of_episodes(group_advantage(data, keys, weights=votes, where=trained, **kernel))
 
 
 def return_advantage(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.credit import RETURN_COLUMNS, Credit, WeightBy, episode_advantage, share
+from verl_hier.credit import RETURN_COLUMNS, Credit, WeightBy, episode_advantage, share, term
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative
@@ -30,6 +30,7 @@ class ARPOOptions:
 def advantage(table: TurnTable, options: ARPOOptions) -> Credit:
     """Credit per step (soft) or per turn (hard): the z-score of each chain over all chains of the task."""
     values = episode_advantage(table, weight_by=options.weight_by, eps=options.eps)
+    term("chain among the chains of the task", values, "episode")
     return share(table, values[table.step_episode], "repeat" if options.attribution == "soft" else "average")
 
 

@@ -19,6 +19,7 @@ from verl_hier.credit import (
     group_ids,
     return_advantage,
     rewards_to_go,
+    term,
     trained_only,
 )
 from verl_hier.errors import CreditError
@@ -54,7 +55,9 @@ def advantage(table: TurnTable, options: GiGPOOptions) -> Floats:
     """(T,) episode advantage plus omega times the advantage among turns of the task with the same anchor state."""
     scale: Scale = "sample" if options.norm == "mean_std_norm" else "none"
     episode = return_advantage(table, options.format_penalty, weight_by=options.weight_by, scale=scale, eps=options.eps)
-    return trained_only(table, episode + options.omega * steps(table, options))
+    term("episode among the episodes of the task", episode)
+    step = term("turn among turns that start in the same state", steps(table, options), weight=options.omega)
+    return trained_only(table, episode + options.omega * step)
 
 
 def steps(table: TurnTable, options: GiGPOOptions) -> Floats:

@@ -10,7 +10,17 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Floats, Normalisation, Scale, Singleton, WeightBy, group_ids, step_mean, turn_advantage
+from verl_hier.credit import (
+    Floats,
+    Normalisation,
+    Scale,
+    Singleton,
+    WeightBy,
+    group_ids,
+    step_mean,
+    term,
+    turn_advantage,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative
@@ -40,7 +50,9 @@ def advantage(table: TurnTable, options: HiMACOptions) -> Floats:
     macro = np.asarray(table["level"]) == 0
     columns = ("group", "plan") if micro_group(table, options) == "plan" else ("group",)
     blueprints = turn_advantage(table, plan_scores(table), ("group",), where=macro, **kernel)
+    term("blueprint among the blueprints of the task", blueprints)
     executions = turn_advantage(table, table["return"], columns, weight_by=options.weight_by, where=~macro, **kernel)
+    term(f"execution among those of the same {columns[-1]}", executions)
     return np.where(macro, blueprints, executions)
 
 

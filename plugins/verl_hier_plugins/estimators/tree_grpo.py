@@ -18,6 +18,7 @@ from verl_hier.credit import (
     group_mean,
     share,
     step_mean,
+    term,
     turn_advantage,
 )
 from verl_hier.credit.trees import above
@@ -45,10 +46,14 @@ class TreeGRPOOptions:
 def advantage(table: TurnTable, options: TreeGRPOOptions) -> Credit:
     """Credit per step: the leaf's z-score over the task plus its z-score inside its tree."""
     inter = episode_advantage(table, eps=options.eps)
+    if options.variant in ("tree", "inter"):
+        term("leaf among the leaves of the task", inter, "episode")
     scores = inter if options.variant == "tree_2norm" else None
     intra = episode_advantage(
         table, scores=scores, group_by=("group", "tree"), eps=options.eps, singleton=options.singleton
     )
+    if options.variant != "inter":
+        term("leaf among the leaves of its tree", intra, "episode")
     values = {"inter": inter, "tree": inter + intra}.get(options.variant, intra)
     return share(table, values[table.step_episode], options.shared)
 

@@ -15,7 +15,9 @@ from verl_hier.credit import (
     group_ids,
     group_mean,
     group_sum,
+    of_episodes,
     step_sum,
+    term,
     trained_only,
 )
 from verl_hier.credit.trees import above, inherit_zero
@@ -45,9 +47,13 @@ def advantage(table: TurnTable, options: TreeRLOptions) -> Floats:
     """(T,) value of the turn minus its parent's, plus the value; values from leave-one-out scores of all leaves."""
     value, root = node_values(table, options)
     parent = np.asarray(table["parent"])
-    difference = value - above(parent, value, root)
+    before = above(parent, value, root)
+    difference = value - before
     if options.inherit:
         difference = inherit_zero(parent, np.where(np.abs(difference) < _NO_DIFFERENCE, 0.0, difference))
+    term("gain over the node before", difference, value=value, value_of_the_node_before=before)
+    if options.state_value:
+        term("value of the node", value)
     return trained_only(table, difference + value if options.state_value else difference)
 
 
@@ -60,6 +66,7 @@ def leaf_scores(table: TurnTable, options: TreeRLOptions) -> Floats:
     """(E,) return minus the mean of the other leaves of the task, centred by the option; 0 for evaluation."""
     returns, keys, leaf = table["episodes.return"], group_ids(table["episodes.group"]), all_leaves(table)
     scores = group_advantage(returns, keys, where=leaf, centre="leave_one_out", scale="none", singleton="zero")
+    of_episodes(scores)
     if options.centre == "none":
         return scores
     length = np.asarray(table["n_tokens"], np.float64) if options.centre == "token" else np.ones(len(table))

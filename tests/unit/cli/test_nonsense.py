@@ -47,6 +47,7 @@ VALID: dict[str, dict[str, str]] = {
     "export": {"source": "graphs.jsonl", "to": "chat", "out": "new.jsonl"},
     "import": {"source": "chat.jsonl", "from_": "chat", "model": "model", "out": "new.jsonl"},
     "convert": {"source": "graphs.jsonl", "out": "store"},
+    "view": {"source": "graphs.jsonl", "html": "new.html"},
     "environments": {},
     "workers": {},
     "samplers": {},

@@ -38,6 +38,7 @@ LAYERS = {
     "coldstart": {"compat", "environments", "graph", "host", "recipe", "rollout", "served"},
     "served": {"graph", "rollout"},
     "rewards": {"environments", "rollout", "served"},
+    "viewer": {"credit", "graph"},
     "testing": {"credit", "environments", "graph", "host", "hookspecs", "rollout", "sandbox", "training"},
 }
 OPEN_TO_PLUGINS = {

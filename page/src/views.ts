@@ -1,0 +1,64 @@
+// What the Python room `verl_hier.viewer` answers, by the names that it uses.
+
+export interface Group {
+  step: number; uid: string; title: string; source: string; index: number | null;
+  episodes: number; trained: number; succeeded: number; failed: number; pruned: number; truncated: number;
+  forks: number; turns: number; tokens: number; invalid: number; without_credit: number; cut: number; stale: number;
+  mean: number | null; best: number | null; spread: number; singleton: number; flat: number;
+}
+
+export interface Alarm { name: string; says: string; many: number; groups: number; places: number[] }
+
+export type Curve = { step: number } & Record<string, number | null>;
+
+export interface Overview {
+  run: {
+    name: string; parts: Record<string, string>; versions: Record<string, string | null>;
+    seeds: Record<string, unknown>; overrides: string[]; revision: string | null; guards: Record<string, unknown>;
+  };
+  notes: string[]; stamp: string; methods: string[]; groups: Group[]; steps: Curve[]; alarms: Alarm[];
+}
+
+export interface Episode {
+  id: number; source: number; shared: number; tree: number; leaf: number; status: string; ret: number;
+  success: boolean | null; trained: boolean; greedy: boolean; withheld: boolean; error: string | null;
+  decision: Record<string, unknown>; reward_info: Record<string, number>;
+}
+
+export interface Message { role: string; content: string; characters: number; sources: number[] }
+
+export interface Turn {
+  id: number; parent: number; context: number; episode: number; agent: string; role: string; level: number;
+  turn: number; segment: number; plan: number; partial: boolean; trained: boolean; reward: number; done: boolean;
+  truncated: boolean; valid: boolean; anchor: string | null; stop_reason: string | null; prompt_tokens: number;
+  cached_tokens: number; decision: Record<string, unknown>; extra: Record<string, unknown>; policy: string;
+  policy_version: [number, number]; masks: Record<string, [number, number][]>; credit: number | null; text: string;
+  characters: number; messages: Message[]; n_observation: number; n_action: number; tokens: number[];
+  logprobs: number[]; entropy: number[]; mean_entropy: number | null; top: [number, number][][];
+}
+
+export interface Comparison {
+  unit: "turn" | "episode"; rule: Record<string, string | number>; ids: number[]; elsewhere: number;
+  keys: number[]; scores: number[]; votes: number[]; centre: number[]; spread: number[]; factor: number[];
+  result: number[];
+}
+
+export interface Term {
+  name: string; unit: "turn" | "episode"; weight: number; ids: number[]; values: number[];
+  figures: Record<string, number[]>; comparisons: Comparison[];
+}
+
+export interface Why {
+  name: string; summary: string; doc: string; options: Record<string, unknown>; ran: boolean; says?: string;
+  per?: string; turns?: number[]; credit?: number[]; weight?: number[]; trained?: boolean[]; terms?: Term[];
+  differs?: number[]; flips?: number[];
+}
+
+export interface GroupView {
+  step: number; uid: string; title: string; task: Record<string, unknown>; phase: Record<string, unknown>;
+  request: Record<string, unknown>; counts: Record<string, number>; seconds: Record<string, number>;
+  budget: Record<string, [number, number]>; seed: number | null; short: boolean; episodes: Episode[]; turns: Turn[];
+  why: Why[];
+}
+
+export interface Hits { words: string; many: number; hits: { step: number; uid: string; node: number }[] }

@@ -1,0 +1,178 @@
+"""What a page is told: the overview, a group, why, and the states that a store can be in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.fixtures import rollout_graphs
+from tests.fixtures.viewed_run import METHODS
+from verl_hier.cli.view import book_of
+from verl_hier.errors import HierError
+from verl_hier.graph import read_graphs, write_graphs
+from verl_hier.graph.columnar.encode import uid_of
+from verl_hier.ops.offline import credit
+from verl_hier.ops.stored import Stored
+from verl_hier.viewer.book import dumps
+from verl_hier.viewer.group import LONGEST_WORDS
+
+
+def book(folder: Path, *estimators: str):
+    return book_of(Stored.at(folder), list(estimators))
+
+
+def copied(run: Path, to: Path) -> Path:
+    shutil.copytree(run, to)
+    return to
+
+
+def test_the_overview_counts_what_the_graphs_hold(runs):
+    found = book(runs["himac"]).overview()
+    graphs = {
+        (1 + number // 3, uid_of(graph)): graph for number, graph in enumerate(read_graphs(runs["himac"] / "graphs"))
+    }
+    assert len(found["groups"]) == len(graphs) == 6
+    for group in found["groups"]:
+        graph = graphs[group["step"], group["uid"]]
+        trained = [episode.ret for episode in graph.complete() if episode.trained]
+        assert group["episodes"] == len(graph.episodes) and group["turns"] == len(graph.nodes)
+        assert group["spread"] == pytest.approx(max(trained) - min(trained))
+        assert group["mean"] == pytest.approx(np.mean(trained))
+        assert group["invalid"] == sum(not node.valid for node in graph.nodes)
+        assert group["tokens"] == sum(len(node.action) for node in graph.nodes)
+        silent = [node for node, value in zip(graph.nodes, graph.credit, strict=True) if node.trained and value == 0]
+        assert group["without_credit"] == len(silent)
+        assert group["title"] == graph.task["instruction"]
+    flat = next(alarm for alarm in found["alarms"] if alarm["name"] == "flat")
+    assert {found["groups"][place]["uid"] for place in flat["places"]} == {"task-2"} and flat["many"] == 2
+    assert [step["step"] for step in found["steps"]] == [1, 2]
+
+
+def test_lost_and_lonely_episodes_are_alarms(tmp_path):
+    lost = rollout_graphs.broken()
+    alone = rollout_graphs.flat(n=1)
+    alone.task["uid"] = "alone"
+    write_graphs(tmp_path / "graphs.jsonl", [lost, alone])
+    found = book(tmp_path / "graphs.jsonl").overview()
+    many = {alarm["name"]: alarm["many"] for alarm in found["alarms"]}
+    assert many["failed"] == sum(episode.status == "failed" for episode in lost.episodes) > 0
+    lonely = next(alarm for alarm in found["alarms"] if alarm["name"] == "singleton")
+    assert "alone" in {found["groups"][place]["uid"] for place in lonely["places"]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_why_has_the_numbers_that_the_estimator_gives(runs, method, tmp_path):
+    credit(method, runs[method] / "graphs", tmp_path / "credit.jsonl")
+    given = {
+        (row["step"], row["uid"], row["node"]): row
+        for row in map(json.loads, (tmp_path / "credit.jsonl").read_text().splitlines())
+    }
+    whole = book(runs[method])
+    turns = 0
+    for group in whole.overview()["groups"]:
+        (why,) = whole.group(group["step"], group["uid"])["why"]
+        assert why["ran"] and why["name"] == method and why["terms"] and not why["differs"]
+        for node, value, weight in zip(why["turns"], why["credit"], why["weight"], strict=True):
+            row = given[group["step"], group["uid"], node]
+            assert (value, weight) == (row["credit"], row["weight"])
+            turns += 1
+        compared = [each for term in why["terms"] for each in term["comparisons"]]
+        assert compared and not any(each["elsewhere"] for each in compared)
+    assert turns == len(given)
+
+
+def test_another_estimator_is_shown_beside_the_one_that_ran(runs):
+    group = book(runs["tree_grpo"], "gigpo").group(1, "task-0")
+    first, second = group["why"]
+    assert (first["name"], first["ran"], second["name"], second["ran"]) == ("tree_grpo", True, "gigpo", False)
+    stored = {turn["id"]: turn["credit"] for turn in group["turns"]}
+    given = dict(zip(second["turns"], second["credit"], strict=True))
+    assert second["flips"] == [node for node, value in given.items() if value * stored[node] < 0] != []
+
+
+def test_an_estimator_that_cannot_credit_says_so(runs):
+    group = book(runs["arpo"], "archer").group(1, "task-0")
+    assert "needs the column" in group["why"][1]["says"]
+
+
+def test_words_are_found_in_what_was_said_and_told(runs):
+    whole = book(runs["himac"])
+    found = whole.search("GO ON")
+    graphs = list(read_graphs(runs["himac"] / "graphs"))
+    expected = sum(
+        "go on" in node.text or any("go on" in message.content for message in node.messages)
+        for graph in graphs
+        for node in graph.nodes
+    )
+    assert found["many"] == expected > 0 and len(found["hits"]) == expected
+
+
+def test_a_file_of_graphs_is_read_like_a_store(runs, tmp_path):
+    graphs = list(read_graphs(runs["himac"] / "graphs"))
+    write_graphs(tmp_path / "graphs.parquet", graphs)
+    stored, alone = book(runs["himac"]), book(tmp_path / "graphs.parquet", "himac")
+    assert stored.overview()["groups"] == alone.overview()["groups"]
+    one, other = stored.group(2, "task-1"), alone.group(2, "task-1")
+    assert one.pop("why")[0]["terms"] == other.pop("why")[0]["terms"] and one == other
+    assert sorted(stored.search("go on")["hits"], key=str) == sorted(alone.search("go on")["hits"], key=str)
+
+
+def test_a_long_text_is_cut_and_its_length_said(tmp_path):
+    graph = rollout_graphs.flat()
+    graph.nodes[0].text = "a" * 1_000_000
+    write_graphs(tmp_path / "graphs.jsonl", [graph])
+    turn = book(tmp_path / "graphs.jsonl").group(graph.step, uid_of(graph))["turns"][0]
+    assert len(turn["text"]) == LONGEST_WORDS and turn["characters"] == 1_000_000
+
+
+def test_a_step_that_is_being_written_is_left_out_and_comes_when_it_is_whole(runs, tmp_path):
+    run = copied(runs["himac"], tmp_path / "run")
+    mark = run / "graphs" / "step_000002" / "credit.parquet"
+    mark.rename(tmp_path / "mark")
+    whole = book(run)
+    found = whole.overview()
+    assert {group["step"] for group in found["groups"]} == {1}
+    assert any("step_000002" in note and "not written to its end" in note for note in found["notes"])
+    (tmp_path / "mark").rename(mark)
+    assert {group["step"] for group in whole.overview()["groups"]} == {1, 2}
+
+
+def test_a_run_without_a_step_is_shown_empty(runs, tmp_path):
+    run = copied(runs["himac"], tmp_path / "run")
+    shutil.rmtree(run / "graphs")
+    (run / "graphs").mkdir()
+    found = book(run).overview()
+    assert found["groups"] == [] and found["steps"] == [] and len(found["notes"]) == 1
+
+
+def test_a_damaged_step_and_one_of_a_newer_version_are_a_sentence_each(runs, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run = copied(runs["himac"], tmp_path / "run")
+    index = run / "graphs" / "step_000002" / "tasks-trainer-0.parquet"
+    table = pq.read_table(index)
+    place = table.schema.get_field_index("version")
+    newer = table.set_column(place, table.schema.field(place), pa.array([99] * len(table), pa.int32()))
+    pq.write_table(newer, index)
+    (note,) = book(run).overview()["notes"]
+    assert "schema version 99" in note and "upgrade" in note
+    (run / "graphs" / "step_000001" / "nodes-trainer-0.parquet").write_bytes(b"PAR1")
+    found = book(run).overview()
+    assert len(found["notes"]) == 2 and found["groups"] == []
+
+
+def test_a_group_that_is_not_there_is_a_sentence(runs):
+    with pytest.raises(HierError, match="step 7 with a task 'nobody' is not stored"):
+        book(runs["himac"]).group(7, "nobody")
+
+
+def test_json_has_no_number_that_a_browser_refuses():
+    assert json.loads(dumps({"a": [float("nan"), float("inf"), 1.5], "b": (True, "x")})) == {
+        "a": [None, None, 1.5],
+        "b": [True, "x"],
+    }

@@ -1,0 +1,186 @@
+"""The page in Chromium: by keys alone from the alarms to the arithmetic, live, and with what should not be trusted."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.fixtures import rollout_graphs
+from tests.fixtures.browser import browser, tab
+from tests.fixtures.trainer import ROOT
+from tests.fixtures.viewed_run import METHODS
+from verl_hier.cli.view import book_of
+from verl_hier.graph import Message, write_graphs
+from verl_hier.graph.columnar.encode import uid_of
+from verl_hier.ops.stored import Stored
+from verl_hier.viewer.html import LARGEST, page
+
+EVIL = (
+    "<script>document.title='taken'</script>",
+    "<img src=x onerror=\"document.title='taken'\">",
+    "</script><script>document.title='taken'</script>",
+    "<a href=\"javascript:document.title='taken'\">come</a><style>*{display:none}</style>",
+    "\u202etxet desrever\u202c \u0000\u0007\u001b[31m \ufeff \u2028 \u2066",
+    "${document.title='taken'} {{constructor.constructor('1')()}}",
+)
+
+
+@pytest.fixture(scope="module")
+def tree():
+    """A graph with branches; made before the browser starts, whose driver keeps the thread's event loop."""
+    return rollout_graphs.forked()
+
+
+@pytest.fixture(scope="module")
+def chrome(tree):
+    with browser() as started:
+        yield started
+
+
+def written(source, file, *estimators):
+    """A page of its own of some rollouts, and the book that it was made of."""
+    book = book_of(Stored.at(source), list(estimators))
+    pages = list(book.pages(LARGEST))
+    file.write_text(page(book.overview()["run"]["name"], pages), encoding="utf-8")
+    return book
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_by_keys_alone_from_the_alarms_to_the_estimator_s_own_numbers(chrome, runs, tmp_path, method):
+    book = written(runs[method], tmp_path / "out.html")
+    with tab(chrome, tmp_path / "out.html") as seen:
+        seen.press("j", "Enter")  # the first alarm: a group that teaches nothing
+        seen.page.wait_for_selector("canvas")
+        assert "so it teaches nothing" in seen.page.inner_text("main")
+        seen.press("2")
+        seen.page.wait_for_selector(".row")
+        assert seen.page.locator(".row").count() == len(book.overview()["groups"])
+        seen.press("j", "Enter")  # the first group of the table
+        seen.page.wait_for_selector("canvas")
+        where = re.fullmatch(r"#/group/(\d+)/([\w-]+)", seen.place)
+        (why,) = book.group(int(where[1]), where[2])["why"]
+        seen.press("ArrowRight", "y")
+        visited = set()
+        for key in ("ArrowRight", "]", "]", "ArrowLeft", "ArrowDown", "b", "w"):
+            seen.press(key)
+            turn = int(re.search(r"/(\d+)/why$", seen.place)[1])
+            seen.page.wait_for_function(f"document.querySelector('.why h2')?.textContent.includes('turn {turn} ')")
+            visited.add(turn)
+            place = why["turns"].index(turn)
+            assert seen.number(".why [data-what=credit]") == why["credit"][place]
+            assert seen.number(".why [data-what=weight]") == why["weight"][place]
+            shown = [
+                float(each.get_attribute("value")) for each in seen.page.locator(".why [data-what=term] data").all()
+            ]
+            terms = {value for term in why["terms"] for value in term["values"]}
+            assert set(shown) <= terms and (shown or not why["trained"][place] or why["credit"][place] == 0)
+            if shown and all(term["unit"] == "turn" for term in why["terms"]):
+                weights = [term["weight"] for term in why["terms"]] if len(shown) > 1 else [1.0]
+                assert sum(a * b for a, b in zip(weights, shown, strict=True)) == pytest.approx(why["credit"][place])
+        assert len(visited) > 2
+        seen.press("s")
+        seen.page.wait_for_function("document.activeElement.className === 'path'")
+        seen.press("Escape", "Escape")
+        seen.page.wait_for_selector(".row")
+        assert seen.complaints == [] and len(seen.asked) == 1 and seen.asked[0].startswith("file:")
+
+
+def test_help_and_filter_by_keys(chrome, runs, tmp_path):
+    written(runs["himac"], tmp_path / "out.html")
+    with tab(chrome, tmp_path / "out.html") as seen:
+        seen.press("?")
+        assert "next and previous group" in seen.page.inner_text("dialog")
+        seen.press("Escape")
+        assert seen.page.locator("dialog").count() == 0
+        seen.press("/")
+        seen.page.wait_for_function("document.activeElement.type === 'search'")
+        seen.page.keyboard.type("step:2 corridor 1")
+        seen.page.wait_for_function("document.querySelectorAll('.row').length === 1")
+        seen.page.fill("input[type=search]", "go on")
+        seen.press("Enter")
+        seen.page.wait_for_selector(".hits a")
+        assert seen.complaints == []
+
+
+def test_words_of_a_plan_light_up_where_they_were_read(chrome, runs, tmp_path):
+    book = written(runs["himac"], tmp_path / "out.html")
+    group = book.group(1, "task-0")
+    told = next(turn for turn in group["turns"] if any(message["sources"] for message in turn["messages"]))
+    source = next(message["sources"][0] for message in told["messages"] if message["sources"])
+    with tab(chrome, (tmp_path / "out.html").as_uri() + f"#/group/1/task-0/{source}/path") as seen:
+        seen.page.wait_for_selector(".message.heard")
+        assert f"Words of turn {source} stand in the prompts of" in seen.page.inner_text(".path")
+
+
+def test_what_a_model_wrote_is_text_whatever_it_is(chrome, tree, tmp_path):
+    graph = tree
+    for node, evil in zip(graph.nodes, EVIL * len(graph.nodes), strict=False):
+        node.text, node.role, node.agent = evil, evil, evil
+        node.messages = [Message(evil, evil)]
+        node.extra = {evil: evil}
+        node.anchor = evil
+    graph.nodes[-1].text = "<b>" * 400_000
+    graph.task |= {"uid": f"../{EVIL[0]}/\"'#?&", "instruction": EVIL[1]}
+    graph.episodes[0].error = EVIL[2]
+    write_graphs(tmp_path / "graphs.jsonl", [graph])
+    written(tmp_path / "graphs.jsonl", tmp_path / "out.html", "tree_grpo")
+    assert (tmp_path / "out.html").stat().st_size < 5_000_000
+    with tab(chrome, tmp_path / "out.html") as seen:
+        seen.press("2")
+        seen.page.wait_for_selector(".row a")
+        assert seen.page.inner_text(".row a") == EVIL[1]
+        seen.press("j", "Enter")
+        seen.page.wait_for_selector("canvas")
+        for number in range(len(graph.nodes)):
+            seen.press("ArrowRight" if number == 0 else "]")
+            seen.page.wait_for_selector(".turn.chosen")
+        seen.page.wait_for_selector(".hidden-sign")
+        assert (
+            seen.page.locator("bdi.words img, bdi.words script, bdi.words a, bdi.words style, bdi.words b").count() == 0
+        )
+        assert "taken" not in seen.page.title().replace(uid_of(graph), "")
+        assert seen.page.evaluate("getComputedStyle(document.querySelector('bdi.words')).unicodeBidi") == "isolate"
+        assert seen.complaints == [] and len(seen.asked) == 1
+
+
+def test_a_served_page_shows_a_step_that_is_written_while_it_is_open(chrome, runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs["gigpo"], run)
+    later = run / "graphs" / "step_000002"
+    later.rename(tmp_path / "later")
+    command = [sys.executable, "-m", "verl_hier.cli.main", "view", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        try:
+            address = server.stdout.readline().split()[0]
+            with tab(chrome, f"{address}#/groups") as seen:
+                seen.page.wait_for_function("document.querySelectorAll('.row').length === 3")
+                (tmp_path / "later").rename(later)
+                seen.page.wait_for_function("document.querySelectorAll('.row').length === 6")
+                seen.press("j", "Enter", "ArrowRight", "y")
+                seen.page.wait_for_selector(".why .term")
+                assert seen.complaints == [] and all(each.startswith(address) for each in seen.asked)
+        finally:
+            server.terminate()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(chrome, runs, tmp_path, scheme):
+    written(runs["himac"], tmp_path / "out.html")
+    with tab(chrome, tmp_path / "out.html", color_scheme=scheme) as seen:
+        ground = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(24, 24, 24)"}[scheme]
+
+
+def test_an_empty_run_is_a_page_with_a_sentence(chrome, runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs["gigpo"], run)
+    for step in (run / "graphs").glob("step_*"):
+        shutil.rmtree(step)
+    written(run, tmp_path / "out.html")
+    with tab(chrome, tmp_path / "out.html") as seen:
+        assert "No rollouts are stored yet." in seen.page.inner_text("main")
+        assert seen.complaints == []

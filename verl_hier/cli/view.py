@@ -1,0 +1,86 @@
+"""`view`: a page that shows who said what, where it branched, and why it got its credit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from verl_hier.cli.inspect import Enable, enabled
+from verl_hier.cli.options import Graphs, new_file
+from verl_hier.cli.output import line, table
+
+if TYPE_CHECKING:
+    from verl_hier.ops.stored import Stored
+    from verl_hier.viewer.book import Book
+
+
+def view(
+    source: Graphs,
+    html: Annotated[Path | None, new_file("Write one page that opens from disk, and end.", ".html")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Print a summary, and end.")] = False,
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="Show the credit of this estimator too; can be repeated.")
+    ] = None,
+    enable: Enable = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 is any free one.")] = 0,
+) -> None:
+    """Look at stored rollouts and the arithmetic of their credit."""
+    from verl_hier.ops.stored import Stored
+    from verl_hier.viewer.html import LARGEST, page
+    from verl_hier.viewer.server import serve
+
+    book = book_of(Stored.at(source), estimator or [], enable)
+    if text:
+        _print(book)
+    elif html is not None:
+        pages = list(book.pages(LARGEST))
+        found = book.overview()
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page(found["run"]["name"], pages), encoding="utf-8")
+        left_out = len(found["groups"]) - (len(pages) - 1)
+        for note in found["notes"]:
+            line(note)
+        line(f"{html}: {len(pages) - 1} of {len(found['groups'])} groups")
+        if left_out:
+            line(f"{left_out} groups are in its tables and have no tree; `verl-hier view {source}` shows all of them.")
+    else:
+        serve(book, port, lambda address: line(f"{address}   (Ctrl-C ends it)"))
+
+
+def book_of(stored: Stored, names: list[str], enable: list[str] | None = None) -> Book:
+    """The rollouts of a run with the estimator that it ran, and with others by name."""
+    from verl_hier.host.manager import PluginHost
+    from verl_hier.host.specs import build_options
+    from verl_hier.viewer.book import Book
+    from verl_hier.viewer.why import Explainer, Method
+
+    host = PluginHost.load(enabled(None, enable, stored.plugins()))
+    settings = dict(stored.recipe().get("estimator", {}))
+    ran = settings.pop("name", None)
+    methods = []
+    for name in dict.fromkeys([*([ran] if ran else []), *names]):
+        spec: Any = host.spec("estimator", name)
+        options = build_options(spec, settings if name == ran else {})
+        methods.append(Method(spec, options, ran=name == ran))
+    explainer = Explainer(methods, lambda turns, step: host.hook.hier_table_ready(table=turns, step=step))
+    return Book(stored.graphs, explainer, stored.record())
+
+
+def _print(book: Book) -> None:
+    found = book.overview()
+    steps = found["steps"]
+    line(f"{found['run']['name']}: {len(found['groups'])} groups in {len(steps)} steps")
+    for note in found["notes"]:
+        line(f"  {note}")
+    for alarm in found["alarms"]:
+        worst = found["groups"][alarm["places"][0]]
+        line(f"  {alarm['many']} {alarm['says']}; for instance step {worst['step']}, {worst['title']!r:.80}")
+    names = ("success", "return", "groups that teach", "branches a group")
+    rows = [(str(step["step"]), *(_number(step[name]) for name in names)) for step in steps]
+    table(rows, head=("step", *names))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,125 @@
+"""Everything that a page can ask for, by its name: the same answers over the server and inside of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_hier.errors import HierError
+from verl_hier.viewer.group import group_view
+from verl_hier.viewer.overview import View, overview
+from verl_hier.viewer.steps import Step, read_steps, stamp
+from verl_hier.viewer.why import Explainer
+
+MOST_HITS = 500
+"""Turns that a search returns; it counts all of them."""
+_ASIDE = 30
+"""Groups of each alarm that a file takes before it takes others."""
+
+
+class Book:
+    """Stored rollouts, read again when a step was added."""
+
+    def __init__(self, source: Path, explainer: Explainer, run: Mapping[str, Any] | None = None) -> None:
+        """
+        Args:
+            source: store, step, graph file, or a folder of them.
+            explainer: of the credit.
+            run: what `run.json` says, see `run_record`; None for rollouts that stand alone.
+        """
+        self._source, self._explainer = source, explainer
+        self._run = _about(run or {}, source)
+        self._stamp: str | None = None
+        self._steps: dict[int, Step] = {}
+        self._overview: View = {}
+
+    def overview(self) -> View:
+        """The overview, with `run` (what ran), `notes` (sentences) and `stamp`, which changes with the content."""
+        now = stamp(self._source)
+        if now != self._stamp:
+            steps, notes = read_steps(self._source)
+            self._steps = {step.number: step for step in steps}
+            methods = [method.spec.name for method in self._explainer.methods]
+            about = {"run": self._run, "notes": notes, "stamp": now, "methods": methods}
+            self._overview, self._stamp = about | overview(steps), now
+        return self._overview
+
+    def group(self, step: int, uid: str) -> View:
+        """A group with `why`, see `Explainer.view`.
+
+        Raises:
+            HierError: when it is not stored.
+        """
+        self.overview()
+        if step not in self._steps or uid not in self._steps[step].uids():
+            raise HierError(f"step {step} with a task {uid!r:.60} is not stored.")
+        found = self._steps[step]
+        return group_view(found.graph(uid), step) | {"why": self._explainer.view(found, uid)}
+
+    def search(self, words: str) -> View:
+        """Turns that said or were told some words: `hits` of `step`, `uid` and `node`, and how `many` there are."""
+        self.overview()
+        hits = [(step.number, uid, node) for step in self._steps.values() for uid, node in step.find(words)]
+        shown = [{"step": step, "uid": uid, "node": node} for step, uid, node in hits[:MOST_HITS]]
+        return {"words": words, "many": len(hits), "hits": shown}
+
+    def pages(self, most: int) -> Iterator[tuple[str, str]]:
+        """Names and texts of JSON: the overview, and as many groups as fit, those of alarms first, then of all steps.
+
+        Args:
+            most: characters of all texts together.
+        """
+        found = self.overview()
+        text = dumps(found)
+        yield "overview", text
+        left = most - len(text)
+        for number in _order(found):
+            group = found["groups"][number]
+            page = dumps(self.group(group["step"], group["uid"]))
+            if len(page) <= left:
+                left -= len(page)
+                yield f"group/{group['step']}/{group['uid']}", page
+
+
+def dumps(value: Any) -> str:
+    """JSON that every browser reads: NaN and infinity, which JSON does not have, are null."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _order(found: View) -> list[int]:
+    """Groups in the order in which a file takes them: of alarms, then of the steps in turn, the last step first."""
+    alarmed = [place for alarm in found["alarms"] for place in alarm["places"][:_ASIDE]]
+    by_step: dict[int, list[int]] = {}
+    for number, group in enumerate(found["groups"]):
+        by_step.setdefault(group["step"], []).append(number)
+    columns = [by_step[step] for step in sorted(by_step, reverse=True)]
+    longest = max(map(len, columns), default=0)
+    rest = [column[place] for place in range(longest) for column in columns if place < len(column)]
+    # One group of each kind of alarm, and one of each step, come before the second of any.
+    firsts = [alarm["places"][0] for alarm in found["alarms"]] + [column[0] for column in columns]
+    return list(dict.fromkeys([*firsts, *alarmed, *rest]))
+
+
+def _about(record: Mapping[str, Any], source: Path) -> View:
+    recipe = record.get("recipe", {})
+    hier = recipe.get("hier", {}) if isinstance(recipe, Mapping) else {}
+    return {
+        "name": str(record.get("name", source.name)),
+        **{name: record.get(name, {}) for name in ("parts", "versions", "seeds")},
+        "overrides": record.get("overrides", []),
+        "revision": record.get("revision"),
+        "guards": hier.get("guards", {}) if isinstance(hier, Mapping) else {},
+    }

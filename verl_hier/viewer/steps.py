@@ -1,0 +1,169 @@
+"""Stored steps as the page needs them: light columns with credit for the overview, one group's graph on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from verl_hier.errors import FileError, GraphError
+from verl_hier.graph import RolloutGraph, read_graphs
+from verl_hier.graph.bounded_reading import folder_entries, parquet_metadata, parquet_table, parse_json
+from verl_hier.graph.columnar.encode import encode, encode_records, uid_of
+from verl_hier.graph.columnar.layout import CREDIT, INDEX, STORED, Columns
+from verl_hier.graph.columnar.reading import read_columns, shards
+from verl_hier.graph.steps import MARK, is_step
+from verl_hier.graph.storage import graph_parts
+
+Floats = NDArray[np.float64]
+_TASK = pa.schema([INDEX.field(name) for name in ("uid", "task", "phase", "started")])
+_WORDS = pa.schema([STORED["nodes"].field(name) for name in ("uid", "node", "text", "messages")])
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rollouts of one trainer step.
+
+    Attributes:
+        number: of the step.
+        columns: light columns of its tasks: G tasks, M nodes.
+        tasks: for each of the G tasks its identity, as the data set gave it.
+        phases: for each of the G tasks what learned in the step: `name`, `levels` and `roles`.
+        started: (G,) step whose weights started the rollout.
+        credit: (M,) credit of each node, NaN where none was stored.
+        source: folder of the step, or the file that holds it.
+    """
+
+    number: int
+    columns: Columns
+    tasks: list[dict[str, Any]]
+    phases: list[dict[str, Any]]
+    started: NDArray[np.int64]
+    credit: Floats
+    source: Path
+
+    def uids(self) -> list[str]:
+        """The uid of each task."""
+        found: list[str] = self.columns.tasks["uid"].to_pylist()
+        return found
+
+    def graph(self, uid: str) -> RolloutGraph:
+        """The graph of one task, read anew.
+
+        Raises:
+            GraphError: when the step does not hold the task.
+        """
+        whole = is_step(self.source)
+        for graph in read_graphs(self.source, [uid]):
+            if whole or graph.step == self.number:
+                return graph
+        raise GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
+
+    def find(self, words: str) -> list[tuple[str, int]]:
+        """(uid, node) of the turns that said or were told some words; capitals do not matter."""
+        if is_step(self.source):
+            found = []
+            for shard in shards(self.source):
+                for number in range(parquet_metadata(shard.file("tasks")).num_row_groups):
+                    (table,) = shard.tables([number], nodes=_WORDS)
+                    found += _matches(table, words)
+            return found
+        graphs = (graph for graph in read_graphs(self.source) if graph.step == self.number)
+        return [(uid_of(graph), node.id) for graph in graphs for node in graph.nodes if _says(node, words)]
+
+
+def read_steps(source: Path) -> tuple[list[Step], list[str]]:
+    """The steps that can be read, and a sentence for each that cannot.
+
+    Args:
+        source: a store, a step, a graph file, or a folder of them. A folder without rollouts has no steps.
+    """
+    try:
+        parts = graph_parts(source)
+    except (GraphError, FileError) as error:
+        return [], [str(error)]
+    found: dict[int, Step] = {}
+    notes = [
+        f"{entry.name} is left out: it was not written to its end. A run may be writing it now."
+        for entry in (folder_entries(source) if source.is_dir() and not is_step(source) else ())
+        if is_step(entry) and not (entry / MARK).exists()
+    ]
+    for part in parts:
+        try:
+            for step in [_stored_step(part)] if is_step(part) else _steps_of_file(part):
+                if step.number in found:
+                    notes.append(f"{part.name}: step {step.number} is there twice; the first one is shown.")
+                found.setdefault(step.number, step)
+        except (GraphError, FileError) as error:
+            notes.append(str(error))
+    return [found[number] for number in sorted(found)], notes
+
+
+def stamp(source: Path) -> str:
+    """A text that changes when a step is added or written again."""
+    if not source.is_dir():
+        return str(source.stat().st_mtime_ns) if source.exists() else ""
+    marks = [entry / MARK if is_step(entry) else entry for entry in [source, *sorted(source.iterdir())]]
+    return "-".join(str(mark.stat().st_mtime_ns) for mark in marks if mark.is_file())
+
+
+def _stored_step(folder: Path) -> Step:
+    number, columns = read_columns(folder)
+    parts = [shard.tables(tasks=_TASK)[0] for shard in shards(folder)]
+    tasks = pa.concat_tables([_TASK.empty_table(), *parts])
+    table = parquet_table(folder / MARK, CREDIT)
+    sizes = columns.tasks["nodes"].to_numpy()
+    first = np.cumsum(sizes) - sizes
+    known = pc.fill_null(pc.index_in(table["uid"], value_set=columns.tasks["uid"].combine_chunks()), -1)
+    place, node = known.to_numpy().astype(np.int64), table["node"].to_numpy()
+    if (place < 0).any() or (node < 0).any() or (node >= sizes[place]).any():
+        raise GraphError(f"{folder / MARK} has the credit of a turn that the step does not hold.")
+    credit = np.full(len(columns.nodes), np.nan)
+    credit[first[place] + node] = table["credit"].to_numpy()
+    return Step(number, columns, *_said(tasks), credit, folder)
+
+
+def _steps_of_file(file: Path) -> Iterator[Step]:
+    for number, members in groupby(read_graphs(file), key=lambda graph: graph.step):
+        yield _step_of(number, list(members), file)
+
+
+def _step_of(number: int, graphs: Sequence[RolloutGraph], file: Path) -> Step:
+    credit = [graph.credit or [np.nan] * len(graph.nodes) for graph in graphs]
+    tasks = encode_records(graphs)
+    flat = np.concatenate([np.asarray(each, np.float64) for each in credit])
+    return Step(number, encode(graphs), *_said(tasks), flat, file)
+
+
+def _said(tasks: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]], NDArray[np.int64]]:
+    task, phase = ([_mapping(text) for text in tasks[name].to_pylist()] for name in ("task", "phase"))
+    return task, phase, tasks["started"].to_numpy()
+
+
+def _mapping(text: str | None) -> dict[str, Any]:
+    found = {} if text is None else parse_json(text, "a column of JSON")
+    return found if isinstance(found, dict) else {}
+
+
+def _matches(table: pa.Table, words: str) -> list[tuple[str, int]]:
+    def holds(texts: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
+        return np.asarray(pc.fill_null(pc.match_substring(texts, words, ignore_case=True), False), bool)
+
+    said = holds(table["text"])
+    lists = table["messages"].combine_chunks()
+    owner = np.asarray(pc.list_parent_indices(lists))
+    said[owner[holds(lists.flatten().field("content"))]] = True
+    kept = table.select(["uid", "node"]).filter(pa.array(said))
+    return list(zip(kept["uid"].to_pylist(), kept["node"].to_pylist(), strict=True))
+
+
+def _says(node: Any, words: str) -> bool:
+    wanted = words.lower()
+    return wanted in node.text.lower() or any(wanted in message.content.lower() for message in node.messages)
