@@ -52,7 +52,7 @@ def view(
 def book_of(stored: Stored, names: list[str], enable: list[str] | None = None) -> Book:
     """The rollouts of a run with the estimator that it ran, and with others by name."""
     from verl_hier.host.manager import PluginHost
-    from verl_hier.host.specs import build_options
+    from verl_hier.host.options import build_options
     from verl_hier.viewer.book import Book
     from verl_hier.viewer.why import Explainer, Method
 
