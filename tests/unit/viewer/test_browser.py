@@ -68,7 +68,7 @@ def test_by_keys_alone_from_the_alarms_to_the_estimator_s_own_numbers(chrome, ru
         for key in ("ArrowRight", "]", "]", "ArrowLeft", "ArrowDown", "b", "w"):
             seen.press(key)
             turn = int(re.search(r"/(\d+)/why$", seen.place)[1])
-            seen.page.wait_for_function(f"document.querySelector('.why h2')?.textContent.includes('turn {turn} ')")
+            seen.until(f"document.querySelector('.why h2')?.textContent.includes('turn {turn} ')")
             visited.add(turn)
             place = why["turns"].index(turn)
             assert seen.number(".why [data-what=credit]") == why["credit"][place]
@@ -83,7 +83,7 @@ def test_by_keys_alone_from_the_alarms_to_the_estimator_s_own_numbers(chrome, ru
                 assert sum(a * b for a, b in zip(weights, shown, strict=True)) == pytest.approx(why["credit"][place])
         assert len(visited) > 2
         seen.press("s")
-        seen.page.wait_for_function("document.activeElement.className === 'path'")
+        seen.until("document.activeElement.className === 'path'")
         seen.press("Escape", "Escape")
         seen.page.wait_for_selector(".row")
         assert seen.complaints == [] and len(seen.asked) == 1 and seen.asked[0].startswith("file:")
@@ -97,9 +97,9 @@ def test_help_and_filter_by_keys(chrome, runs, tmp_path):
         seen.press("Escape")
         assert seen.page.locator("dialog").count() == 0
         seen.press("/")
-        seen.page.wait_for_function("document.activeElement.type === 'search'")
+        seen.until("document.activeElement.type === 'search'")
         seen.page.keyboard.type("step:2 corridor 1")
-        seen.page.wait_for_function("document.querySelectorAll('.row').length === 1")
+        seen.until("document.querySelectorAll('.row').length === 1")
         seen.page.fill("input[type=search]", "go on")
         seen.press("Enter")
         seen.page.wait_for_selector(".hits a")
@@ -157,10 +157,12 @@ def test_a_served_page_shows_a_step_that_is_written_while_it_is_open(chrome, run
         try:
             address = server.stdout.readline().split()[0]
             with tab(chrome, f"{address}#/groups") as seen:
-                seen.page.wait_for_function("document.querySelectorAll('.row').length === 3")
+                seen.until("document.querySelectorAll('.row').length === 3")
                 (tmp_path / "later").rename(later)
-                seen.page.wait_for_function("document.querySelectorAll('.row').length === 6")
-                seen.press("j", "Enter", "ArrowRight", "y")
+                seen.until("document.querySelectorAll('.row').length === 6")
+                seen.press("j", "Enter")
+                seen.page.wait_for_selector("canvas")
+                seen.press("ArrowRight", "y")
                 seen.page.wait_for_selector(".why .term")
                 assert seen.complaints == [] and all(each.startswith(address) for each in seen.asked)
         finally:
