@@ -49,7 +49,7 @@ def test_the_script_starts_the_trainer_in_one_process_without_relying_on_marks()
 OUTSIDE = r"""\.\./|/ "shared"|shared/conformance|open\("/tmp"""
 WRITES_SUCH_PATHS = (
     *("hostile_commands.py", "hostile_files.py", "test_hostile_files.py"),
-    *("test_cheats_in_games.py", "test_keeper.py"),
+    *("test_cheats_in_games.py", "test_keeper.py", "test_browser.py", "test_server.py"),
 )
 """They put such paths into files and links, to see them refused or followed no further."""
 

@@ -37,6 +37,11 @@ class ReplayLog:
         """Whether an answer is left."""
         return self._position < len(self._events)
 
+    @property
+    def left(self) -> list[Event]:
+        """The answers that are still to be given."""
+        return self._events[self._position :]
+
     def step(self, action: str | None) -> StepResult:
         """The environment's answer to an action, None for the reset.
 

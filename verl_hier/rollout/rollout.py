@@ -130,8 +130,9 @@ class Episode(EpisodeState):
         if not 0 <= shared <= len(path):
             raise ValueError(f"cannot share {shared} of {len(path)} turns")
         kept = set(path[:shared])
-        replayed: list[Event] = []
-        for event in self.events:
+        # A fork that has not gone on yet has been given nothing, but shares its source's answers all the same.
+        answers, replayed = [*self.events, *self.replay_log.left], list[Event]()
+        for event in answers:
             if event.node is not None and event.node.id not in kept:
                 break
             replayed.append(event)
@@ -145,7 +146,7 @@ class Episode(EpisodeState):
         rollout.register(fork)
         self.keep_rewards_after(kept)
         fork.force(forced or [], forced_logprobs)
-        if self.handle is not None and len(replayed) == len(self.events) and self.waiting.is_set():
+        if self.handle is not None and len(replayed) == len(answers) and self.waiting.is_set():
             try:
                 fork.handle = await self.handle.fork()  # saves the replay of its actions
             except EnvironmentFailure as error:

@@ -69,6 +69,26 @@ def test_a_turn_in_pieces_is_one_turn_for_worker_and_world(run):
     assert sorted(policy.prompts) == sorted(graph.prompt(n.id) for n in graph.nodes)
 
 
+@pytest.mark.parametrize("tokens", [2, None], ids=["inside a turn", "between turns"])
+def test_a_fork_of_a_fork_that_has_not_gone_on_shares_as_much(run, tokens):
+    async def body(rollout):
+        trunk = rollout.start()
+        await trunk.step(tokens=tokens)
+        twin = await trunk.fork()
+        late = await twin.fork()
+        assert twin.path == late.path == trunk.path
+        await rollout.advance([late, twin])
+        assert late.path[0] == twin.path[0] == trunk.path[0] and late.path[1] != twin.path[1]
+        for episode in rollout.episodes:
+            episode.stop("enough")
+
+    graph, _ = roll(run, body, words)
+    first, second, third = graph.nodes
+    assert first.partial == (tokens is not None) and second.parent == third.parent == first.id
+    assert graph.prompt(second.id) == graph.prompt(third.id), "neither begins again with a prompt of its own"
+    assert graph.prompt(third.id)[: len(graph.prompt(first.id))] == graph.prompt(first.id)
+
+
 def test_a_fork_inside_a_turn_shares_its_first_piece(run):
     async def body(rollout):
         trunk = rollout.start()
