@@ -169,8 +169,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         Returns:
             the light parts of the tasks of the batch, in the order of their uids.
         """
-        tags = {key: tag for key, tag in self._light_tags().items() if not tag["validate"]}
-        under_way = (tq.kv_list(TRAIN) or {}).get(TRAIN, {})
+        tags = {key: tag for key, tag in _tags(LIGHT).items() if not tag["validate"]}
+        under_way = _tags(TRAIN)
         self._done = {key: tag for key, tag in tags.items() if key in trained or key not in under_way}
         keys = sorted(trained & tags.keys())
         parts = []
@@ -181,13 +181,9 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
             tq.kv_clear(keys=list(self._done), partition_id=LIGHT)
         return unpack(parts)
 
-    def _light_tags(self) -> dict[str, Any]:
-        found: dict[str, Any] = (tq.kv_list(LIGHT) or {}).get(LIGHT, {})
-        return found
-
     def _raise_faults(self) -> None:
         """Stop on a fatal error of a rollout worker."""
-        tags = (tq.kv_list(FAULTS) or {}).get(FAULTS, {})
+        tags = _tags(FAULTS)
         if tags:
             tq.kv_clear(keys=list(tags), partition_id=FAULTS)
             errors = [tag["error"] for tag in tags.values()]
@@ -264,7 +260,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
     def on_validate_end(self) -> None:
         super().on_validate_end()
         self._counters.skip()
-        store, tags = self.hier.store, self._light_tags()
+        store, tags = self.hier.store, _tags(LIGHT)
         done = {uid: True for uid, tag in tags.items() if tag["validate"]}
         if done:
             tq.kv_clear(keys=list(done), partition_id=LIGHT)
@@ -333,6 +329,12 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
                 f"the recipe has {self.parts.schedule.spec.name!r}."
             )
         self.schedule.load_state_dict(saved["state"])
+
+
+def _tags(partition: str) -> dict[str, Any]:
+    """The tags of a partition of TransferQueue by key; none when nobody has put anything there."""
+    found: dict[str, Any] = (tq.kv_list(partition) or {}).get(partition, {})
+    return found
 
 
 def _future(method: Any, *args: Any) -> Future[Written]:
