@@ -40,7 +40,6 @@ from verl_hier.recipe import catalogue
 from verl_hier.recipe.checks.choices import CHOICES, SETS
 from verl_hier.recipe.checks.numbers import NUMBERS
 from verl_hier.recipe.checks.rule import rules
-from verl_hier.recipe.compose import files_read_once
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.react import React, ReactOptions
@@ -370,8 +369,7 @@ def stale() -> dict[Path, str]:
     """The pages that are not up to date, with the text they should have."""
     pages = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
-    with files_read_once():
-        return {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
+    return {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
 
 
 def main() -> int:

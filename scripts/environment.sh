@@ -17,9 +17,10 @@ stamp="$VIRTUAL_ENV/.verl-hier-$(cat pyproject.toml setup.py <(echo "$1") | cksu
 if [[ ! -e "$stamp" ]]; then
     say "dependencies (about 2 GB, once)"
     python -m pip install --upgrade pip
+    # Python compiles a module when it is first imported; to compile all of them here takes longer than to fetch them.
     # The newest torch that the other packages were tested with; kept when one is there.
-    python -c 'import torch' 2>/dev/null || python -m pip install 'torch==2.13.0'
-    python -m pip install -e ".[$1]"
+    python -c 'import torch' 2>/dev/null || python -m pip install --no-compile 'torch==2.13.0'
+    python -m pip install --no-compile -e ".[$1]"
     touch "$stamp"
 fi
 

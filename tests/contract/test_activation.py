@@ -101,12 +101,17 @@ print(json.dumps({"modules": modules, "registries": registries, "ray_group": ray
         ("", None, "6.3", False),
     ],
 )
-def test_who_wants_it(monkeypatch, choice, cuda, hip, wanted):
+def test_who_wants_it(monkeypatch, tmp_path, choice, cuda, hip, wanted):
     """A CUDA build without a device may be the head node of a GPU cluster: only VERL_PLATFORM decides there."""
     monkeypatch.setenv("VERL_PLATFORM", choice)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.version, "hip", hip)
+    (tmp_path / "version.py").write_text(f"cuda, hip = {cuda!r}, {hip!r}")
+    monkeypatch.setattr(torch.__spec__, "submodule_search_locations", [str(tmp_path)])
     assert activation.is_wanted() is wanted
+
+
+def test_the_build_is_that_of_the_imported_torch(monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    assert activation.is_wanted() is (torch.version.cuda is None and torch.version.hip is None)
 
 
 def test_importing_verl_stays_light(imported):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fixtures.trainer import Run, only_trainer, processes_of_runs
+from tests.fixtures.trainer import Run, processes_of_runs, trainer_slot
 from verl_hier.graph import read_graphs
 from verl_hier.ops import runs as ops
 
@@ -99,7 +99,7 @@ def test_the_command_is_killed_at_random_moments(byte_model, probes, tmp_path):
     variables = {"PYTHONPATH": str(probes), "PROBE_FOLDER": str(tmp_path / "probe"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "verl_hier.cli.main", "train", *recipe, *given]
     log = tmp_path / "log"
-    with only_trainer():
+    with trainer_slot():
         for number in range(kills + 1):
             with log.open("wb") as file:
                 process = subprocess.Popen(

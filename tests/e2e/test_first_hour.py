@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.code_blocks import Block, blocks
-from tests.fixtures.trainer import only_trainer
+from tests.fixtures.trainer import trainer_slot
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("write_an_estimator", "write_a_worker", "write_a_sampler", "your_own_task")
@@ -130,7 +130,7 @@ def shortened(command: Sequence[str]) -> list[str]:
 
 @pytest.fixture
 def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
-    with only_trainer():
+    with trainer_slot():
         yield Newcomer(tmp_path)
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.fixtures.trainer import Run, Trainer, only_trainer, processes_of_runs
+from tests.fixtures.trainer import Run, Trainer, processes_of_runs, trainer_slot
 from verl_hier.graph import graph_rows, read_graphs
 from verl_hier.ops import runs as ops
 from verl_hier.training.schedule import Phase, phase_of
@@ -165,7 +165,7 @@ def test_ended_in_three_ways_the_command_line_goes_on_as_if_in_one_go(whole, byt
     """
     line = CommandLine(tmp_path, byte_model, probes)
     run = line.run
-    with only_trainer():
+    with trainer_slot():
         started = line.start(*WHOLE, stored_in(run.folder), "--name", "parts")
         line.wait_for_steps(started, 2)
         started.send_signal(signal.SIGINT)

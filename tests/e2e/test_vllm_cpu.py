@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.distributions import write_distribution
-from tests.fixtures.trainer import Run, only_trainer
+from tests.fixtures.trainer import Run, trainer_slot
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.rollout.entropy import top_entropy
 
@@ -89,7 +89,7 @@ def train(vllm_python: str, model: Path, plugin: Path, tmp_path: Path) -> Train:
         recipe = ["--config-name", "arpo_alfworld", "hier/server=vllm_cpu"]
         main = [vllm_python, "-m", "verl.trainer.main_ppo", *recipe]
         variables = {"PYTHONPATH": str(plugin), "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl")}
-        with only_trainer(), open(tmp_path / "log.txt", "w") as log:
+        with trainer_slot(), open(tmp_path / "log.txt", "w") as log:
             process = subprocess.Popen(
                 [*main, f"actor_rollout_ref.model.path={model}", *SMALL, *overrides],
                 cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""The real trainer runs once at a time, however the tests are started."""
+"""Few runs of the real trainer at a time, however the tests are started."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fixtures import long_tests
-from tests.fixtures.trainer import ROOT, only_trainer
+from tests.fixtures.trainer import ROOT, SIDE_BY_SIDE, trainer_slot
 
 
-def test_a_second_trainer_fails_at_once(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    second = f"""
+def test_a_trainer_too_many_fails_at_once(tmp_path: Path) -> None:
+    another = f"""
 from pathlib import Path
-from tests.fixtures.trainer import only_trainer
-with only_trainer(Path({str(lock)!r})):
+from tests.fixtures.trainer import trainer_slot
+with trainer_slot(Path({str(tmp_path)!r})):
     print("runs")
 """
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", second], cwd=ROOT, capture_output=True, text=True)
+        return subprocess.run([sys.executable, "-c", another], cwd=ROOT, capture_output=True, text=True)
 
-    with only_trainer(lock):
-        assert "another run of the trainer is under way" in run().stderr
-        with pytest.raises(RuntimeError, match="in one process"), only_trainer(lock):
-            pass
+    with trainer_slot(tmp_path):
+        assert run().stdout == "runs\n"
+        with trainer_slot(tmp_path):
+            assert "2 other runs of the trainer are under way" in run().stderr
+            with pytest.raises(RuntimeError, match="-n 2 at most"), trainer_slot(tmp_path):
+                pass
     assert run().stdout == "runs\n"
 
 
-def test_the_script_starts_the_trainer_in_one_process_without_relying_on_marks() -> None:
+def test_the_script_gives_each_process_one_trainer_without_relying_on_marks() -> None:
     """pytest 9.2 does not hand marks that a hook adds to pytest-xdist, so `xdist_group` serialises nothing."""
     script = (ROOT / "scripts/test").read_text()
     pytests = re.findall(r"^check .* (pytest .*)$", script, re.MULTILINE)
     assert len(pytests) == 2
     parallel, trainer = pytests
     assert " -n 2 " in parallel and "tests/unit tests/contract" in parallel
-    assert "tests/e2e" in trainer and " -n" not in trainer
+    assert "tests/e2e" in trainer and f" -n {SIDE_BY_SIDE} --dist loadfile" in trainer
     assert "loadgroup" not in script
     sources = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
     assert not [file for file in sources if "xdist_group" in file.read_text()]

@@ -93,17 +93,16 @@ def _verdicts(reference: str, overrides: list[str]) -> list[tuple[str, str]]:
     from verl_hier.errors import HierError
     from verl_hier.recipe.catalogue import find
     from verl_hier.recipe.check import check_recipe
-    from verl_hier.recipe.compose import compose, files_read_once
+    from verl_hier.recipe.compose import compose
 
     found = []
-    with files_read_once():
-        for choices in find(reference).combinations():
-            reason = ""
-            try:
-                check_recipe(compose(reference, [*choices, *overrides]))
-            except HierError as error:
-                reason = str(error)
-            found.append((" ".join((reference, *choices)), reason))
+    for choices in find(reference).combinations():
+        reason = ""
+        try:
+            check_recipe(compose(reference, [*choices, *overrides]))
+        except HierError as error:
+            reason = str(error)
+        found.append((" ".join((reference, *choices)), reason))
     return found
 
 

@@ -69,13 +69,13 @@ def _asks_vllm(config: Any) -> bool:
 
 
 def require_registration() -> None:
-    """Import verl and refuse to go on when our entry point failed: verl swallows that, our entry point keeps it.
+    """Refuse to go on when our entry point fails: verl swallows that, our entry point keeps it.
+
+    The entry point is run without verl, whose import takes ten seconds; the run imports it soon enough.
 
     Raises:
-        PluginError: with what it raised.
+        PluginError: with what the entry point raised.
     """
-    import verl  # noqa: F401
-
     from verl_hier.compat import entry
 
     if entry.FAILURE is not None:

@@ -21,6 +21,7 @@ from verl_hier.recipe.checks.resources import Sizes, sizes_of
 from verl_hier.recipe.checks.rule import needs_critic, rules
 from verl_hier.recipe.checks.world import missing_module
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.hydra_cache import interpolations_parsed_once
 from verl_hier.recipe.papers import contradictions
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
@@ -110,6 +111,7 @@ def _missing(recipe: ComposedRecipe, report: Report) -> Iterator[Missing]:
     yield from missing_here(recipe, report.model, report.first)
 
 
+@interpolations_parsed_once()
 def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
     require_supported()
     plain = _plain(config)

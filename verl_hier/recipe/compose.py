@@ -6,11 +6,8 @@ A recipe is a primary Hydra config that starts from verl's own `ppo_trainer`. It
 
 from __future__ import annotations
 
-import copy
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from typing import Any
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.specs import KINDS
 from verl_hier.recipe.catalogue import find, package_folder, translated
+from verl_hier.recipe.hydra_cache import hydra_cache
 
 MAIN = "verl.trainer.main_ppo"
 _ROLLOUT = ("actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout")
@@ -54,7 +52,7 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
     # A file of ours composes, or its bug shows a traceback; a user's can make Hydra stumble over anything.
     stumbles = (HydraException, OmegaConfBaseException, YAMLError, ValueError) if recipe.shipped else (Exception,)
     try:
-        with files_read_once(), initialize_config_dir(str(home), version_base=None):
+        with hydra_cache(), initialize_config_dir(str(home), version_base=None):
             composed = hydra_compose(recipe.path.stem, overrides=given)
     except stumbles as error:
         unknown = _UNKNOWN_KEY.search(str(error))
@@ -95,40 +93,6 @@ def _require_blocks(given: Mapping[Any, Any], known: Mapping[str, Any], above: s
             raise RecipeError(f"{line}: expected a block, as verl has it, got {found!r:.60}.")
 
 
-@contextmanager
-def files_read_once() -> Iterator[None]:
-    """Within it, each YAML file and each interpolation is parsed once: most of the time of composing many recipes.
-
-    A file that has changed since is parsed again. One within another changes nothing.
-    """
-    from omegaconf import OmegaConf, base
-
-    load, parse = OmegaConf.load, base.parse
-    if hasattr(parse, "cache_info"):
-        yield
-        return
-
-    def load_once(file: Any) -> Any:
-        if not hasattr(file, "fileno"):
-            return load(file)
-        stated = os.fstat(file.fileno())
-        place = (stated.st_dev, stated.st_ino, stated.st_mtime_ns, stated.st_size)
-        if place not in _READ:
-            _READ[place] = load(file)
-        # Hydra moves the nodes of what it loads into the config that it composes.
-        return copy.deepcopy(_READ[place])
-
-    OmegaConf.load, base.parse = load_once, cache(parse)
-    try:
-        yield
-    finally:
-        OmegaConf.load, base.parse = load, parse
-
-
-_READ: dict[tuple[int, ...], Any] = {}
-"""What a file holds, by its inode, its time and its size."""
-
-
 def overridden(overrides: Sequence[str]) -> list[str]:
     """The overrides of our command line as Hydra's own, which differ in three things.
 
@@ -160,7 +124,7 @@ def stock(engine: str = "dp") -> Mapping[str, Any]:
     from omegaconf import OmegaConf
 
     GlobalHydra.instance().clear()
-    with files_read_once(), initialize_config_dir(str(verl_config_folder()), version_base=None):
+    with hydra_cache(), initialize_config_dir(str(verl_config_folder()), version_base=None):
         composed = hydra_compose("ppo_trainer", overrides=[f"model_engine={engine}"])
     plain = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(plain, dict)

@@ -6,7 +6,11 @@ waits for the import of the registry it belongs to.
 
 import logging
 import os
+import runpy
+from collections.abc import Mapping
+from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 from wrapt import register_post_import_hook
 
@@ -35,9 +39,15 @@ def is_wanted() -> bool:
     choice = os.environ.get(PLATFORM_VARIABLE, "").strip().lower()
     if choice:
         return choice == PLATFORM_NAME
-    import torch
+    build = _torch_build()
+    return build["cuda"] is None and build["hip"] is None and find_spec("torch_npu") is None
 
-    return torch.version.cuda is None and torch.version.hip is None and not hasattr(torch, "npu")
+
+def _torch_build() -> Mapping[str, Any]:
+    """The constants of `torch/version.py`, read without importing torch, which takes seconds."""
+    torch = find_spec("torch")
+    assert torch is not None and torch.submodule_search_locations, "torch is not installed"
+    return runpy.run_path(f"{torch.submodule_search_locations[0]}/version.py")
 
 
 def activate() -> bool:
