@@ -12,6 +12,7 @@ from verl_hier import __version__
 from verl_hier.cli import (
     check,
     coldstart,
+    compare,
     create,
     distill,
     env,
@@ -63,6 +64,7 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
         LOOKING,
         {
             "view": view.view,
+            "compare": compare.compare,
             "env": env.env,
             "doctor": inspect.doctor,
             "plugins": inspect.plugins,

@@ -10,6 +10,7 @@ import typer
 from verl_hier.cli.inspect import Enable, enabled
 from verl_hier.cli.options import Graphs, new_file
 from verl_hier.cli.output import line, table
+from verl_hier.errors import HierError
 
 if TYPE_CHECKING:
     from verl_hier.ops.stored import Stored
@@ -20,6 +21,9 @@ def view(
     source: Graphs,
     html: Annotated[Path | None, new_file("Write one page that opens from disk, and end.", ".html")] = None,
     text: Annotated[bool, typer.Option("--text", help="Print a summary, and end.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write report.html and report.md into the folder of the run, and end.")
+    ] = False,
     estimator: Annotated[
         list[str] | None, typer.Option(help="Show the credit of this estimator too; can be repeated.")
     ] = None,
@@ -27,11 +31,21 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0 is any free one.")] = 0,
 ) -> None:
     """Look at stored rollouts and the arithmetic of their credit."""
+    from verl_hier.ops.report import write_report
+    from verl_hier.ops.runs import Run
     from verl_hier.ops.stored import Stored
     from verl_hier.viewer.html import LARGEST, page
     from verl_hier.viewer.server import serve
 
-    book = book_of(Stored.at(source), estimator or [], enable)
+    stored = Stored.at(source)
+    if report:
+        if stored.run is None:
+            raise HierError(
+                f"{source} is not the folder of a run, so there is nothing to report on; leave --report out."
+            )
+        line(str(write_report(Run(stored.run))))
+        return
+    book = book_of(stored, estimator or [], enable)
     if text:
         _print(book)
     elif html is not None:

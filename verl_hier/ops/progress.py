@@ -35,7 +35,7 @@ class Progress:
         parts += [
             f"{learners(record):<12}",
             *reached(record),
-            f"{_count(record.get('hier/tokens/generated', 0)):>5} tokens",
+            f"{count(record.get('hier/tokens/generated', 0)):>5} tokens",
         ]
         parts.append(f"{record['timing_s/step']:5.1f} s")
         if self._total is not None and step < self._total:
@@ -87,7 +87,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _count(number: float) -> str:
+def count(number: float) -> str:
     """`812`, `8.1k`, `2.3M`."""
     for unit, scale in (("M", 1e6), ("k", 1e3)):
         if number >= scale:

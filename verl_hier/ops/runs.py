@@ -15,6 +15,7 @@ from verl_hier.compat.launch import read_metrics
 from verl_hier.errors import HierError, RecipeError, first_line
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import read_json, read_text
+from verl_hier.ops.stored import QUICKSTART
 from verl_hier.recipe.compose import require_blocks
 from verl_hier.recipe.yaml_files import read_yaml
 
@@ -42,6 +43,7 @@ class Run:
     | `metrics_before.jsonl` | those of the steps before the checkpoint from which the run was resumed last |
     | `checkpoints/` | verl's checkpoints, `global_step_N` |
     | `graphs/` | the rollouts with their credit in columns, when the recipe stores them (`hier.store.path`) |
+    | `report.html`, `report.md` | what the run reached for what, its alarms, and three of its trees |
     | `model/` | the policy after the last step, with its tokenizer, as transformers loads it |
     """
 
@@ -49,13 +51,15 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """The run in a folder.
+        """The run in a folder, or below that of a quickstart.
 
         Raises:
             HierError: when there is no run in the folder.
         """
-        run = cls(Path(path))
+        run, below = cls(Path(path)), cls(Path(path) / QUICKSTART)
         if not run.recipe_file.is_file():
+            if below.recipe_file.is_file():
+                return below
             raise HierError(f"{path} is not the folder of a run: it has no {run.recipe_file.name}.")
         return run
 
@@ -89,6 +93,11 @@ class Run:
     def metrics_before_file(self) -> Path:
         """The metrics of the steps before the checkpoint from which the run was resumed last."""
         return self.folder / "metrics_before.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """What the run reached for what, its alarms, and three of its trees; written at its end."""
+        return self.folder / "report.html"
 
     @property
     def graphs(self) -> Path:
@@ -157,6 +166,7 @@ class Run:
             "checkpoints": self.checkpoints,
             "metrics": self.metrics_file,
             "rollouts": self.graphs,
+            "report": self.report,
             "verl's output": self.log,
         }
         return [(what, str(place)) for what, place in places.items() if place and place.exists()]

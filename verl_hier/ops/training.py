@@ -244,7 +244,18 @@ def start(plan: Plan, report: Report, *, verbose: bool = False) -> Run:
             why = f": the disk of {run.folder} is full, so not even its messages were written; {MAKE_ROOM}"
         raise RunEnded(f"the run ended with exit code {code}{why} - {_cure(plan)}", code)
     run.save_policy()
+    _write_report(run, report)
     return run
+
+
+def _write_report(run: Run, report: Report) -> None:
+    """Write the report; a run that ended well does not fail for it."""
+    from verl_hier.ops.report import write_report
+
+    try:
+        write_report(run)
+    except (HierError, OSError) as error:
+        report(f"there is no report: {error}")
 
 
 def _prepare(plan: Plan) -> str:

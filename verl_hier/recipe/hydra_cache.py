@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
@@ -18,55 +18,112 @@ _KEPT = 32
 _READ: dict[tuple[int, ...], Any] = {}
 """What a file holds, by its inode, its time and its size."""
 _MERGED: dict[tuple[Any, ...], Any] = {}
-"""What a list of files merges to, by the list and by the files that Hydra has read for it."""
+"""What a list of files merges to."""
 
 
 @contextmanager
 def hydra_cache() -> Iterator[None]:
     """Within it, Hydra composes one configuration faster.
 
-    Each file and each interpolation is parsed once, and what a list of files merges to is kept; a file that has changed
-    since is read again.
+    Each file and each interpolation is parsed once, and what all files but the last of a list merge to is kept, since
+    the last one is the recipe itself; a file that has changed since is read again.
     """
     from hydra._internal import defaults_list
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import ConfigRepository
     from omegaconf import OmegaConf
 
-    load, merge = OmegaConf.load, ConfigLoaderImpl._compose_config_from_defaults_list
+    composition = _Composition(ConfigLoaderImpl._compose_config_from_defaults_list)
+    load, extract = OmegaConf.load, ConfigRepository._extract_defaults_list
     choices = defaults_list._create_interpolation_map
-    read: list[tuple[int, ...]] = []
 
-    def load_once(file: Any) -> Any:
-        if not hasattr(file, "fileno"):
-            return load(file)
-        stated = os.fstat(file.fileno())
-        place = (stated.st_dev, stated.st_ino, stated.st_mtime_ns, stated.st_size)
-        read.append(place)
-        if place not in _READ:
-            _READ[place] = load(file)
-        # Hydra moves the nodes of what it loads into the config that it composes.
-        return copy.deepcopy(_READ[place])
+    def extract_from_copy(repository: Any, path: str, config: Any) -> Any:
+        # Hydra takes the list out of the configuration, which other compositions use too.
+        return extract(repository, path, composition.defaults_alone(config))
 
-    def merge_once(loader: Any, defaults: Sequence[Any], repo: Any) -> Any:
-        key = (*((each.config_path, each.package, each.is_self) for each in defaults), *read)
-        if key not in _MERGED:
-            while len(_MERGED) >= _KEPT:
-                del _MERGED[next(iter(_MERGED))]
-            _MERGED[key] = merge(loader, defaults, repo)
-        # Overrides are applied to it.
-        return copy.deepcopy(_MERGED[key])
+    def merge(loader: Any, defaults: Sequence[Any], repo: Any) -> Any:
+        return composition.merged(loader, defaults, repo)
 
     def choices_if_asked(overrides: Any, defaults: Sequence[Any], self_added: bool) -> Any:
         asked = any(default.is_interpolation() for default in defaults if not default.is_self())
         return choices(overrides, defaults, self_added) if asked else None
 
     with (
-        _replaced(OmegaConf, "load", load_once),
-        _replaced(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once),
+        _replaced(OmegaConf, "load", lambda file: composition.read(file, load)),
+        _replaced(ConfigRepository, "_extract_defaults_list", extract_from_copy),
+        _replaced(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge),
         _replaced(defaults_list, "_create_interpolation_map", choices_if_asked),
         interpolations_parsed_once(),
     ):
         yield
+
+
+class _Composition:
+    """Reading and merging the files of one configuration."""
+
+    def __init__(self, merge: Callable[[Any, Sequence[Any], Any], Any]) -> None:
+        """
+        Args:
+            merge: Hydra's own `merge(loader, defaults, repository)`.
+        """
+        self._merge = merge
+        self._place: dict[int, tuple[int, ...]] = {}
+
+    def read(self, file: Any, load: Callable[[Any], Any]) -> Any:
+        """What a file holds; it is shared, and may not be changed."""
+        if not hasattr(file, "fileno"):
+            return load(file)
+        stated = os.fstat(file.fileno())
+        place = (stated.st_dev, stated.st_ino, stated.st_mtime_ns, stated.st_size)
+        if place not in _READ:
+            _READ[place] = load(file)
+        self._place[id(_READ[place])] = place
+        return _READ[place]
+
+    def defaults_alone(self, config: Any) -> Any:
+        """A shared configuration's defaults list in a configuration of its own; another one as it is."""
+        from omegaconf import DictConfig, OmegaConf
+
+        if id(config) not in self._place or not isinstance(config, DictConfig):
+            return config
+        held = {"defaults": config._get_node("defaults")} if "defaults" in config else {}
+        return OmegaConf.create(copy.deepcopy(held))
+
+    def merged(self, loader: Any, defaults: Sequence[Any], repository: Any) -> Any:
+        """What a list of files merges to."""
+        from hydra.errors import ConfigCompositionException
+        from omegaconf import flag_override
+        from omegaconf.errors import OmegaConfBaseException
+
+        *others, recipe = defaults
+        key = tuple(self._name(each, repository) for each in others)
+        self._unshare(repository.load_config(recipe.config_path))
+        if key not in _MERGED:
+            for each in others:
+                self._unshare(repository.load_config(each.config_path))
+            while len(_MERGED) >= _KEPT:
+                del _MERGED[next(iter(_MERGED))]
+            _MERGED[key] = self._merge(loader, others, repository)
+        whole = copy.deepcopy(_MERGED[key])
+        try:
+            with flag_override(whole, "no_deepcopy_set_nodes", True):
+                whole.merge_with(loader._load_single_config(default=recipe, repo=repository).config)
+        except OmegaConfBaseException as error:
+            raise ConfigCompositionException(f"In '{recipe.config_path}': {type(error).__name__}: {error}") from error
+        return whole
+
+    def _name(self, default: Any, repository: Any) -> tuple[Any, ...]:
+        config = repository.load_config(default.config_path).config
+        return default.config_path, default.package, default.is_self, self._place.get(id(config))
+
+    def _unshare(self, result: Any) -> None:
+        """Give Hydra a configuration that it may change, without its defaults list."""
+        from omegaconf import DictConfig
+
+        if id(result.config) in self._place:
+            result.config = copy.deepcopy(result.config)
+            if isinstance(result.config, DictConfig):
+                result.config.pop("defaults", None)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import pytest
 
 from tests.fixtures.distributions import Install, estimator_source
 from tests.fixtures.rollout_graphs import GOLDEN
+from tests.fixtures.written_runs import training, write_run
 from verl_hier.cli.main import COMMANDS, main
 
 Refused = Callable[..., str]
@@ -48,6 +49,7 @@ VALID: dict[str, dict[str, str]] = {
     "import": {"source": "chat.jsonl", "from_": "chat", "model": "model", "out": "new.jsonl"},
     "convert": {"source": "graphs.jsonl", "out": "store"},
     "view": {"source": "graphs.jsonl", "html": "new.html"},
+    "compare": {"runs": "run", "html": "new.html"},
     "environments": {},
     "workers": {},
     "samplers": {},
@@ -67,6 +69,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "system": ("nonsense", "nonsense.yaml"),
     "teacher": ("nonsense", "http://host:port/v1", "ftp://host"),
     "policy": ("missing", "folder", "no/such/model", "http://host:port/v1"),
+    "runs": ("missing", "folder", "text.txt"),
+    "metric": ("nonsense",),
     "split": ("nonsense",),
     "word": ("nonsense",),
     "device": ("nonsense",),
@@ -161,6 +165,7 @@ def refused(
     (tmp_path / "broken.yaml").write_text("defaults: [himac_alfworld\n")
     (tmp_path / "graphs.jsonl").symlink_to(GOLDEN)
     (tmp_path / "chat.jsonl").symlink_to(GOLDEN.with_name("chat.jsonl"))
+    write_run(tmp_path / "run", training([0.5]))
     (tmp_path / "damaged.jsonl").write_text('{"version": 3, "nodes": [}\n')
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 nonsense PAR1")
     pyarrow.parquet.write_table(pyarrow.table({"colour": [1, 2]}), tmp_path / "other.parquet")
