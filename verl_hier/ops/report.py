@@ -141,13 +141,13 @@ def _tree(graph: RolloutGraph) -> Iterator[str]:
     ends = {episode.leaf: episode for episode in graph.episodes}
     credit: Sequence[float | None] = graph.credit or [None] * len(graph.nodes)
     # A stack, because trees may be deeper than Python's calls.
-    stack = [(node, 0) for node in reversed(below.get(-1, []))]
+    stack = [(node, 0, False) for node in reversed(below.get(-1, []))]
     shown = 0
     while stack and shown < _MOST_LINES:
-        node, depth = stack.pop()
+        node, depth, branches = stack.pop()
         value = credit[node.id]
         words = " ".join(node.text.split()) or f"{len(node.action)} tokens"
-        start = f"{'│ ' * depth}{node.role}: "
+        start = f"{'│ ' * (depth - branches)}{'├ ' * branches}{node.role}: "
         end = "" if value is None else f"  {value:+.3f}"
         episode = ends.get(node.id)
         end += "" if episode is None else f"  return {episode.ret:.3g}, {episode.status}"
@@ -155,6 +155,7 @@ def _tree(graph: RolloutGraph) -> Iterator[str]:
         yield f"{start}{words if len(words) <= room else f'{words[: room - 1]}…'}{end}"
         shown += 1
         children = below.get(node.id, [])
-        stack += [(child, depth + (len(children) > 1)) for child in reversed(children)]
+        forks = len(children) > 1
+        stack += [(child, depth + forks, forks) for child in reversed(children)]
     if stack:
         yield f"… {len(graph.nodes) - shown} further turns"

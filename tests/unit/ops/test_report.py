@@ -40,6 +40,7 @@ def test_what_it_says(run: Run) -> None:
     assert "The group whose returns differ most" in text and "The worst group" in text
     last = [graph for graph in read_graphs(run.graphs) if graph.step == max(g.step for g in read_graphs(run.graphs))]
     assert any(f"{graph.credit[node.id]:+.3f}" in text for graph in last for node in graph.nodes if graph.credit)
+    assert "├ agent" in text and "│ ├ agent" in text, "no branch is marked"
     links = [f"#/group/{graph.step}/{graph.task['uid']}" for graph in last]
     assert any(link in text for link in links)
 
