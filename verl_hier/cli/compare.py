@@ -19,7 +19,7 @@ def compare(
     html: Annotated[Path | None, new_file("Write a page with curves and tables.", ".html")] = None,
     png: Annotated[Path | None, new_file("Write a picture of the curves.", ".png")] = None,
 ) -> None:
-    """Put training runs side by side at equal tokens, episodes and time."""
+    """Compare training runs at equal tokens, episodes and time."""
     from verl_hier.ops.compare import compare as compared
     from verl_hier.ops.compare_page import HEAD, page, picture, rows
     from verl_hier.ops.runs import Run
