@@ -8,12 +8,13 @@ import pytest
 
 from tests.fixtures import hostile_commands, hostile_files
 
-CHANGED = {"credit": 60, "import --from chat": 25, "import --from verl": 25, "check": 25, "eval": 5}
+CHANGED = {"credit": 60, "import --from chat": 25, "import --from verl": 25, "check": 25, "eval": 5, "compare": 5}
 """Files that are changed at random; 4 for the other commands. `scripts/fuzz.py files` makes more of all."""
 LONG = ("credit --out", "export", "replay", "env python_tool", "env search")
 """Commands that read as others do, and take long to begin."""
 TARGETS = (
     *("credit", "credit --out", "export", "replay", "import --from chat", "import --from verl", "check", "eval", "sft"),
+    "compare",
     *("conformance", "env python_tool", "env search"),
 )
 
