@@ -114,7 +114,7 @@ class _Composition:
 
     def _name(self, default: Any, repository: Any) -> tuple[Any, ...]:
         config = repository.load_config(default.config_path).config
-        return default.config_path, default.package, default.is_self, self._place.get(id(config))
+        return default.config_path, default.package, default.is_self, default.primary, self._place.get(id(config))
 
     def _unshare(self, result: Any) -> None:
         """Give Hydra a configuration that it may change, without its defaults list."""
