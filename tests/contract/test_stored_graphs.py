@@ -140,6 +140,18 @@ def test_what_is_not_stored_is_not_held(queue, store, tmp_path, monkeypatch):
     assert "validation" not in queue.fields and not list(tmp_path.iterdir())
 
 
+def test_a_task_whose_put_has_begun_is_left_for_the_next_step(queue, tmp_path):
+    """TransferQueue lists a key without a tag until its data are there."""
+    worker = make_worker(StoreOptions(path=str(tmp_path)))
+    publish(worker, "trained")
+    queue.tags[trainer.LIGHT]["arriving"] = queue.tags.setdefault(trainer.FAULTS, {})["failing"] = {}
+    made = make_trainer(worker)
+    made._raise_faults()
+    made.on_validate_end()
+    assert made._take_light({"trained"}).uids == ["trained"] and list(made._done) == ["trained"]
+    assert queue.tags == {trainer.LIGHT: {"arriving": {}}, trainer.FAULTS: {"failing": {}}}
+
+
 class Redaction:
     """A plugin."""
 

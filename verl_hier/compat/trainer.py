@@ -169,7 +169,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         Returns:
             the light parts of the tasks of the batch, in the order of their uids.
         """
-        tags = {key: tag for key, tag in _tags(LIGHT).items() if not tag["validate"]}
+        tags = {key: tag for key, tag in _arrived(LIGHT).items() if not tag["validate"]}
         under_way = _tags(TRAIN)
         self._done = {key: tag for key, tag in tags.items() if key in trained or key not in under_way}
         keys = sorted(trained & tags.keys())
@@ -183,7 +183,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
 
     def _raise_faults(self) -> None:
         """Stop on a fatal error of a rollout worker."""
-        tags = _tags(FAULTS)
+        tags = _arrived(FAULTS)
         if tags:
             tq.kv_clear(keys=list(tags), partition_id=FAULTS)
             errors = [tag["error"] for tag in tags.values()]
@@ -260,7 +260,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
     def on_validate_end(self) -> None:
         super().on_validate_end()
         self._counters.skip()
-        store, tags = self.hier.store, _tags(LIGHT)
+        store, tags = self.hier.store, _arrived(LIGHT)
         done = {uid: True for uid, tag in tags.items() if tag["validate"]}
         if done:
             tq.kv_clear(keys=list(done), partition_id=LIGHT)
@@ -335,6 +335,12 @@ def _tags(partition: str) -> dict[str, Any]:
     """The tags of a partition of TransferQueue by key; none when nobody has put anything there."""
     found: dict[str, Any] = (tq.kv_list(partition) or {}).get(partition, {})
     return found
+
+
+def _arrived(partition: str) -> dict[str, Any]:
+    """The tags of the records of ours that are whole: TransferQueue lists a key from the beginning of its put, without
+    a tag until its data are there, and rollouts go on while an asynchronous trainer looks."""
+    return {key: tag for key, tag in _tags(partition).items() if tag}
 
 
 def _future(method: Any, *args: Any) -> Future[Written]:

@@ -188,5 +188,9 @@ TRAINERS = (
         exists("transfer_queue:kv_list", "transfer_queue:kv_clear", "transfer_queue:async_kv_put"),
         takes("transfer_queue:kv_batch_get", "keys", "partition_id", "select_fields"),
         takes("transfer_queue:kv_batch_put", "keys", "partition_id", "fields"),
+        reads(
+            "transfer_queue.controller:TransferQueueController._handle_kv_list_request",
+            "partition.custom_meta.get(index, {})",
+        ),
     ),
 )
