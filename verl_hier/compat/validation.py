@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_hier.compat.config_classes import config_classes
@@ -33,8 +34,16 @@ _REFERENCE_KEYS = {
 _MODELS = ("actor_rollout_ref.model", "critic.model")
 
 
-def validate(config: Any) -> list[str]:
-    """Run verl's checks on a copy of `config` (an OmegaConf `DictConfig`).
+_SOUND: set[str] = set()
+"""Blocks that verl could read, as text: of many recipes that are checked in one process most blocks are equal, and to
+build them is most of the time of a check."""
+
+
+def validate(plain: Mapping[str, Any]) -> list[str]:
+    """Run verl's checks on a composed config.
+
+    Args:
+        plain: the config as plain containers whose interpolations are resolved; it is not changed.
 
     Returns:
         Notes on what could not be checked on this machine.
@@ -44,7 +53,7 @@ def validate(config: Any) -> list[str]:
     """
     from omegaconf import OmegaConf, open_dict
 
-    config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+    config = OmegaConf.create(dict(plain))
     with open_dict(config):
         # Building an HFModelConfig loads the tokenizer, from the network if need be; its fields are checked below.
         config.critic.model.pop("_target_", None)
@@ -106,11 +115,7 @@ def _build(config: Any, line: str) -> None:
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 
-    block = OmegaConf.select(config, line)
-    try:
-        omega_conf_to_dataclass(block)
-    except Exception as error:
-        raise RecipeError(f"{line}: verl cannot read this block: {_words(error)}") from error
+    _read(line, OmegaConf.to_container(OmegaConf.select(config, line)), omega_conf_to_dataclass)
 
 
 def _merge_model(config: Any, line: str) -> None:
@@ -118,12 +123,24 @@ def _merge_model(config: Any, line: str) -> None:
     from verl.workers.config import HFModelConfig
 
     block = OmegaConf.to_container(OmegaConf.select(config, line))
+    assert isinstance(block, dict)
     block.pop("_target_", None)
     block = {key: value for key, value in block.items() if not isinstance(value, dict) or "_target_" not in value}
+    _read(line, block, lambda model: OmegaConf.merge(OmegaConf.structured(HFModelConfig), model))
+
+
+def _read(line: str, block: Any, reads: Callable[[Any], object]) -> None:
+    """Let verl read a block, unless it has read an equal one in this process."""
+    from omegaconf import OmegaConf
+
+    text = f"{line} {block!r}"
+    if text in _SOUND:
+        return
     try:
-        OmegaConf.merge(OmegaConf.structured(HFModelConfig), OmegaConf.create(block))
+        reads(OmegaConf.create(block))
     except Exception as error:
         raise RecipeError(f"{line}: verl cannot read this block: {_words(error)}") from error
+    _SOUND.add(text)
 
 
 def _words(error: BaseException) -> str:

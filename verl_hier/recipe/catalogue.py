@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ def papers() -> list[str]:
 
 def recipes() -> list[Recipe]:
     """All shipped recipes by name."""
-    return [_read(path) for path in sorted(folder().glob("*.yaml"))]
+    return [_shipped(path) for path in sorted(folder().glob("*.yaml"))]
 
 
 def find(reference: str) -> Recipe:
@@ -190,7 +190,7 @@ def find(reference: str) -> Recipe:
         return _read(path)
     known = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
     if reference in known:
-        return _read(known[reference])
+        return _shipped(known[reference])
     renamed = _renamed(reference, known)
     if renamed:
         raise RecipeError(f"the recipe is now {renamed[0]}: verl-hier train {' '.join(renamed)}")
@@ -216,6 +216,12 @@ def package_folder(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise HierError(f"the package {package} is not installed; reinstall verl-hier.")
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+@cache
+def _shipped(path: Path) -> Recipe:
+    """A recipe of the package, whose files stay as they are while a process runs."""
+    return _read(path)
 
 
 def _read(path: Path) -> Recipe:

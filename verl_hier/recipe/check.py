@@ -8,7 +8,7 @@ comes after that, where it is asked for.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,8 @@ def _missing(recipe: ComposedRecipe, report: Report) -> Iterator[Missing]:
 
 @interpolations_parsed_once()
 def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
+    from verl_hier.compat.validation import validate
+
     require_supported()
     plain = _plain(config)
     recipe = ComposedRecipe.of(plain)
@@ -129,7 +131,7 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         trainer=plain["trainer"]["v1"]["trainer_mode"],
         server=plain["actor_rollout_ref"]["rollout"]["name"],
         memory=memory_of(recipe, model),
-        notes=(*_notes(recipe), *_validate(plain)),
+        notes=(*_notes(recipe), *validate(plain)),
         first=first,
     )
 
@@ -162,14 +164,6 @@ def _notes(recipe: ComposedRecipe) -> list[str]:
     if needs_critic(config) and not parts.estimator.spec.needs_critic:
         notes.append(f"a critic is trained, but estimator {parts.estimator.spec.name!r} does not read its values.")
     return notes + contradictions(config)
-
-
-def _validate(config: Mapping[str, Any]) -> list[str]:
-    from omegaconf import OmegaConf
-
-    from verl_hier.compat.validation import validate
-
-    return validate(OmegaConf.create(dict(config)))
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from itertools import takewhile
 from typing import Any
 
-_KEPT = 32
+_KEPT = 48
 """Merged lists of files; each takes about a megabyte."""
 _READ: dict[tuple[int, ...], Any] = {}
 """What a file holds, by its inode, its time and its size."""
@@ -26,14 +27,14 @@ def hydra_cache() -> Iterator[None]:
     """Within it, Hydra composes one configuration faster.
 
     Each file and each interpolation is parsed once, and what all files but the last of a list merge to is kept, since
-    the last one is the recipe itself; a file that has changed since is read again.
+    the last one is the recipe itself, as is what two lists begin with; a file that has changed since is read again.
     """
     from hydra._internal import defaults_list
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import ConfigRepository
     from omegaconf import OmegaConf
 
-    composition = _Composition(ConfigLoaderImpl._compose_config_from_defaults_list)
+    composition = _Composition()
     load, extract = OmegaConf.load, ConfigRepository._extract_defaults_list
     choices = defaults_list._create_interpolation_map
 
@@ -61,12 +62,7 @@ def hydra_cache() -> Iterator[None]:
 class _Composition:
     """Reading and merging the files of one configuration."""
 
-    def __init__(self, merge: Callable[[Any, Sequence[Any], Any], Any]) -> None:
-        """
-        Args:
-            merge: Hydra's own `merge(loader, defaults, repository)`.
-        """
-        self._merge = merge
+    def __init__(self) -> None:
         self._place: dict[int, tuple[int, ...]] = {}
 
     def read(self, file: Any, load: Callable[[Any], Any]) -> Any:
@@ -91,26 +87,53 @@ class _Composition:
 
     def merged(self, loader: Any, defaults: Sequence[Any], repository: Any) -> Any:
         """What a list of files merges to."""
+        *others, recipe = defaults
+        names = tuple(self._name(each, repository) for each in others)
+        self._unshare(repository.load_config(recipe.config_path))
+        # Hydra's own files come first in every recipe: what two lists begin with is kept too.
+        for length in (max((_in_common(names, known) for known in _MERGED), default=len(names)), len(names)):
+            if names[:length] not in _MERGED:
+                self._keep(names[:length], self._continued(loader, others, names[:length], repository))
+        whole = copy.deepcopy(_MERGED[names])
+        self._merge_into(whole, loader, [recipe], repository)
+        return whole
+
+    def _continued(self, loader: Any, files: Sequence[Any], names: tuple[Any, ...], repository: Any) -> Any:
+        """What the files of these names merge to, from the longest list that they begin with."""
+        from omegaconf import OmegaConf
+
+        begun = max((known for known in _MERGED if names[: len(known)] == known), key=len, default=())
+        whole = OmegaConf.create()
+        if begun:
+            whole = copy.deepcopy(_MERGED[begun])
+            self._keep(begun, _MERGED.pop(begun))
+        rest = files[len(begun) : len(names)]
+        for each in rest:
+            self._unshare(repository.load_config(each.config_path))
+        self._merge_into(whole, loader, rest, repository)
+        return whole
+
+    def _merge_into(self, whole: Any, loader: Any, files: Sequence[Any], repository: Any) -> None:
+        """Hydra's own merging, which begins with nothing, on top of what was merged before."""
         from hydra.errors import ConfigCompositionException
         from omegaconf import flag_override
         from omegaconf.errors import OmegaConfBaseException
 
-        *others, recipe = defaults
-        key = tuple(self._name(each, repository) for each in others)
-        self._unshare(repository.load_config(recipe.config_path))
-        if key not in _MERGED:
-            for each in others:
-                self._unshare(repository.load_config(each.config_path))
-            while len(_MERGED) >= _KEPT:
-                del _MERGED[next(iter(_MERGED))]
-            _MERGED[key] = self._merge(loader, others, repository)
-        whole = copy.deepcopy(_MERGED[key])
-        try:
-            with flag_override(whole, "no_deepcopy_set_nodes", True):
-                whole.merge_with(loader._load_single_config(default=recipe, repo=repository).config)
-        except OmegaConfBaseException as error:
-            raise ConfigCompositionException(f"In '{recipe.config_path}': {type(error).__name__}: {error}") from error
-        return whole
+        with flag_override(whole, "no_deepcopy_set_nodes", True):
+            for file in files:
+                try:
+                    whole.merge_with(loader._load_single_config(default=file, repo=repository).config)
+                except OmegaConfBaseException as error:
+                    raise ConfigCompositionException(
+                        f"In '{file.config_path}': {type(error).__name__}: {error}"
+                    ) from error
+
+    @staticmethod
+    def _keep(names: tuple[Any, ...], whole: Any) -> None:
+        """As the newest; the one that was not used for longest goes."""
+        while len(_MERGED) >= _KEPT:
+            del _MERGED[next(iter(_MERGED))]
+        _MERGED[names] = whole
 
     def _name(self, default: Any, repository: Any) -> tuple[Any, ...]:
         config = repository.load_config(default.config_path).config
@@ -124,6 +147,11 @@ class _Composition:
             result.config = copy.deepcopy(result.config)
             if isinstance(result.config, DictConfig):
                 result.config.pop("defaults", None)
+
+
+def _in_common(names: tuple[Any, ...], known: tuple[Any, ...]) -> int:
+    """With how many equal names two lists begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(names, known, strict=False)))
 
 
 @contextmanager
