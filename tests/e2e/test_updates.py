@@ -85,6 +85,7 @@ def test_optimiser_steps_are_those_of_the_recipe(one_rank):
     assert run.metric("hier/rows/padding") == padding
 
 
+@pytest.mark.slow
 def test_tasks_without_a_signal_are_exchanged(one_rank):
     dropped = 0
     for number, step in enumerate(one_rank.run.steps, start=1):

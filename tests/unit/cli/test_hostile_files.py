@@ -8,10 +8,12 @@ import pytest
 
 from tests.fixtures import hostile_commands, hostile_files
 
-CHANGED = {"credit": 60, "import --from chat": 25, "import --from verl": 25, "check": 25, "eval": 5, "compare": 5}
+CHANGED = {"credit": 30, "import --from chat": 15, "import --from verl": 15, "check": 15}
 """Files that are changed at random; 4 for the other commands. `scripts/fuzz.py files` makes more of all."""
 LONG = ("credit --out", "export", "replay", "env python_tool", "env search")
 """Commands that read as others do, and take long to begin."""
+QUICK = ("credit", "sft", "conformance")
+"""Commands that `scripts/test` tries; `--all` tries the others that are not long."""
 TARGETS = (
     *("credit", "credit --out", "export", "replay", "import --from chat", "import --from verl", "check", "eval", "sft"),
     "compare",
@@ -28,7 +30,11 @@ def test_every_target_is_tried(targets):
     assert set(targets) == set(TARGETS)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in TARGETS])
+def tier(name):
+    return pytest.mark.long if name in LONG else () if name in QUICK else pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=tier(name)) for name in TARGETS])
 def test_hostile_files(name, targets, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     target, problems = targets[name], []

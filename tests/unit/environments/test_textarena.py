@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.tiers import quick
 from verl_hier.coldstart.vocabulary import split_words
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
@@ -33,14 +34,17 @@ def world(**options):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"board": "changes"},
-        {"game": "Sokoban-v0", "settings": BOX, "observation": "short", "board": "changes"},
-        {"game": "KuhnPoker-v0"},
-        {"game": "ConnectFour-v0", "opponent": "random", "board": "changes"},
-        {"game": "PigDice-v0", "opponent": "random"},
-        {"game": "2048-v0-ultra-easy"},
-    ],
+    quick(
+        1,
+        [
+            {"board": "changes"},
+            {"game": "Sokoban-v0", "settings": BOX, "observation": "short", "board": "changes"},
+            {"game": "KuhnPoker-v0"},
+            {"game": "ConnectFour-v0", "opponent": "random", "board": "changes"},
+            {"game": "PigDice-v0", "opponent": "random"},
+            {"game": "2048-v0-ultra-easy"},
+        ],
+    ),
     ids=lambda options: options.get("game", "FrozenLake-v0"),
 )
 def test_conforms(options):

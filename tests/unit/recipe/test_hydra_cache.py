@@ -28,6 +28,7 @@ def plain(recipe: str, overrides: list[str]) -> Any:
     return OmegaConf.to_container(compose(recipe, overrides), resolve=False)
 
 
+@pytest.mark.slow
 def test_equal_to_what_hydra_composes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cached = [plain(*case) for case in CASES]
     monkeypatch.setattr(composing, "hydra_cache", nullcontext)

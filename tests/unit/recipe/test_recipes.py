@@ -12,6 +12,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from tests.fixtures.tiers import quick
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.catalogue import SIZES, find, folder, recipes
 from verl_hier.recipe.check import check_recipe
@@ -62,7 +63,9 @@ def test_the_promised_recipes_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), sorted(set(checked())), ids=lambda value: value if isinstance(value, str) else "-".join(value)
+    ("name", "words"),
+    quick(20, sorted(set(checked()))),
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_recipe_passes_every_check_offline(name: str, words: tuple[str, ...], model: Path) -> None:
     on_cpu = find(name).groups.get("size", "cpu") == "cpu" and not {"size=node", "size=cluster"} & set(words)
@@ -124,6 +127,7 @@ def test_recipe_is_documented(name: str) -> None:
     assert f"`{name}`" in (ROOT / "docs" / "recipes.md").read_text()
 
 
+@pytest.mark.slow
 def test_verls_own_main_composes_the_same(tmp_path: Path) -> None:
     """`python -m verl.trainer.main_ppo --config-name RECIPE`: no search path, no flag of ours."""
     arguments = command("himac_alfworld", ["hier.sampler.select=random", "data.train_batch_size=4"])

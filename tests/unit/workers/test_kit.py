@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.tiers import quick
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.host.specs import WorkerSpec
@@ -57,7 +58,7 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "answer"), CASES, ids=[f"{name}-{options}"[:50] for name, options, _ in CASES]
+    ("name", "options", "answer"), quick(5, CASES), ids=[f"{name}-{options}"[:50] for name, options, _ in CASES]
 )
 def test_every_builtin_passes(name: str, options: dict[str, Any], answer: Answer | None) -> None:
     spec = SPECS[name]
