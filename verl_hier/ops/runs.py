@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,21 +122,12 @@ class Run:
         return words[2:]
 
     def recipe(self) -> DictConfig:
-        """The composed config of verl, with the `hier` block.
+        """The composed config of verl, with the `hier` block; it is shared, and cannot be changed.
 
         Raises:
             HierError: when the file is damaged, or is no composed config.
         """
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        _, content = read_yaml(self.recipe_file)
-        try:
-            config = OmegaConf.create(content)
-            require_blocks(config)
-        except (RecipeError, OmegaConfBaseException, ValueError, TypeError) as error:
-            raise HierError(f"{self.recipe_file} is not the recipe of a run: {first_line(error)}.") from error
-        return config
+        return _recipe_of(self.recipe_file, _version(self.recipe_file))
 
     @property
     def checkpoints(self) -> Path:
@@ -242,3 +234,28 @@ def _link(source: str, target: str) -> str:
     except OSError:
         shutil.copy2(source, target)
     return target
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    """What changes when a file does; empty when it cannot be looked at."""
+    try:
+        stated = file.stat()
+    except OSError:
+        return ()
+    return stated.st_dev, stated.st_ino, stated.st_mtime_ns, stated.st_size
+
+
+@lru_cache(maxsize=8)
+def _recipe_of(file: Path, version: tuple[int, ...]) -> DictConfig:
+    """The recipe that a version of a file holds: a command asks for it several times, and to read it takes 0.2 s."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    _, content = read_yaml(file)
+    try:
+        config = OmegaConf.create(content)
+        require_blocks(config)
+    except (RecipeError, OmegaConfBaseException, ValueError, TypeError) as error:
+        raise HierError(f"{file} is not the recipe of a run: {first_line(error)}.") from error
+    OmegaConf.set_readonly(config, True)
+    return config
