@@ -40,7 +40,7 @@ def test_the_script_gives_each_process_one_trainer_without_relying_on_marks() ->
     pytests = re.findall(r"^check .* (pytest .*)$", script, re.MULTILINE)
     assert len(pytests) == 2
     parallel, trainer = pytests
-    assert " -n 2 " in parallel and "tests/unit tests/contract" in parallel
+    assert " -n 3 " in parallel and "tests/unit tests/contract" in parallel
     assert "tests/e2e" in trainer and f" -n {SIDE_BY_SIDE} --dist loadfile" in trainer
     assert "loadgroup" not in script
     sources = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
