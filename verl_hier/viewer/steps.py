@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -133,15 +135,25 @@ def read_steps(source: Path) -> tuple[list[Step], list[str]]:
         for entry in (folder_entries(source) if source.is_dir() and not is_step(source) else ())
         if is_step(entry) and not (entry / MARK).exists()
     ]
-    for part in parts:
-        try:
-            for step in [_stored_step(part)] if is_step(part) else _steps_of_file(part):
+    # Arrow reads without holding Python's lock.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for part, (steps, note) in zip(parts, pool.map(_read, parts), strict=True):
+            notes += [note] if note else []
+            for step in steps:
                 if step.number in found:
                     notes.append(f"{part.name}: step {step.number} is there twice; the first one is shown.")
                 found.setdefault(step.number, step)
-        except (GraphError, FileError) as error:
-            notes.append(str(error))
     return [found[number] for number in sorted(found)], notes
+
+
+def _read(part: Path) -> tuple[list[Step], str]:
+    """The steps of a folder or file, and why there are not more of them."""
+    steps: list[Step] = []
+    try:
+        steps += [_stored_step(part)] if is_step(part) else _steps_of_file(part)
+    except (GraphError, FileError) as error:
+        return steps, str(error)
+    return steps, ""
 
 
 def stamp(source: Path) -> str:
