@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,14 +18,16 @@ from numpy.typing import NDArray
 from verl_hier.errors import FileError, GraphError
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.graph.bounded_reading import folder_entries, parquet_metadata, parquet_table, parse_json
-from verl_hier.graph.columnar.encode import encode, encode_records, uid_of
-from verl_hier.graph.columnar.layout import CREDIT, INDEX, STORED, Columns
+from verl_hier.graph.columnar.encode import encode, encode_records, encode_whole, uid_of
+from verl_hier.graph.columnar.layout import CREDIT, INDEX, STORED, WHOLE, Columns
 from verl_hier.graph.columnar.reading import read_columns, shards
 from verl_hier.graph.steps import MARK, is_step
 from verl_hier.graph.storage import graph_parts
 
 Floats = NDArray[np.float64]
 _TASK = pa.schema([INDEX.field(name) for name in ("uid", "task", "phase", "started")])
+_GROUP = pa.schema([INDEX.field(name) for name in ("uid", "row_group")])
+_NODES = pa.schema([*(STORED["nodes"].field(name) for name in ("uid", "node")), *WHOLE["nodes"]])
 _WORDS = pa.schema([STORED["nodes"].field(name) for name in ("uid", "node", "text", "messages")])
 
 
@@ -66,6 +70,42 @@ class Step:
                 return graph
         raise GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
 
+    def turns(self, uid: str) -> slice:
+        """The rows of the light columns of nodes, and of `credit`, that belong to a task."""
+        return self._rows("nodes", uid)
+
+    def attempts(self, uid: str) -> slice:
+        """The rows of the columns of episodes that belong to a task."""
+        return self._rows("episodes", uid)
+
+    def _rows(self, kind: str, uid: str) -> slice:
+        place = self.uids().index(uid)
+        sizes = self.columns.tasks[kind].to_numpy()
+        first = int(sizes[:place].sum())
+        return slice(first, first + int(sizes[place]))
+
+    def nodes(self, uid: str) -> pa.Table:
+        """All columns of the nodes of a task, read anew; row k is node k.
+
+        Raises:
+            GraphError: when the step does not hold the task, or not all of its nodes.
+            FileError: when a file is damaged.
+        """
+        if not is_step(self.source):
+            return encode_whole([self.graph(uid)]).nodes
+        for shard in shards(self.source):
+            (index,) = shard.tables(tasks=_GROUP)
+            group = pc.index(index["uid"], uid).as_py()
+            if group >= 0:
+                (table,) = shard.tables([index["row_group"][group].as_py()], nodes=_NODES)
+                mine = table.filter(pc.equal(table["uid"], uid))
+                rows = self.turns(uid)
+                if not np.array_equal(mine["node"].to_numpy(), np.arange(rows.stop - rows.start)):
+                    file = shard.file("nodes")
+                    raise GraphError(f"{file} does not have the nodes of task {uid!r:.60} in their order.")
+                return mine.select(WHOLE["nodes"].names)
+        raise GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
+
     def find(self, words: str) -> list[tuple[str, int]]:
         """(uid, node) of the turns that said or were told some words; capitals do not matter."""
         if is_step(self.source):
@@ -95,15 +135,25 @@ def read_steps(source: Path) -> tuple[list[Step], list[str]]:
         for entry in (folder_entries(source) if source.is_dir() and not is_step(source) else ())
         if is_step(entry) and not (entry / MARK).exists()
     ]
-    for part in parts:
-        try:
-            for step in [_stored_step(part)] if is_step(part) else _steps_of_file(part):
+    # Arrow reads without holding Python's lock.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for part, (steps, note) in zip(parts, pool.map(_read, parts), strict=True):
+            notes += [note] if note else []
+            for step in steps:
                 if step.number in found:
                     notes.append(f"{part.name}: step {step.number} is there twice; the first one is shown.")
                 found.setdefault(step.number, step)
-        except (GraphError, FileError) as error:
-            notes.append(str(error))
     return [found[number] for number in sorted(found)], notes
+
+
+def _read(part: Path) -> tuple[list[Step], str]:
+    """The steps of a folder or file, and why there are not more of them."""
+    steps: list[Step] = []
+    try:
+        steps += [_stored_step(part)] if is_step(part) else _steps_of_file(part)
+    except (GraphError, FileError) as error:
+        return steps, str(error)
+    return steps, ""
 
 
 def stamp(source: Path) -> str:

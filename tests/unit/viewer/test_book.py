@@ -74,7 +74,7 @@ def test_why_has_the_numbers_that_the_estimator_gives(runs, method, tmp_path):
     whole = book(runs[method])
     turns = 0
     for group in whole.overview()["groups"]:
-        (why,) = whole.group(group["step"], group["uid"])["why"]
+        (why,) = whole.why(group["step"], group["uid"])["methods"]
         assert why["ran"] and why["name"] == method and why["terms"] and not why["differs"]
         for node, value, weight in zip(why["turns"], why["credit"], why["weight"], strict=True):
             row = given[group["step"], group["uid"], node]
@@ -86,17 +86,17 @@ def test_why_has_the_numbers_that_the_estimator_gives(runs, method, tmp_path):
 
 
 def test_another_estimator_is_shown_beside_the_one_that_ran(runs):
-    group = book(runs["tree_grpo"], "gigpo").group(1, "task-0")
-    first, second = group["why"]
+    whole = book(runs["tree_grpo"], "gigpo")
+    first, second = whole.why(1, "task-0")["methods"]
     assert (first["name"], first["ran"], second["name"], second["ran"]) == ("tree_grpo", True, "gigpo", False)
-    stored = {turn["id"]: turn["credit"] for turn in group["turns"]}
+    stored = whole.group(1, "task-0")["turns"]["credit"]
     given = dict(zip(second["turns"], second["credit"], strict=True))
     assert second["flips"] == [node for node, value in given.items() if value * stored[node] < 0] != []
 
 
 def test_an_estimator_that_cannot_credit_says_so(runs):
-    group = book(runs["arpo"], "archer").group(1, "task-0")
-    assert "needs the column" in group["why"][1]["says"]
+    methods = book(runs["arpo"], "archer").why(1, "task-0")["methods"]
+    assert "needs the column" in methods[1]["says"]
 
 
 def test_words_are_found_in_what_was_said_and_told(runs):
@@ -116,8 +116,9 @@ def test_a_file_of_graphs_is_read_like_a_store(runs, tmp_path):
     write_graphs(tmp_path / "graphs.parquet", graphs)
     stored, alone = book(runs["himac"]), book(tmp_path / "graphs.parquet", "himac")
     assert stored.overview()["groups"] == alone.overview()["groups"]
-    one, other = stored.group(2, "task-1"), alone.group(2, "task-1")
-    assert one.pop("why")[0]["terms"] == other.pop("why")[0]["terms"] and one == other
+    assert stored.why(2, "task-1")["methods"][0]["terms"] == alone.why(2, "task-1")["methods"][0]["terms"]
+    assert stored.group(2, "task-1") == alone.group(2, "task-1")
+    assert stored.words(2, "task-1") == alone.words(2, "task-1")
     assert sorted(stored.search("go on")["hits"], key=str) == sorted(alone.search("go on")["hits"], key=str)
 
 
@@ -125,7 +126,7 @@ def test_a_long_text_is_cut_and_its_length_said(tmp_path):
     graph = rollout_graphs.flat()
     graph.nodes[0].text = "a" * 1_000_000
     write_graphs(tmp_path / "graphs.jsonl", [graph])
-    turn = book(tmp_path / "graphs.jsonl").group(graph.step, uid_of(graph))["turns"][0]
+    turn = book(tmp_path / "graphs.jsonl").words(graph.step, uid_of(graph), [0])["turns"][0]
     assert len(turn["text"]) == LONGEST_WORDS and turn["characters"] == 1_000_000
 
 
