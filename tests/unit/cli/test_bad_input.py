@@ -123,6 +123,7 @@ def test_a_column_that_an_installed_part_would_provide(refused: Refused, install
     assert "Installed parts that provide it: hier.worker.name: painter." in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["alfworld", "textworld"])
 def test_an_environment_whose_package_is_missing(package: str, model: Path) -> None:
     """In a process where the package cannot be imported: the plugin still loads, and the check names the extra."""

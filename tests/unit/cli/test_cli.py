@@ -86,6 +86,7 @@ def test_recipes(verl_hier: Run) -> None:
     assert code == 2 and "no recipe has 'nothing' in its name" in err
 
 
+@pytest.mark.slow
 def test_check_all_goes_through_what_a_recipe_offers(verl_hier: Run) -> None:
     code, out, _ = verl_hier("check", "latr_alfworld", "--all")
     assert code == 0

@@ -12,7 +12,7 @@ CHANGED = {"credit": 30, "import --from chat": 15, "import --from verl": 15, "ch
 """Files that are changed at random; 4 for the other commands. `scripts/fuzz.py files` makes more of all."""
 LONG = ("credit --out", "export", "replay", "env python_tool", "env search")
 """Commands that read as others do, and take long to begin."""
-QUICK = ("credit", "sft", "conformance")
+QUICK = ("compare", "sft", "conformance")
 """Commands that `scripts/test` tries; `--all` tries the others that are not long."""
 TARGETS = (
     *("credit", "credit --out", "export", "replay", "import --from chat", "import --from verl", "check", "eval", "sft"),

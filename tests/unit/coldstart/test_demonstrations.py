@@ -80,6 +80,7 @@ def test_react_contexts(write, tokenizer):
         assert first.startswith("task : ") and action.startswith("go to ") and last.startswith("move ")
 
 
+@pytest.mark.slow
 def test_a_planner_whose_plan_failed_makes_a_new_one(tmp_path):
     """In the dual loop a skipped stage is an idea that fails: the planner hears it, and the next idea reproduces."""
     rows, tokenizer = bug_rows(tmp_path, noise=Noise(random_action=0.0, skip_stage=1.0))

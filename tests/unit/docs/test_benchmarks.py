@@ -18,6 +18,7 @@ def updates(monkeypatch: pytest.MonkeyPatch):
     return importlib.import_module("updates")
 
 
+@pytest.mark.slow
 def test_the_arms_differ_in_nothing_but_optimiser_steps(updates):
     for name, method in updates.METHODS.items():
         recipes = [ComposedRecipe.of(compose(method.recipe, [override])) for override in method.arms().values()]

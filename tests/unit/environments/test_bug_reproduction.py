@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.tiers import quick
 from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import RecipeError
 from verl_hier.host.options import build_options
@@ -42,7 +43,7 @@ def started(task=BORDER, **more):
     return world, world.reset(task, 0)
 
 
-@pytest.mark.parametrize("options", [small(difficulty=(1, 2)), WORDS], ids=["symbols", "words"])
+@pytest.mark.parametrize("options", quick(1, [small(difficulty=(1, 2)), WORDS]), ids=["symbols", "words"])
 def test_conforms(options):
     check_environment(SPEC, options, tasks=1)
 

@@ -77,6 +77,7 @@ def solution(world):
     return said
 
 
+@pytest.mark.slow
 @needs("textworld")
 @pytest.mark.parametrize("observation", ["short", "full"])
 def test_textworld(observation, tmp_path):

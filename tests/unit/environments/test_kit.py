@@ -216,6 +216,7 @@ def test_worlds_that_list_nothing_are_played_by_given_actions_or_their_expert():
             check_environment(spec(factory=world), tasks=1, steps=3, isolated=False, actions=actions)
 
 
+@pytest.mark.slow
 def test_steps_that_depend_on_the_process_are_refused():
     with pytest.raises(AssertionError, match="another process gives other steps"):
         check_environment(spec(), Options(says_process=True), tasks=1)
@@ -258,6 +259,7 @@ def test_what_is_no_environment():
     assert issubclass(Counter, Environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.tiers import quick
 from verl_hier.environments.action_parsing import parse_verb
 from verl_hier.environments.splits import SPLITS
 from verl_hier.errors import RecipeError
@@ -38,12 +39,13 @@ def started(options=None, **task):
     return world, world.reset(task, 0)
 
 
-@pytest.mark.parametrize("options", [small(), WORDS], ids=["symbols", "words"])
+@pytest.mark.parametrize("options", quick(1, [small(), WORDS]), ids=["symbols", "words"])
 def test_conforms(options):
     actions = ["python print(1)", "python one plus two", "python two minus three", "answer one"]
     check_environment(SPEC, options, tasks=1, actions=actions)
 
 
+@pytest.mark.slow
 @GYM
 def test_conforms_with_reasoning_gym():
     check_environment(SPEC, small(families=("knights_knaves", "gcd")), tasks=2, isolated=False)

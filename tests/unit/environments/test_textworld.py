@@ -254,6 +254,7 @@ def test_admissible_commands_can_be_shown():
 # ---- the expert, the tasks, the options ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_the_expert_wins_and_recovers(noise):
     options = short(pool=10, world_size=4, nb_objects=8, quest_length=4, max_steps=60)
@@ -285,6 +286,7 @@ def test_the_expert_follows_the_compiled_game(cache):
     assert after.done and not after.valid and after.reward == -0.02
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint_by_content():
     options = short(pool=12, validation=5, world_size=2, nb_objects=4, quest_length=2)
     found = {split: SPEC.tasks(options, split) for split in ("train", "val", "test")}
@@ -308,6 +310,7 @@ def test_instructions():
     assert len(tells["full", "steps"]["instruction"]) > len(tells["full", "goal"]["instruction"])
 
 
+@pytest.mark.slow
 def test_games_of_a_folder(cache, tmp_path):
     for seed in range(4):
         folder = tmp_path / ("train" if seed < 2 else "valid")

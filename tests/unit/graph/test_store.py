@@ -310,6 +310,7 @@ def columns_equal(folder, expected):
     return table_difference(table, expected) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nodes-trainer-0", "episodes-trainer-0", "tasks-trainer-0", "credit"])
 def test_no_bit_can_change_unseen_or_end_the_process(tmp_path, kind):
     graphs = recorded()
@@ -339,6 +340,7 @@ def test_columns_of_another_type_are_refused(tmp_path):
     refuses(lambda: list(read_graphs(tmp_path)), "credit.parquet has a credit that is not a finite number")
 
 
+@pytest.mark.slow
 def test_a_few_bytes_that_stand_for_very_many_tokens_are_refused(tmp_path):
     """Equal values cost a file nothing, and a reader all of its memory."""
     write_step(tmp_path, 12, [rollout_graphs.flat()])

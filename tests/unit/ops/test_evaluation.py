@@ -137,6 +137,7 @@ def test_a_model_in_this_process_plays_as_the_recipe_validates(model: Path, hous
     assert [greedy[0].nodes[i].action for i in first] == [greedy[0].nodes[i].action for i in second]
 
 
+@pytest.mark.slow
 def test_a_run_plays_its_own_recipe_with_its_saved_policy(
     model: Path, households: ComposedRecipe, tmp_path: Path
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_run_plays_its_own_recipe_with_its_saved_policy(
     assert other.worker == "react"
 
 
+@pytest.mark.slow
 def test_trees_of_a_saved_model_are_those_of_training(model: Path, households: ComposedRecipe) -> None:
     graphs, _ = asyncio.run(roll_out(model, households, Plan(tasks=1, trees=True)))
     assert any(episode.source >= 0 for episode in graphs[0].episodes), "the nested sampler forks plans"
@@ -178,6 +180,7 @@ def test_a_notebook_with_a_running_loop_may_call(model: Path, households: Compos
         asyncio.run(wrong())
 
 
+@pytest.mark.slow
 def test_a_served_model_plays_with_messages(households: ComposedRecipe) -> None:
     pytest.importorskip("openai")
     with Endpoint(lambda request: "look") as served:

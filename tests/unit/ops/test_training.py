@@ -86,6 +86,7 @@ def test_no_policy_where_verl_saves_none(train: Train) -> None:
     assert run.saved_policy is None, "the weights of adapters have names of their own"
 
 
+@pytest.mark.slow
 def test_resuming_takes_the_newest_run_with_its_overrides(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     train(name="first")
     monkeypatch.setenv("FAIL_AT", "3")
@@ -106,6 +107,7 @@ def test_resuming_takes_the_newest_run_with_its_overrides(train: Train, monkeypa
     assert len(run.command_file.read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_name_is_resumed_by_verls_rule_or_its_earlier_run_moves_aside(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +147,7 @@ def test_resuming_says_what_is_missing(train: Train) -> None:
         Run.open("runs")
 
 
+@pytest.mark.slow
 def test_checkpoints_elsewhere_are_resumed_by_verls_rule(train: Train, tmp_path: Path) -> None:
     place = f"trainer.default_local_dir={tmp_path}/large_disk"
     run, said = train(place, name="one")

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.fixtures.random_policy import RandomEnvironment, RandomPolicy, tokenizer
+from tests.fixtures.tiers import quick
 from verl_hier.graph import RolloutGraph, build_table, graph_rows
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
@@ -141,7 +142,7 @@ def check(graph: RolloutGraph, prompts: list[list[int]]) -> None:
         assert len(build_table([graph])) == len(on_paths)
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", quick(4, range(BATCHES)))
 def test_invariants(batch):
     for case in range(batch * CASES // BATCHES, (batch + 1) * CASES // BATCHES):
         graph, policy = roll(case)

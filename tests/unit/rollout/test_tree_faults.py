@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tests.fixtures.faulty_environment import Options
+from tests.fixtures.tiers import quick
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.graph import graph_rows
 from verl_hier.rollout import Limits, Request, Rollout
@@ -47,7 +48,7 @@ async def roll(fault: str, sampler, can_fork: bool):
 
 @pytest.mark.parametrize("can_fork", [True, False])
 @pytest.mark.parametrize("fault", KINDS)
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", quick(2, SAMPLERS))
 def test_a_fault_costs_its_own_branch(name, fault, can_fork):
     graph = asyncio.run(roll(fault, SAMPLERS[name](), can_fork))
     failed = [e for e in graph.episodes if e.status == "failed"]

@@ -226,6 +226,7 @@ def test_a_traceback_does_not_name_files_of_ours():
 # ---- why a script ended ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_timeout_is_one_even_if_the_supervisor_comes_late(monkeypatch):
     """Under load the kernel's own limit may end the script first, which was reported as `killed`."""
     late = (

@@ -418,6 +418,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 def test_hostile_text_is_counted_and_never_ends_a_run():
     chance = random.Random(7)
 
