@@ -9,6 +9,7 @@ import typer
 
 from verl_hier.cli.check import Overrides, Reference, show, spelled
 from verl_hier.cli.coldstart import make
+from verl_hier.cli.live import RunTable
 from verl_hier.cli.output import line, table
 
 
@@ -37,7 +38,11 @@ def train(
         make(plan.config)
     show(recipe, check_recipe(plan.config, offline=False, command=spelled(recipe, overrides)))
     line()
-    run = start(plan, line, verbose=verbose)
+    if verbose:
+        run = start(plan, line, verbose=True)
+    else:
+        with RunTable(plan.total) as shown:
+            run = start(plan, shown.said, step=shown.step)
     line()
     for sentence in summary(run.metrics()):
         line(sentence)

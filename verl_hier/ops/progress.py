@@ -11,6 +11,8 @@ from typing import Any
 from verl_hier.training.schedule import phase_of
 
 _CREDIT = re.compile(r"hier/credit/(.+)/mean")
+REACHED = {"success": "hier/episodes/success", "return": "hier/episodes/return_mean"}
+"""What the episodes of a step have reached, by name, and its metric."""
 
 
 class Progress:
@@ -25,22 +27,43 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=10)
 
     def line(self, record: Mapping[str, Any]) -> str:
-        """A line for the metrics of a step."""
-        step, held_out = record["step"], validation_of(record)
-        validation = [] if held_out is None else [f"validation {held_out:.2f}"]
-        if "timing_s/step" not in record:
-            return "  ".join([f"before step {step + 1}", *validation])
-        self._seconds.append(record["timing_s/step"] + record.get("timing_s/testing", 0.0))
-        parts = [f"step {step}" if self._total is None else f"step {step:>{len(str(self._total))}}/{self._total}"]
-        parts += [
-            f"{learners(record):<12}",
-            *reached(record),
-            f"{count(record.get('hier/tokens/generated', 0)):>5} tokens",
-        ]
-        parts.append(f"{record['timing_s/step']:5.1f} s")
-        if self._total is not None and step < self._total:
-            parts.append(f"{duration((self._total - step) * statistics.mean(self._seconds))} left")
+        """A line for the metrics of a step; each is given once, in order."""
+        cells = self.cells(record)
+        validation = [f"validation {cells['validation']}"] if "validation" in cells else []
+        if "seconds" not in cells:
+            return "  ".join([f"before step {record['step'] + 1}", *validation])
+        parts = [f"step {cells['step']}", f"{cells['trained']:<12}"]
+        parts += [f"{name} {cells[name]}" for name in REACHED if name in cells]
+        parts += [f"{cells['tokens']:>5} tokens", f"{cells['seconds']:>5} s"]
+        parts += [f"{cells['left']} left"] if "left" in cells else []
+        parts += [f"{cells['alarms']} alarm(s)"] if "alarms" in cells else []
         return "  ".join([*parts, *validation])
+
+    def cells(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """What there is to say of a step, by name.
+
+        `step` and `validation`, and of a step that trained `trained` (its phase and roles), `success`, `return`,
+        `tokens`, `tokens/s`, `seconds`, `alarms`, and the time that is `left`.
+        """
+        step, held_out = record["step"], validation_of(record)
+        cells = {} if held_out is None else {"validation": f"{held_out:.2f}"}
+        if "timing_s/step" not in record:
+            return {"step": f"{step}", **cells}
+        seconds, tokens = record["timing_s/step"], record.get("hier/tokens/generated", 0)
+        self._seconds.append(seconds + record.get("timing_s/testing", 0.0))
+        cells |= {
+            "step": f"{step}" if self._total is None else f"{step:>{len(str(self._total))}}/{self._total}",
+            "trained": learners(record),
+            **{name: f"{record[key]:.2f}" for name, key in REACHED.items() if key in record},
+            "tokens": count(tokens),
+            "tokens/s": count(tokens / seconds) if seconds > 0 else "",
+            "seconds": f"{seconds:.1f}",
+        }
+        if record.get("hier/guards/alarms"):
+            cells["alarms"] = f"{record['hier/guards/alarms']:.0f}"
+        if self._total is not None and step < self._total:
+            cells["left"] = duration((self._total - step) * statistics.mean(self._seconds))
+        return cells
 
 
 def learners(record: Mapping[str, Any]) -> str:
@@ -51,8 +74,7 @@ def learners(record: Mapping[str, Any]) -> str:
 
 def reached(record: Mapping[str, Any]) -> list[str]:
     """Success and return of the step's episodes, as far as the environment tells them."""
-    names = {"success": "hier/episodes/success", "return": "hier/episodes/return_mean"}
-    return [f"{name} {record[key]:.2f}" for name, key in names.items() if key in record]
+    return [f"{name} {record[key]:.2f}" for name, key in REACHED.items() if key in record]
 
 
 def validation_of(record: Mapping[str, Any]) -> float | None:

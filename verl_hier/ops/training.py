@@ -12,10 +12,10 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf.errors import MissingMandatoryValue
 
@@ -198,13 +198,16 @@ def _checkpoint_of(config: DictConfig) -> Path | None:
     return None if trainer.resume_mode == "disable" else newest_whole(Path(trainer.default_local_dir))
 
 
-def start(plan: Plan, report: Report, *, verbose: bool = False) -> Run:
+def start(
+    plan: Plan, report: Report, *, step: Callable[[Mapping[str, Any]], None] | None = None, verbose: bool = False
+) -> Run:
     """Train, and keep the policy of the last step.
 
     Args:
         plan: what `plan_run` has decided.
-        report: called with a line on what begins, and with a line for each step.
-        verbose: print all that verl prints, instead of a line for each step.
+        report: called with a line on what begins, and with a line for each step where there is no `step`.
+        step: called with the metrics of each step.
+        verbose: print all that verl prints, and tell nothing of the steps.
 
     Raises:
         RunEnded: when the run fails or is interrupted; the sentence says how to go on.
@@ -224,7 +227,9 @@ def start(plan: Plan, report: Report, *, verbose: bool = False) -> Run:
             if verbose:
                 sys.stdout.buffer.write(line)
         for record in parse_metrics(steps.lines()):
-            if not verbose:
+            if step is not None:
+                step(record)
+            elif not verbose:
                 report(progress.line(record))
         sys.stdout.flush()
         return False
