@@ -14,10 +14,18 @@ from verl_hier.errors import RecipeError
 
 
 class Format(str, Enum):
-    """Formats that are not ours."""
+    """Formats that are not ours, and are read."""
 
     CHAT = "chat"
     VERL = "verl"
+
+
+class Written(str, Enum):
+    """Formats that are not ours, and are written."""
+
+    CHAT = "chat"
+    VERL = "verl"
+    ATIF = "atif"
 
 
 class Template(str, Enum):
@@ -29,18 +37,20 @@ class Template(str, Enum):
 
 def export(
     source: Graphs,
-    to: Annotated[Format, typer.Option(help="Chat messages, or verl's rollout dump.")],
+    to: Annotated[Written, typer.Option(help="Chat messages, verl's rollout dump, or ATIF's trajectories.")],
     out: Annotated[Path, new_file("File to write: .jsonl, or .parquet for chat messages.", ".jsonl", ".parquet")],
     model: Annotated[str | None, typer.Option(help="Tokenizer of the run, folder or name; for --to verl.")] = None,
 ) -> None:
-    """Write rollouts as chat messages or verl's rollout dump."""
-    from verl_hier.ops.exchange import export_chat, export_dump
+    """Write rollouts in the formats of other tools."""
+    from verl_hier.ops.exchange import export_atif, export_chat, export_dump
     from verl_hier.ops.stored import Stored
 
     graphs = Stored.at(source).graphs
-    if to is Format.CHAT and model is not None:
-        raise RecipeError("--model decodes the tokens of --to verl; chat messages need none, so leave the option out.")
-    if to is Format.CHAT:
+    if to is not Written.VERL and model is not None:
+        raise RecipeError(f"--model decodes the tokens of --to verl; --to {to.value} needs none, so leave it out.")
+    if to is Written.ATIF:
+        count = export_atif(graphs, out)
+    elif to is Written.CHAT:
         count = export_chat(graphs, out)
     elif model is None:
         raise RecipeError("--to verl writes decoded tokens; name the run's tokenizer with --model FOLDER.")
