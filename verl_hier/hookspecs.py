@@ -111,4 +111,15 @@ class ReportingHooks:
         """The step is done and logged. Read-only; for exports. The return value is ignored."""
 
 
-SPEC_CLASSES = (RegistrationSpecs, RolloutEvents, StoreEvents, CreditEvents, ReportingHooks)
+class ViewHooks:
+    """Called in the process of `verl-hier view`, for the turns of a path that somebody opens."""
+
+    @hookspec(firstresult=True)
+    def hier_render(self, task: dict[str, Any], path: list[dict[str, Any]]) -> str | None:
+        """How the environment's state looks after the last turn of `path`: plain text, or a picture as SVG (a text
+        that begins with `<svg`), which is shown as an image, so that nothing in it runs. `task` is the stored task;
+        `path` has the turns from the root on, each with `role`, `level`, `text`, `messages` (`role` and `content`),
+        `anchor`, `reward`, `valid` and `extra`. The first plugin that does not return None is heard."""
+
+
+SPEC_CLASSES = (RegistrationSpecs, RolloutEvents, StoreEvents, CreditEvents, ReportingHooks, ViewHooks)

@@ -71,6 +71,7 @@ export function Path({ group, trees, turn, words, onTurn }: Props) {
               </button>
               {said ? <Block text={said.text} characters={said.characters} label={`words of turn ${id}`} /> : <p class="quiet">loading…</p>}
             </div>
+            {id === turn && said?.picture && <Picture drawn={said.picture} turn={id} />}
             {id === turn && said && <Tokens turn={each} words={said} />}
             {id === turn && said && <Facts turn={said} />}
           </article>
@@ -78,6 +79,14 @@ export function Path({ group, trees, turn, words, onTurn }: Props) {
       })}
     </section>
   );
+}
+
+/** What the environment draws of its state: an image, in which nothing runs, or text. */
+function Picture({ drawn, turn }: { drawn: string; turn: number }) {
+  const label = `state after turn ${turn}`;
+  return drawn.startsWith("<svg")
+    ? <img class="state" alt={label} src={`data:image/svg+xml;charset=utf-8,${encodeURIComponent(drawn)}`} />
+    : <Block text={drawn} label={label} />;
 }
 
 export function TurnLink({ group, turn }: { group: GroupView; turn: number }) {

@@ -38,7 +38,7 @@ export interface TurnWords {
   id: number; heard: number[]; text: string; characters: number; messages: Message[]; anchor: string | null;
   stop_reason: string | null; prompt_tokens: number; cached_tokens: number; decision: Record<string, unknown>;
   extra: Record<string, unknown>; policy: string; policy_version: [number, number]; masks: Record<string, [number, number][]>;
-  tokens: number[]; logprobs: number[]; entropy: number[]; top: [number, number][][];
+  tokens: number[]; logprobs: number[]; entropy: number[]; top: [number, number][][]; picture?: string;
 }
 
 export interface Comparison {

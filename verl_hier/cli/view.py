@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from verl_hier.cli.output import line, table
 from verl_hier.errors import HierError
 
 if TYPE_CHECKING:
+    from verl_hier.host.manager import PluginHost
     from verl_hier.ops.stored import Stored
     from verl_hier.viewer.book import Book
 
@@ -80,7 +82,13 @@ def book_of(stored: Stored, names: list[str], enable: list[str] | None = None) -
         options = build_options(spec, settings if name == ran else {})
         methods.append(Method(spec, options, ran=name == ran))
     explainer = Explainer(methods, lambda turns, step: host.hook.hier_table_ready(table=turns, step=step))
-    return Book(stored.graphs, explainer, stored.record())
+    render = partial(_rendered, host) if host.implements("hier_render") else None
+    return Book(stored.graphs, explainer, stored.record(), render)
+
+
+def _rendered(host: PluginHost, task: dict[str, Any], path: list[dict[str, Any]]) -> str | None:
+    found = host.hook.hier_render(task=task, path=path)
+    return None if found is None else str(found)
 
 
 def _print(book: Book) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from verl_hier.errors import HierError
-from verl_hier.viewer.group import tree_view, words_view
+from verl_hier.viewer.group import paths, tree_view, words_view
 from verl_hier.viewer.overview import View, overview
 from verl_hier.viewer.steps import Step, read_steps, stamp
 from verl_hier.viewer.why import Explainer
 
+Render = Callable[[dict[str, Any], list[dict[str, Any]]], str | None]
+LARGEST_PICTURE = 100_000
+"""Characters of what an environment draws."""
 MOST_HITS = 500
 """Turns that a search returns; it counts all of them."""
 _LEAST = 300
@@ -26,14 +29,17 @@ _ASIDE = 30
 class Book:
     """Stored rollouts, read again when a step was added."""
 
-    def __init__(self, source: Path, explainer: Explainer, run: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, source: Path, explainer: Explainer, run: Mapping[str, Any] | None = None, render: Render | None = None
+    ) -> None:
         """
         Args:
             source: store, step, graph file, or a folder of them.
             explainer: of the credit.
             run: what `run.json` says, see `run_record`; None for rollouts that stand alone.
+            render: draws the state after a path of turns, see `hier_render`; None where no plugin does.
         """
-        self._source, self._explainer = source, explainer
+        self._source, self._explainer, self._render = source, explainer, render
         self._run = _about(run or {}, source)
         self._stamp: str | None = None
         self._steps: dict[int, Step] = {}
@@ -74,7 +80,14 @@ class Book:
         key = (self._stamp, step, uid)
         if self._nodes is None or self._nodes[0] != key:
             self._nodes = key, found.nodes(uid)
-        return {"turns": words_view(self._nodes[1], numbers if turns is None else turns)}
+        nodes, chosen = self._nodes[1], numbers if turns is None else turns
+        views = words_view(nodes, chosen)
+        if self._render is not None:
+            task = found.tasks[found.uids().index(uid)]
+            for view, path in zip(views, paths(nodes, chosen), strict=True):
+                picture = self._render(task, path)
+                view |= {} if picture is None else {"picture": picture[:LARGEST_PICTURE]}
+        return {"turns": views}
 
     def why(self, step: int, uid: str) -> View:
         """What the estimators say about the credit of a group: `methods`, see `Explainer.view`.

@@ -23,6 +23,7 @@ _TURN = (
     *("parent", "context", "plan", "agent", "role", "level", "n_action", "mean_entropy"),
     *("reward", "trained", "valid"),
 )
+_TOLD = ("role", "level", "text", "messages", "anchor", "reward", "valid", "extra")
 _EPISODE = ("source", "shared", "leaf", "status", "ret", "success", "trained", "greedy", "withheld", "error")
 _WORDS = (
     *("anchor", "stop_reason", "prompt_tokens", "cached_tokens", "decision", "extra", "policy", "policy_version"),
@@ -70,6 +71,22 @@ def words_view(nodes: pa.Table, turns: Sequence[int]) -> list[View]:
     heard = _heard(nodes["messages"].combine_chunks(), turns)
     fields = node_fields(nodes.take(pa.array(turns, pa.int64())))
     return [_words(each) | {"id": turn, "heard": heard[turn]} for turn, each in zip(turns, fields, strict=True)]
+
+
+def paths(nodes: pa.Table, turns: Sequence[int]) -> list[list[View]]:
+    """The turns from the root to each of `turns`, as `hier_render` is told them."""
+    parents = nodes["parent"].to_pylist()
+    chains: list[list[int]] = []
+    for turn in turns:
+        chain = []
+        while turn >= 0:
+            chain.append(turn)
+            turn = parents[turn]
+        chains.append(chain[::-1])
+    wanted = sorted({turn for chain in chains for turn in chain})
+    fields = node_fields(nodes.take(pa.array(wanted, pa.int64())))
+    told = {turn: {name: each[name] for name in _TOLD} for turn, each in zip(wanted, fields, strict=True)}
+    return [[told[turn] for turn in chain] for chain in chains]
 
 
 def _heard(messages: pa.Array, turns: Sequence[int]) -> dict[int, list[int]]:

@@ -138,6 +138,20 @@ def test_hook_hier_step_end(install: Install) -> None:
     check_event(install, "hier_step_end")
 
 
+def test_hook_hier_render(install: Install) -> None:
+    for name, answer in {"silent": "None", "draws": "str(task['id']) + path[-1]['text']"}.items():
+        source = f"""
+            from verl_hier.hookspecs import hookimpl
+
+            @hookimpl
+            def hier_render(task, path):
+                return {answer}
+            """
+        install(name, {name: f"{name}_plugin"}, {f"{name}_plugin.py": source})
+    host = PluginHost.load({"silent": True, "draws": True})
+    assert host.hook.hier_render(task={"id": 7}, path=[{"text": "left"}]) == "7left"
+
+
 def metrics_source(body: str) -> str:
     return f"""
         from verl_hier.hookspecs import hookimpl

@@ -167,6 +167,33 @@ def test_a_damaged_step_and_one_of_a_newer_version_are_a_sentence_each(runs, tmp
     assert len(found["notes"]) == 2 and found["groups"] == []
 
 
+def test_an_environment_draws_its_state_after_the_turns_of_a_path(runs):
+    whole = book(runs["tree_grpo"])
+    plain = whole.words(1, "task-0")["turns"]
+    whole._render = lambda task, path: (
+        f"{task['uid']}: {len(path)} turns, {path[-1]['text']}" if len(path) > 1 else None
+    )
+    drawn = whole.words(1, "task-0")["turns"]
+    (graph,) = [graph for graph in read_graphs(runs["tree_grpo"] / "graphs") if uid_of(graph) == "task-0"][:1]
+    for turn, before in zip(drawn, plain, strict=True):
+        depth = len(graph.chain(turn["id"]))
+        expected = {"picture": f"task-0: {depth} turns, {turn['text']}"} if depth > 1 else {}
+        assert turn == before | expected
+
+
+def test_a_plugin_of_the_run_draws_boards_of_textarena_alone(runs):
+    from verl_hier_plugins.environments.textarena.board import board
+
+    path = [
+        {"messages": [{"content": "Board:\n+---+---+\n|  P  | <b> |\n+---+---+\n|  H  |  G  |\n+"}]},
+        {"messages": []},
+    ]
+    assert board({"data_source": "alfworld"}, path) is None and board({"data_source": "textarena"}, []) is None
+    drawn = board({"data_source": "textarena"}, path)
+    assert drawn.startswith("<svg") and drawn.count("<rect") == 4 and "&lt;b&gt;" in drawn
+    assert all("picture" not in turn for turn in book(runs["himac"]).words(1, "task-0")["turns"])
+
+
 def test_a_group_that_is_not_there_is_a_sentence(runs):
     with pytest.raises(HierError, match="step 7 with a task 'nobody' is not stored"):
         book(runs["himac"]).group(7, "nobody")

@@ -147,6 +147,19 @@ def test_what_a_model_wrote_is_text_whatever_it_is(chrome, tree, tmp_path):
         assert seen.complaints == [] and len(seen.asked) == 1
 
 
+def test_a_picture_of_the_state_is_an_image_in_which_nothing_runs(chrome, runs, tmp_path):
+    book = book_of(Stored.at(runs["himac"]), [])
+    evil = f'<svg xmlns="http://www.w3.org/2000/svg" onload="document.title=\'taken\'" width="40" height="30">{EVIL[0]}</svg>'
+    book._render = lambda task, path: evil if len(path) == 1 else EVIL[1]
+    (tmp_path / "out.html").write_text(page("run", list(book.pages(LARGEST))), encoding="utf-8")
+    with tab(chrome, (tmp_path / "out.html").as_uri() + "#/group/1/task-0/0/path") as seen:
+        seen.until("document.querySelector('img.state')?.naturalWidth === 40")
+        seen.press("ArrowRight")
+        seen.until("document.querySelector('[aria-label=\\'state after turn 1\\'] bdi') !== null")
+        assert EVIL[1] in seen.page.inner_text(".turn.chosen")
+        assert "taken" not in seen.page.title() and seen.complaints == [] and len(seen.asked) == 1
+
+
 def test_a_served_page_shows_a_step_that_is_written_while_it_is_open(chrome, runs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs["gigpo"], run)

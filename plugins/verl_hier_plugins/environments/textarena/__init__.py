@@ -3,6 +3,8 @@
 Paper: https://arxiv.org/abs/2504.11442. Doc page: docs/environments/textarena.md.
 """
 
+from typing import Any
+
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, lazy
@@ -30,3 +32,10 @@ SPEC = EnvironmentSpec(
 @hookimpl
 def hier_environments() -> EnvironmentSpec:
     return SPEC
+
+
+@hookimpl
+def hier_render(task: dict[str, Any], path: list[dict[str, Any]]) -> str | None:
+    from verl_hier_plugins.environments.textarena.board import board
+
+    return board(task, path)
