@@ -149,7 +149,8 @@ def test_what_a_model_wrote_is_text_whatever_it_is(chrome, tree, tmp_path):
 
 def test_a_picture_of_the_state_is_an_image_in_which_nothing_runs(chrome, runs, tmp_path):
     book = book_of(Stored.at(runs["himac"]), [])
-    evil = f'<svg xmlns="http://www.w3.org/2000/svg" onload="document.title=\'taken\'" width="40" height="30">{EVIL[0]}</svg>'
+    begin = '<svg xmlns="http://www.w3.org/2000/svg" onload="document.title=\'taken\'" width="40" height="30">'
+    evil = f"{begin}{EVIL[0]}</svg>"
     book._render = lambda task, path: evil if len(path) == 1 else EVIL[1]
     (tmp_path / "out.html").write_text(page("run", list(book.pages(LARGEST))), encoding="utf-8")
     with tab(chrome, (tmp_path / "out.html").as_uri() + "#/group/1/task-0/0/path") as seen:
