@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -187,8 +188,9 @@ class UnsupportedEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         )
 
 
+@cache
 def register_engines(vendor: str) -> None:
-    """Put the engines into verl's registry under a vendor's name, for every device."""
+    """Put the engines into verl's registry under a vendor's name, for every device. Idempotent."""
     EngineRegistry.register("language_model", "fsdp2", device=["cuda", "npu"], vendor=vendor)(TreeEngine)
     others = ["fsdp", "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel"]
     devices = ["cpu", "cuda", "npu"]
