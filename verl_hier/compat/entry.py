@@ -28,9 +28,10 @@ def _register() -> None:
     register_post_import_hook(vllm_topk.register_adapter, "verl.workers.rollout.base")
 
     def trainers(module: object) -> None:
-        from verl_hier.compat import trainer
+        from verl_hier.compat import trainer, tree_sync
 
         trainer.register()
+        tree_sync.register()
 
     def tree_engine(module: object) -> None:
         from verl_hier.engines.fsdp import register_engines

@@ -74,12 +74,8 @@ def refuse_batch(micro_batch: TensorDict) -> None:
     """
     if isinstance(micro_batch["temperature"], torch.Tensor):
         raise refused("temperature", "each row has its own, and engine: tree scales the logits of a token once")
-    for key, setting, why in (
-        ("distillation_use_topk", "distillation", "engine: tree has no logits of the teacher's best tokens"),
-        ("enable_routing_replay", "router_replay", "experts were chosen for rows, and engine: tree has none"),
-    ):
-        if tu.get_non_tensor_data(data=micro_batch, key=key, default=False):
-            raise refused(setting, why)
+    if tu.get_non_tensor_data(data=micro_batch, key="distillation_use_topk", default=False):
+        raise refused("distillation", "engine: tree has no logits of the teacher's best tokens")
     positions, input_ids = micro_batch["position_ids"], micro_batch["input_ids"]
     if positions.dim() == 3 or any(tu.get(micro_batch, "multi_modal_inputs") or ()):
         raise refused("data.image_key", "engine: tree knows no positions of images, videos and sounds")

@@ -47,6 +47,16 @@ class Sharing:
         counts = [(part.tokens, part.unique, part.pairs, part.visible) for part in parts]
         return cls(*(int(number) for number in np.sum(counts, axis=0))) if counts else cls()
 
+    def metrics(self) -> dict[str, float]:
+        """What an engine that counts every prefix once forwards, as shares of what one forwards row by row."""
+        if not self.tokens:
+            return {}
+        return {
+            "hier/tree/tokens": float(self.tokens),
+            "hier/tree/unique_share": self.unique / self.tokens,
+            "hier/tree/visible_share": self.visible / self.pairs,
+        }
+
 
 def depth_first(rows: Sequence[Row]) -> list[int]:
     """The order of rows in which those with a common prefix follow each other: by their tokens, as words in a book.
