@@ -59,6 +59,8 @@ ACCOUNTED = {
     "verl.plugin.platform": "get_platform, see platform",
     "verl.workers.engine.fsdp.transformer_impl": "see fsdp_offload",
     "verl.workers.engine.base": "see engine_registry",
+    "verl.workers.engine.utils": "postprocess_batch_func, see engine_micro_batches",
+    "verl.utils.device": "get_device_id and get_device_name, what the platform says of itself",
     "verl.utils.torch_dtypes": "PrecisionType.to_dtype, a lookup of three names",
     "verl.utils.net_utils": "see weight_iterator",
 }

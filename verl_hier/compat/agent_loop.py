@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import ray
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -35,6 +36,7 @@ from verl_hier.rollout import Request, Sampling
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
 from verl_hier.training.refill import Group
 from verl_hier.training.schedule import Phase
+from verl_hier.training.sharing import Sharing
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -145,7 +147,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         rows = graph_rows(graph, Phase("all").trains if validate else phase.trains, rule)
         store, uid = self._hier.store, str(prompt["uid"])
         light = pack(light_of([graph], [rows], self._tokens))
-        tag = {"validate": validate, "rows": len(rows), "index": graph.task["index"]}
+        sharing = Sharing.of([np.asarray(row.prompt + row.response, np.int64) for row in rows])
+        tag = {"validate": validate, "rows": len(rows), "index": graph.task["index"], "sharing": astuple(sharing)}
         await tq.async_kv_put(key=uid, partition_id=LIGHT, fields={"light": light}, tag=tag)
         if store.path is not None and (store.validation or not validate):
             await self._in_store_thread(self._held.keep, graph, self._redaction(validate))

@@ -5,6 +5,9 @@ and raised where they are seen: by `verl-hier doctor` and by the recipe check.
 """
 
 import logging
+import os
+
+from verl_hier.recipe.engine import ENGINE_VARIABLE, TREE
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +28,21 @@ def _register() -> None:
     register_post_import_hook(vllm_topk.register_adapter, "verl.workers.rollout.base")
 
     def trainers(module: object) -> None:
-        from verl_hier.compat import trainer
+        from verl_hier.compat import trainer, tree_sync
 
         trainer.register()
+        tree_sync.register()
+
+    def tree_engine(module: object) -> None:
+        from verl_hier.engines.fsdp import register_engines
+
+        register_engines(TREE)
 
     # verl's registries are slow to import (FSDP, transformers), and this runs in every process: our entries join a
     # registry when somebody imports it.
     register_post_import_hook(trainers, "verl.trainer.ppo.v1")
+    if os.environ.get(ENGINE_VARIABLE) == TREE:
+        register_post_import_hook(tree_engine, "verl.workers.engine.fsdp.transformer_impl")
 
 
 try:

@@ -40,6 +40,7 @@ from verl_hier.training.guards import RewardHistory
 from verl_hier.training.metrics import turn_metrics
 from verl_hier.training.policy_loss import clip_range
 from verl_hier.training.schedule import Schedule, phase_metrics
+from verl_hier.training.sharing import Sharing
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier.training.store import StepInStore, Writer, drawn
 
@@ -143,6 +144,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         """Read where the rows come from, put them into an order that does not depend on timing, then balance."""
         self._raise_faults()
         light = self._take_light({key.split("_")[0] for key in batch.keys})
+        metrics.update(self._sharing({key.split("_")[0] for key in batch.keys}))
         without_rows = sum(not tag["rows"] for tag in self._done.values())
         if without_rows:
             metrics["hier/groups/without_rows"] = float(without_rows)
@@ -153,6 +155,11 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         self._step = TrainingStep(light, batch.keys)
         self._step.check_losses(self.hier.rollout.max_failed_share)
         return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _sharing(self, trained: set[str]) -> dict[str, float]:
+        """What the rows of each task share, whichever engine trains them."""
+        counts = [tag["sharing"] for uid, tag in self._done.items() if uid in trained]
+        return Sharing.total(Sharing(*found) for found in counts).metrics()
 
     def _row_order(self, keys: list[str], indices: dict[str, int]) -> list[int]:
         """By task, episode and row, and the random uid last: verl's own order is that of arrival, which no seed

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from verl_hier.recipe.engine import wants_tree
 from verl_hier.recipe.schema import UpdateOptions
-from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size, require_rows
+from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size, require_rows, whole_groups
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as _Base
@@ -32,6 +33,12 @@ class _Division:
     parts: Parts
     actor: int
     critic: int
+
+
+def groups_of(batch: Any) -> list[str | None]:
+    """The task of each row of a batch of verl's trainer; None for rows of padding."""
+    rows = zip(batch.keys, batch.tags, strict=True)
+    return [None if tag.get("is_padding", False) else key.split("_")[0] for key, tag in rows]
 
 
 class _Requests:
@@ -81,7 +88,7 @@ class UpdateMixin(_Base):
         self._division = self._divide([key.split("_")[0] for key in keys])
         padded = super()._balance_batch(batch, metrics, *args, **kwargs)
         division = self._division
-        if len(division.parts) > 1:
+        if len(division.parts) > 1 or self._keeps_groups:
             self._share_out(padded, [[keys[row] for row in part] for part in division.parts])
         actor = self.config.actor_rollout_ref.actor
         epochs = self.update_options.epochs or actor.ppo_epochs
@@ -100,8 +107,12 @@ class UpdateMixin(_Base):
         """
         places = {key: place for place, key in enumerate(padded.keys)}
         workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in padded.tags], dtype=torch.int64))
+        groups = groups_of(padded)
 
         def balance(rows: list[int], ranks: int) -> list[list[int]]:
+            if self._keeps_groups:
+                shares = whole_groups([groups[row] for row in rows], workloads[rows].tolist(), ranks)
+                return [[rows[i] for i in share] for share in shares]
             found = get_seqlen_balanced_partitions(workloads[rows], k_partitions=ranks, equal_size=True)
             return [[rows[i] for i in share] for share in found]
 
@@ -122,6 +133,11 @@ class UpdateMixin(_Base):
         if math.lcm(actor, critic) > len(tasks):
             actor = critic = min(actor, len(tasks))
         return _Division(even_parts(len(tasks), math.lcm(actor, critic)), actor, critic)
+
+    @property
+    def _keeps_groups(self) -> bool:
+        """Whether the rows of a task go to one rank, because they are forwarded together there."""
+        return wants_tree(self.config)
 
     def _ranks(self) -> int:
         """Data-parallel ranks of the actor; verl keeps the answer of the worker group."""

@@ -19,7 +19,7 @@ from verl_hier.recipe.yaml_files import read_yaml
 
 PACKAGE = "verl_hier_recipes"
 # Words of our command line that stand for the Hydra groups below `hier/`.
-CHOICES = ("size", "model", "server", "paper")
+CHOICES = ("size", "model", "server", "paper", "engine")
 _CHOICE = re.compile(rf"(?:hier/)?({'|'.join(CHOICES)})=(.+)")
 _FORMER_NAME = re.compile(r"(.+?)(?:_(1\.5b|7b)_(vllm|sglang)|_(cluster)|_(vllm_cpu)|_cpu)")
 _FORMER_BASES = {"grpo_arithmetic": "grpo_python_tool"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
 from verl_hier.errors import RecipeError
@@ -101,3 +101,39 @@ def arrange(parts: Parts, padding: Sequence[int], ranks: int, balance: Balance) 
         filled, spare = [*part, *spare[:missing]], spare[missing:]
         shares.append(balance(filled, ranks))
     return [row for rank in range(ranks) for share in shares for row in share[rank]]
+
+
+def whole_groups(groups: Sequence[Hashable], work: Sequence[float], ranks: int) -> Parts:
+    """Divide rows equally among ranks, and keep those of a group on one rank where they fit.
+
+    Args:
+        groups: of each row; None is a row without a group, such as padding.
+        work: what each row costs.
+        ranks: their number divides that of the rows.
+
+    Returns:
+        row numbers for each rank, those of a group next to each other.
+    """
+    rows_of: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows_of.setdefault(("row", row) if group is None else ("group", group), []).append(row)
+    room = [len(groups) // ranks] * ranks
+    load = [0.0] * ranks
+    shares: Parts = [[] for _ in range(ranks)]
+
+    def put(rows: list[int], rank: int) -> None:
+        shares[rank] += rows
+        room[rank] -= len(rows)
+        load[rank] += sum(work[row] for row in rows)
+
+    # Large groups first, so that single rows fill what is left.
+    for rows in sorted(rows_of.values(), key=lambda rows: (-len(rows), -sum(work[row] for row in rows))):
+        fitting = [rank for rank in range(ranks) if room[rank] >= len(rows)]
+        if fitting:
+            put(rows, min(fitting, key=lambda rank: load[rank]))
+            continue
+        while rows:
+            rank = max(range(ranks), key=lambda rank: room[rank])
+            piece, rows = rows[: room[rank]], rows[room[rank] :]
+            put(piece, rank)
+    return shares

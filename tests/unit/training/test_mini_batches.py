@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.schema import MiniBatchOptions, UpdateOptions
-from verl_hier.training.mini_batches import arrange, divide, even_parts, padded_size, require_rows
+from verl_hier.training.mini_batches import arrange, divide, even_parts, padded_size, require_rows, whole_groups
 
 
 def options(together: bool = False, **size: int) -> UpdateOptions:
@@ -91,3 +91,30 @@ def test_fewer_rows_than_ranks_are_refused():
         RecipeError, match=r"^hier\.update\.mini_batch\.rows: 3 row\(s\) cannot be divided among 4 data-p"
     ):
         require_rows(options(rows=3), 4)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 4), st.data())
+def test_groups_are_shared_out_equally(groups, ranks, data):
+    names = [name or None for name in groups] + [None] * (-len(groups) % ranks)
+    work = data.draw(st.lists(st.floats(0, 100), min_size=len(names), max_size=len(names)))
+    shares = whole_groups(names, work, ranks)
+    assert sorted(row for share in shares for row in share) == list(range(len(names)))
+    assert {len(share) for share in shares} == {len(names) // ranks}
+
+
+def test_groups_stay_whole_where_they_fit_and_work_is_equal():
+    names = [name for name in "abcdef" for _ in range(4)]
+    work = [{"a": 9.0, "b": 8.0, "c": 7.0, "d": 6.0, "e": 2.0, "f": 1.0}[name] for name in names]
+    shares = whole_groups(names, work, 2)
+    homes = [{names[row] for row in share} for share in shares]
+    assert not homes[0] & homes[1]
+    loads = [sum(work[row] for row in share) for share in shares]
+    assert max(loads) - min(loads) <= 4 * 3.0
+
+
+def test_a_group_that_fits_nowhere_is_cut_once():
+    shares = whole_groups(["a"] * 3 + ["b"] * 5 + [None] * 2, [1.0] * 10, 2)
+    homes = [[name for name in "ab" if any(("a" if row < 3 else "b") == name and row < 8 for row in s)] for s in shares]
+    assert sorted(homes) == [["a"], ["b"]], "padding fills up what groups leave"
+    cut = whole_groups(["a"] * 4 + ["b"] * 2, [1.0] * 6, 2)
+    assert sorted(sum(row < 4 for row in share) for share in cut) == [1, 3]

@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 
 from verl_hier.recipe.composed import ComposedRecipe
 
-TOPICS = ("keys", "numbers", "choices", "lengths", "parts", "roles", "tasks", "prompts", "resources", "updates")
+TOPICS = (
+    *("keys", "numbers", "choices", "lengths", "parts", "roles", "tasks", "prompts", "resources", "updates"),
+    "engine",
+)
 """The modules of rules, in the order in which they look: first single values, then what does not go together."""
 
 Check = TypeVar("Check", bound=Callable[[ComposedRecipe], None])

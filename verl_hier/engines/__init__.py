@@ -1,0 +1,1 @@
+"""Training engines: forward and backward over a tree of rows, each shared token once."""
