@@ -5,13 +5,13 @@ import { effect, signal } from "@preact/signals";
 import { extreme, forest, type Forest } from "./forest";
 import { Groups } from "./groups";
 import { Overview } from "./overview";
-import { Path } from "./path";
+import { Path, spoken } from "./path";
 import { go, link, place, type Part } from "./place";
 import * as source from "./source";
 import { Figure, Words } from "./text";
 import { COLOURS, Tree } from "./tree";
 import { Why } from "./why";
-import type { GroupView, Overview as OverviewView } from "./views";
+import type { GroupView, Overview as OverviewView, TurnWords, Why as Method } from "./views";
 
 const AGAIN = 5000;
 const KEYS: [string, string][] = [
@@ -74,14 +74,27 @@ interface Here { view: OverviewView; step: number; uid: string; turn: number | n
 
 function GroupPage({ view, step, uid, turn, part }: Here) {
   const [group, setGroup] = useState<GroupView | null>(null);
+  const [words, setWords] = useState<ReadonlyMap<number, TurnWords>>(new Map());
+  const [methods, setMethods] = useState<Method[] | null>(null);
+  const explained = useRef(false); // asked for once, when the first turn is chosen
   const [said, setSaid] = useState("");
+  const refused = (error: unknown) => setSaid(error instanceof Error ? error.message : String(error));
   const [colour, setColour] = useState("credit");
   const frame = useRef<HTMLElement>(null);
   useEffect(() => {
-    source.group(step, uid).then(setGroup, (error: unknown) => setSaid(error instanceof Error ? error.message : String(error)));
+    source.group(step, uid).then(setGroup, refused);
   }, [step, uid]);
   const trees = useMemo(() => (group ? forest(group) : null), [group]);
   const at = group && turn !== null && turn < group.turns.length ? turn : null;
+  useEffect(() => {
+    if (!group || !trees || at === null) return;
+    const missing = spoken(group, trees, at).filter((id) => !words.has(id));
+    if (missing.length) {
+      source.words(step, uid, missing).then((found) => setWords((held) => new Map([...held, ...found.map((each) => [each.id, each] as const)])), refused);
+    }
+    if (!explained.current) source.why(step, uid).then(setMethods, refused);
+    explained.current = true;
+  }, [group, trees, at]);
   useEffect(() => {
     if (group) frame.current?.querySelector<HTMLElement>(`[data-focus="${part}"]`)?.focus({ preventScroll: part === "tree" });
     if (group && part === "path") frame.current?.querySelector(".turn.chosen")?.scrollIntoView({ block: "nearest" });
@@ -122,7 +135,7 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
       {!group && !said && <p class="quiet">loading…</p>}
       {group && trees && (
         <>
-          <Tree group={group} trees={trees} turn={at} colour={colour} onColour={setColour} onTurn={(to) => go({ page: "group", step, uid, turn: to, part })} />
+          <Tree group={group} trees={trees} turn={at} words={at === null ? undefined : words.get(at)} colour={colour} onColour={setColour} onTurn={(to) => go({ page: "group", step, uid, turn: to, part })} />
           <p class="bar" role="group" aria-label="leaves">
             {([["best leaf", 1], ["worst leaf", -1]] as const).map(([name, sign]) => (
               <button type="button" key={name} onClick={() => { const to = extreme(group, sign); if (to !== null) go({ page: "group", step, uid, turn: to, part }); }}>{name}</button>
@@ -130,8 +143,8 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
           </p>
           {at !== null && (
             <div class="columns two">
-              <Path group={group} trees={trees} turn={at} onTurn={(to) => go({ page: "group", step, uid, turn: to, part: "path" })} />
-              <Why group={group} turn={at} />
+              <Path group={group} trees={trees} turn={at} words={words} onTurn={(to) => go({ page: "group", step, uid, turn: to, part: "path" })} />
+              <Why group={group} methods={methods} turn={at} />
             </div>
           )}
         </>

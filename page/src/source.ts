@@ -1,5 +1,5 @@
 // Where the page gets its views: from the JSON in its own file, or from the server that it came from.
-import type { GroupView, Hits, Overview } from "./views";
+import type { Columns, Episode, GroupView, Hits, Overview, Turn, TurnWords, Why } from "./views";
 
 const held = new Map<string, HTMLScriptElement>();
 for (const element of document.querySelectorAll<HTMLScriptElement>("script[data-name]")) {
@@ -36,13 +36,32 @@ export function holds(step: number, uid: string): boolean {
   return !alone || held.has(`group/${step}/${uid}`);
 }
 
-/** A group; an error says in a sentence why it cannot be shown. */
+/** The trees of a group; an error says in a sentence why they cannot be shown. */
 export async function group(step: number, uid: string): Promise<GroupView> {
-  const found = alone
-    ? own<GroupView>(`group/${step}/${uid}`)
-    : await asked<GroupView>(`group?step=${step}&uid=${encodeURIComponent(uid)}`);
+  const found = await part<Omit<GroupView, "turns" | "episodes"> & { turns: Columns<Turn>; episodes: Columns<Episode> }>("group", step, uid);
+  return { ...found, turns: rows<Turn>(found.turns), episodes: rows<Episode>(found.episodes) };
+}
+
+/** What was said in some turns of a group, or in more of them. */
+export async function words(step: number, uid: string, turns: number[]): Promise<TurnWords[]> {
+  return (await part<{ turns: TurnWords[] }>("words", step, uid, `&turns=${turns.join(",")}`)).turns;
+}
+
+/** What the estimators say about the credit of a group. */
+export async function why(step: number, uid: string): Promise<Why[]> {
+  return (await part<{ methods: Why[] }>("why", step, uid)).methods;
+}
+
+async function part<View>(name: string, step: number, uid: string, more = ""): Promise<View> {
+  const found = alone ? own<View>(`${name}/${step}/${uid}`) : await asked<View>(`${name}?step=${step}&uid=${encodeURIComponent(uid)}${more}`);
   if (!found) throw new Error("This file has no room for this group; `verl-hier view` of the run shows it.");
   return found;
+}
+
+function rows<Row extends { id: number }>(columns: Columns<Row>): Row[] {
+  const entries = Object.entries<unknown[]>(columns);
+  const ids = entries[0]?.[1] ?? [];
+  return ids.map((_, id) => Object.fromEntries([["id", id], ...entries.map(([name, values]) => [name, values[id]])]) as Row);
 }
 
 /** Turns that said or were told some words; in a file of its own, those of the groups that it holds. */
@@ -51,12 +70,11 @@ export async function search(words: string): Promise<Hits> {
   const wanted = words.toLowerCase();
   const hits: Hits["hits"] = [];
   for (const name of held.keys()) {
-    const found = name.startsWith("group/") ? own<GroupView>(name) : null;
+    const [, step = "", uid = ""] = /^words\/(\d+)\/(.*)$/s.exec(name) ?? [];
+    const found = step ? own<{ turns: TurnWords[] }>(name) : null;
     for (const turn of found?.turns ?? []) {
       const texts = [turn.text, ...turn.messages.map((message) => message.content)];
-      if (found && texts.some((text) => text.toLowerCase().includes(wanted))) {
-        hits.push({ step: found.step, uid: found.uid, node: turn.id });
-      }
+      if (texts.some((text) => text.toLowerCase().includes(wanted))) hits.push({ step: Number(step), uid, node: turn.id });
     }
   }
   return { words, many: hits.length, hits: hits.slice(0, 500) };

@@ -20,21 +20,25 @@ export interface Overview {
 }
 
 export interface Episode {
-  id: number; source: number; shared: number; tree: number; leaf: number; status: string; ret: number;
-  success: boolean | null; trained: boolean; greedy: boolean; withheld: boolean; error: string | null;
-  decision: Record<string, unknown>; reward_info: Record<string, number>;
+  id: number; source: number; shared: number; leaf: number; status: string; ret: number; success: boolean | null;
+  trained: boolean; greedy: boolean; withheld: boolean; error: string | null;
 }
+
+export interface Turn {
+  id: number; parent: number; context: number; plan: number; agent: string; role: string; level: number;
+  n_action: number; mean_entropy: number | null; reward: number; trained: boolean; valid: boolean; credit: number | null;
+}
+
+/** A list for each field but the number of a row, which is its place. */
+export type Columns<Row> = { [Name in keyof Omit<Row, "id">]: Row[Name][] };
 
 export interface Message { role: string; content: string; characters: number; sources: number[] }
 
-export interface Turn {
-  id: number; parent: number; context: number; episode: number; agent: string; role: string; level: number;
-  turn: number; segment: number; plan: number; partial: boolean; trained: boolean; reward: number; done: boolean;
-  truncated: boolean; valid: boolean; anchor: string | null; stop_reason: string | null; prompt_tokens: number;
-  cached_tokens: number; decision: Record<string, unknown>; extra: Record<string, unknown>; policy: string;
-  policy_version: [number, number]; masks: Record<string, [number, number][]>; credit: number | null; text: string;
-  characters: number; messages: Message[]; n_observation: number; n_action: number; tokens: number[];
-  logprobs: number[]; entropy: number[]; mean_entropy: number | null; top: [number, number][][];
+export interface TurnWords {
+  id: number; heard: number[]; text: string; characters: number; messages: Message[]; anchor: string | null;
+  stop_reason: string | null; prompt_tokens: number; cached_tokens: number; decision: Record<string, unknown>;
+  extra: Record<string, unknown>; policy: string; policy_version: [number, number]; masks: Record<string, [number, number][]>;
+  tokens: number[]; logprobs: number[]; entropy: number[]; top: [number, number][][];
 }
 
 export interface Comparison {
@@ -54,11 +58,6 @@ export interface Why {
   differs?: number[]; flips?: number[];
 }
 
-export interface GroupView {
-  step: number; uid: string; title: string; task: Record<string, unknown>; phase: Record<string, unknown>;
-  request: Record<string, unknown>; counts: Record<string, number>; seconds: Record<string, number>;
-  budget: Record<string, [number, number]>; seed: number | null; short: boolean; episodes: Episode[]; turns: Turn[];
-  why: Why[];
-}
+export interface GroupView { step: number; uid: string; title: string; episodes: Episode[]; turns: Turn[] }
 
 export interface Hits { words: string; many: number; hits: { step: number; uid: string; node: number }[] }

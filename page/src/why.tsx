@@ -7,16 +7,17 @@ import type { Comparison, GroupView, Term, Why as Method } from "./views";
 
 const MOST_MEMBERS = 60;
 
-export function Why({ group, turn }: { group: GroupView; turn: number }) {
+export function Why({ group, methods, turn }: { group: GroupView; methods: Method[] | null; turn: number }) {
   const own = group.turns[turn];
   if (!own) return null;
   return (
     <section class="why" aria-label="why" tabIndex={-1} data-focus="why">
       <h2>Why turn {turn} got <Figure value={own.credit} signed /></h2>
-      {group.why.length === 0 && (
+      {!methods && <p class="quiet">loading…</p>}
+      {methods?.length === 0 && (
         <p>These rollouts do not say which estimator credited them; <code>--estimator NAME</code> shows what one would give.</p>
       )}
-      {group.why.map((method) => <Explained key={method.name} group={group} method={method} turn={turn} />)}
+      {methods?.map((method) => <Explained key={method.name} group={group} method={method} turn={turn} />)}
       <Members group={group} />
     </section>
   );

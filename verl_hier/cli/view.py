@@ -53,10 +53,11 @@ def view(
         found = book.overview()
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(page(found["run"]["name"], pages), encoding="utf-8")
-        left_out = len(found["groups"]) - (len(pages) - 1)
+        held = sum(name.startswith("group/") for name, _ in pages)
+        left_out = len(found["groups"]) - held
         for note in found["notes"]:
             line(note)
-        line(f"{html}: {len(pages) - 1} of {len(found['groups'])} groups")
+        line(f"{html}: {held} of {len(found['groups'])} groups")
         if left_out:
             line(f"{left_out} groups are in its tables and have no tree; `verl-hier view {source}` shows all of them.")
     else:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from verl_hier.errors import HierError
-from verl_hier.viewer.group import group_view
+from verl_hier.viewer.group import tree_view, words_view
 from verl_hier.viewer.overview import View, overview
 from verl_hier.viewer.steps import Step, read_steps, stamp
 from verl_hier.viewer.why import Explainer
 
 MOST_HITS = 500
 """Turns that a search returns; it counts all of them."""
+_LEAST = 300
+"""Characters of the texts of a turn, at the least: the names of its fields alone are as many."""
 _ASIDE = 30
 """Groups of each alarm that a file takes before it takes others."""
 
@@ -34,6 +38,7 @@ class Book:
         self._stamp: str | None = None
         self._steps: dict[int, Step] = {}
         self._overview: View = {}
+        self._nodes: tuple[tuple[str | None, int, str], pa.Table] | None = None  # of the group that was opened last
 
     def overview(self) -> View:
         """The overview, with `run` (what ran), `notes` (sentences) and `stamp`, which changes with the content."""
@@ -47,16 +52,43 @@ class Book:
         return self._overview
 
     def group(self, step: int, uid: str) -> View:
-        """A group with `why`, see `Explainer.view`.
+        """The trees of a group, see `tree_view`.
 
         Raises:
             HierError: when it is not stored.
         """
+        return tree_view(self._step(step, uid), uid)
+
+    def words(self, step: int, uid: str, turns: Sequence[int] | None = None) -> View:
+        """What was said in some turns of a group, or in all: `turns`, see `words_view`.
+
+        Raises:
+            HierError: when the group is not stored, or has no such turn.
+        """
+        found = self._step(step, uid)
+        rows = found.turns(uid)
+        numbers = range(rows.stop - rows.start)
+        wrong = next((turn for turn in turns or () if turn not in numbers), None)
+        if wrong is not None:
+            raise HierError(f"step {step} with a task {uid!r:.60} has no turn {wrong}.")
+        key = (self._stamp, step, uid)
+        if self._nodes is None or self._nodes[0] != key:
+            self._nodes = key, found.nodes(uid)
+        return {"turns": words_view(self._nodes[1], numbers if turns is None else turns)}
+
+    def why(self, step: int, uid: str) -> View:
+        """What the estimators say about the credit of a group: `methods`, see `Explainer.view`.
+
+        Raises:
+            HierError: when it is not stored.
+        """
+        return {"methods": self._explainer.view(self._step(step, uid), uid)}
+
+    def _step(self, step: int, uid: str) -> Step:
         self.overview()
         if step not in self._steps or uid not in self._steps[step].uids():
             raise HierError(f"step {step} with a task {uid!r:.60} is not stored.")
-        found = self._steps[step]
-        return group_view(found.graph(uid), step) | {"why": self._explainer.view(found, uid)}
+        return self._steps[step]
 
     def search(self, words: str) -> View:
         """Turns that said or were told some words: `hits` of `step`, `uid` and `node`, and how `many` there are."""
@@ -76,11 +108,15 @@ class Book:
         yield "overview", text
         left = most - len(text)
         for number in _order(found):
-            group = found["groups"][number]
-            page = dumps(self.group(group["step"], group["uid"]))
-            if len(page) <= left:
-                left -= len(page)
-                yield f"group/{group['step']}/{group['uid']}", page
+            step, uid = found["groups"][number]["step"], found["groups"][number]["uid"]
+            if left < _LEAST * found["groups"][number]["turns"]:
+                continue  # without being made, since a run may have a thousand groups that do not fit
+            views = {"group": self.group(step, uid), "words": self.words(step, uid), "why": self.why(step, uid)}
+            texts = [(f"{name}/{step}/{uid}", dumps(view)) for name, view in views.items()]
+            size = sum(len(text) for _, text in texts)
+            if size <= left:
+                left -= size
+                yield from texts
 
 
 def dumps(value: Any) -> str:

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
+MOST_TURNS = 500
+"""Turns whose words are asked for at once."""
 LONGEST_SEARCH = 200
 """Characters of a text that is searched."""
 
 
 def application(book: Book, port: int) -> Starlette:
-    """The application: `/`, `/overview`, `/group?step=…&uid=…` and `/search?words=…`.
+    """The application: `/`, `/overview`, `/search?words=…`, and of a group by `?step=…&uid=…` its `/group`, `/words` of
+    `&turns=1,2,…` and `/why`.
 
     It answers GET and HEAD whose `Host` is this machine at the port, and whose `Origin`, if there is one, is the page.
     """
@@ -59,6 +62,8 @@ def application(book: Book, port: int) -> Starlette:
         "/": front,
         "/overview": lambda request: _overview(book, request),
         "/group": lambda request: _group(book, request),
+        "/words": lambda request: _words(book, request),
+        "/why": lambda request: _why(book, request),
         "/search": lambda request: _json(dumps(book.search(request.query_params.get("words", "")[:LONGEST_SEARCH]))),
     }
     return Starlette(routes=[Route(path, guarded(answer), methods=["GET"]) for path, answer in answers.items()])
@@ -108,10 +113,26 @@ def _overview(book: Book, request: Request) -> Response:
 
 
 def _group(book: Book, request: Request) -> Response:
+    return _json(dumps(book.group(*_asked(request))))
+
+
+def _words(book: Book, request: Request) -> Response:
+    turns = request.query_params.get("turns", "").split(",")
+    if len(turns) > MOST_TURNS or not all(turn.isdecimal() and len(turn) <= 12 for turn in turns):
+        raise HierError(f"`turns` is not a list of at most {MOST_TURNS} numbers of turns.")
+    return _json(dumps(book.words(*_asked(request), [int(turn) for turn in turns])))
+
+
+def _why(book: Book, request: Request) -> Response:
+    return _json(dumps(book.why(*_asked(request))))
+
+
+def _asked(request: Request) -> tuple[int, str]:
+    """Step and uid of the group that is asked for."""
     step = request.query_params.get("step", "")
     if not step.isdecimal() or len(step) > 12:
         raise HierError("`step` is not the number of a step.")
-    return _json(dumps(book.group(int(step), request.query_params.get("uid", ""))))
+    return int(step), request.query_params.get("uid", "")
 
 
 def _json(text: str) -> Response:

@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from verl_hier.errors import FileError, GraphError
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.graph.bounded_reading import folder_entries, parquet_metadata, parquet_table, parse_json
-from verl_hier.graph.columnar.encode import encode, encode_records, uid_of
-from verl_hier.graph.columnar.layout import CREDIT, INDEX, STORED, Columns
+from verl_hier.graph.columnar.encode import encode, encode_records, encode_whole, uid_of
+from verl_hier.graph.columnar.layout import CREDIT, INDEX, STORED, WHOLE, Columns
 from verl_hier.graph.columnar.reading import read_columns, shards
 from verl_hier.graph.steps import MARK, is_step
 from verl_hier.graph.storage import graph_parts
 
 Floats = NDArray[np.float64]
 _TASK = pa.schema([INDEX.field(name) for name in ("uid", "task", "phase", "started")])
+_GROUP = pa.schema([INDEX.field(name) for name in ("uid", "row_group")])
+_NODES = pa.schema([*(STORED["nodes"].field(name) for name in ("uid", "node")), *WHOLE["nodes"]])
 _WORDS = pa.schema([STORED["nodes"].field(name) for name in ("uid", "node", "text", "messages")])
 
 
@@ -64,6 +66,43 @@ class Step:
         for graph in read_graphs(self.source, [uid]):
             if whole or graph.step == self.number:
                 return graph
+        raise GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
+
+    def turns(self, uid: str) -> slice:
+        """The rows of the light columns of nodes, and of `credit`, that belong to a task."""
+        return self._rows("nodes", uid)
+
+    def attempts(self, uid: str) -> slice:
+        """The rows of the columns of episodes that belong to a task."""
+        return self._rows("episodes", uid)
+
+    def _rows(self, kind: str, uid: str) -> slice:
+        place = self.uids().index(uid)
+        sizes = self.columns.tasks[kind].to_numpy()
+        first = int(sizes[:place].sum())
+        return slice(first, first + int(sizes[place]))
+
+    def nodes(self, uid: str) -> pa.Table:
+        """All columns of the nodes of a task, read anew; row k is node k.
+
+        Raises:
+            GraphError: when the step does not hold the task, or not all of its nodes.
+            FileError: when a file is damaged.
+        """
+        if not is_step(self.source):
+            return encode_whole([self.graph(uid)]).nodes
+        for shard in shards(self.source):
+            (index,) = shard.tables(tasks=_GROUP)
+            group = pc.index(index["uid"], uid).as_py()
+            if group >= 0:
+                (table,) = shard.tables([index["row_group"][group].as_py()], nodes=_NODES)
+                mine = table.filter(pc.equal(table["uid"], uid))
+                rows = self.turns(uid)
+                if not np.array_equal(mine["node"].to_numpy(), np.arange(rows.stop - rows.start)):
+                    raise GraphError(
+                        f"{shard.file('nodes')} does not have the nodes of task {uid!r:.60} in their order."
+                    )
+                return mine.select(WHOLE["nodes"].names)
         raise GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
 
     def find(self, words: str) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from verl_hier.credit import Credit, turn_credit
 from verl_hier.credit.explain import Comparison, Term, explain
 from verl_hier.errors import CreditError
 from verl_hier.graph import TurnTable
-from verl_hier.graph.columnar.table import table_of
+from verl_hier.graph.columnar.table import complete_episodes, table_of
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier.viewer.steps import Step
 
@@ -74,16 +74,11 @@ class Explainer:
         place = step.uids().index(uid)
         nodes = found.turn_of[place]
         kept = np.flatnonzero(nodes >= 0)
-        first = int(step.columns.tasks["episodes"].to_numpy()[:place].sum())
-        count = int(step.columns.tasks["episodes"][place].as_py())
-        leaf = step.columns.episodes["leaf"].to_numpy()[first : first + count]
-        status = step.columns.episodes["status"].to_pylist()[first : first + count]
-        complete = [
-            number for number in range(count) if leaf[number] >= 0 and status[number] in ("finished", "truncated")
-        ]
+        attempts = step.attempts(uid)
+        complete = np.flatnonzero(complete_episodes(step.columns)[attempts])
         rows = {"turn": nodes[kept], "episode": np.flatnonzero(np.asarray(found.table["episodes.group"]) == place)}
-        ids = {"turn": kept, "episode": np.asarray(complete, np.int64)}
-        stored = _of_group(step, place)
+        ids = {"turn": kept, "episode": complete}
+        stored = step.credit[step.turns(uid)]
         views = []
         for method, credit in zip(self.methods, found.credit, strict=True):
             view: View = {
@@ -128,13 +123,6 @@ def _credit(method: Method, table: TurnTable) -> tuple[Credit, list[Term]] | str
         return explain(method.spec, table, method.options)
     except CreditError as error:
         return str(error)
-
-
-def _of_group(step: Step, place: int) -> NDArray[np.float64]:
-    """The stored credit of the nodes of a group."""
-    sizes = step.columns.tasks["nodes"].to_numpy()
-    first = int(sizes[:place].sum())
-    return step.credit[first : first + int(sizes[place])]
 
 
 def _explained(

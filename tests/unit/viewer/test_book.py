@@ -74,7 +74,7 @@ def test_why_has_the_numbers_that_the_estimator_gives(runs, method, tmp_path):
     whole = book(runs[method])
     turns = 0
     for group in whole.overview()["groups"]:
-        (why,) = whole.group(group["step"], group["uid"])["why"]
+        (why,) = whole.why(group["step"], group["uid"])["methods"]
         assert why["ran"] and why["name"] == method and why["terms"] and not why["differs"]
         for node, value, weight in zip(why["turns"], why["credit"], why["weight"], strict=True):
             row = given[group["step"], group["uid"], node]
@@ -86,17 +86,45 @@ def test_why_has_the_numbers_that_the_estimator_gives(runs, method, tmp_path):
 
 
 def test_another_estimator_is_shown_beside_the_one_that_ran(runs):
-    group = book(runs["tree_grpo"], "gigpo").group(1, "task-0")
-    first, second = group["why"]
+    whole = book(runs["tree_grpo"], "gigpo")
+    first, second = whole.why(1, "task-0")["methods"]
     assert (first["name"], first["ran"], second["name"], second["ran"]) == ("tree_grpo", True, "gigpo", False)
-    stored = {turn["id"]: turn["credit"] for turn in group["turns"]}
+    stored = whole.group(1, "task-0")["turns"]["credit"]
     given = dict(zip(second["turns"], second["credit"], strict=True))
     assert second["flips"] == [node for node, value in given.items() if value * stored[node] < 0] != []
 
 
 def test_an_estimator_that_cannot_credit_says_so(runs):
-    group = book(runs["arpo"], "archer").group(1, "task-0")
-    assert "needs the column" in group["why"][1]["says"]
+    methods = book(runs["arpo"], "archer").why(1, "task-0")["methods"]
+    assert "needs the column" in methods[1]["says"]
+
+
+def test_a_group_is_what_its_graph_holds(runs):
+    whole = book(runs["himac"])
+    for number, graph in enumerate(read_graphs(runs["himac"] / "graphs")):
+        step, uid = 1 + number // 3, uid_of(graph)
+        tree, said = whole.group(step, uid), whole.words(step, uid)["turns"]
+        for name, column in tree["turns"].items():
+            if name == "credit":
+                assert column == graph.credit
+            elif name == "n_action":
+                assert column == [len(node.action) for node in graph.nodes]
+            elif name == "mean_entropy":
+                assert column == pytest.approx(
+                    [np.mean(node.entropy or -np.array(node.logprobs)) for node in graph.nodes]
+                )
+            else:
+                assert column == [getattr(node, name) for node in graph.nodes]
+        for name, column in tree["episodes"].items():
+            assert column == [getattr(episode, name) for episode in graph.episodes]
+        for node, words in zip(graph.nodes, said, strict=True):
+            assert words["id"] == node.id and words["text"] == node.text and words["tokens"] == node.action
+            assert words["logprobs"] == pytest.approx(node.logprobs, abs=1e-4) and words["extra"] == node.extra
+            assert [each["content"] for each in words["messages"]] == [each.content for each in node.messages]
+            readers = [each.id for each in graph.nodes if any(node.id in message.sources for message in each.messages)]
+            assert words["heard"] == readers
+        assert any(words["heard"] for words in said)
+        assert whole.words(step, uid, [2, 0])["turns"] == [said[2], said[0]]
 
 
 def test_words_are_found_in_what_was_said_and_told(runs):
@@ -116,8 +144,9 @@ def test_a_file_of_graphs_is_read_like_a_store(runs, tmp_path):
     write_graphs(tmp_path / "graphs.parquet", graphs)
     stored, alone = book(runs["himac"]), book(tmp_path / "graphs.parquet", "himac")
     assert stored.overview()["groups"] == alone.overview()["groups"]
-    one, other = stored.group(2, "task-1"), alone.group(2, "task-1")
-    assert one.pop("why")[0]["terms"] == other.pop("why")[0]["terms"] and one == other
+    assert stored.why(2, "task-1")["methods"][0]["terms"] == alone.why(2, "task-1")["methods"][0]["terms"]
+    assert stored.group(2, "task-1") == alone.group(2, "task-1")
+    assert stored.words(2, "task-1") == alone.words(2, "task-1")
     assert sorted(stored.search("go on")["hits"], key=str) == sorted(alone.search("go on")["hits"], key=str)
 
 
@@ -125,7 +154,7 @@ def test_a_long_text_is_cut_and_its_length_said(tmp_path):
     graph = rollout_graphs.flat()
     graph.nodes[0].text = "a" * 1_000_000
     write_graphs(tmp_path / "graphs.jsonl", [graph])
-    turn = book(tmp_path / "graphs.jsonl").group(graph.step, uid_of(graph))["turns"][0]
+    (turn,) = book(tmp_path / "graphs.jsonl").words(graph.step, uid_of(graph), [0])["turns"]
     assert len(turn["text"]) == LONGEST_WORDS and turn["characters"] == 1_000_000
 
 
@@ -167,8 +196,12 @@ def test_a_damaged_step_and_one_of_a_newer_version_are_a_sentence_each(runs, tmp
 
 
 def test_a_group_that_is_not_there_is_a_sentence(runs):
-    with pytest.raises(HierError, match="step 7 with a task 'nobody' is not stored"):
-        book(runs["himac"]).group(7, "nobody")
+    whole = book(runs["himac"])
+    for view in (whole.group, whole.words, whole.why):
+        with pytest.raises(HierError, match="step 7 with a task 'nobody' is not stored"):
+            view(7, "nobody")
+    with pytest.raises(HierError, match="step 1 with a task 'task-0' has no turn 999"):
+        whole.words(1, "task-0", [0, 999])
 
 
 def test_json_has_no_number_that_a_browser_refuses():

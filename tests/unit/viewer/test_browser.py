@@ -62,7 +62,7 @@ def test_by_keys_alone_from_the_alarms_to_the_estimator_s_own_numbers(chrome, ru
         seen.press("j", "Enter")  # the first group of the table
         seen.page.wait_for_selector("canvas")
         where = re.fullmatch(r"#/group/(\d+)/([\w-]+)", seen.place)
-        (why,) = book.group(int(where[1]), where[2])["why"]
+        (why,) = book.why(int(where[1]), where[2])["methods"]
         seen.press("ArrowRight", "y")
         visited = set()
         for key in ("ArrowRight", "]", "]", "ArrowLeft", "ArrowDown", "b", "w"):
@@ -108,8 +108,8 @@ def test_help_and_filter_by_keys(chrome, runs, tmp_path):
 
 def test_words_of_a_plan_light_up_where_they_were_read(chrome, runs, tmp_path):
     book = written(runs["himac"], tmp_path / "out.html")
-    group = book.group(1, "task-0")
-    told = next(turn for turn in group["turns"] if any(message["sources"] for message in turn["messages"]))
+    turns = book.words(1, "task-0")["turns"]
+    told = next(turn for turn in turns if any(message["sources"] for message in turn["messages"]))
     source = next(message["sources"][0] for message in told["messages"] if message["sources"])
     with tab(chrome, (tmp_path / "out.html").as_uri() + f"#/group/1/task-0/{source}/path") as seen:
         seen.page.wait_for_selector(".message.heard")

@@ -39,7 +39,7 @@ def decode(
         first_episode, first_node = first_episode + task["episodes"], first_node + task["nodes"]
         if uids is not None and task["uid"] not in uids:
             continue
-        parts = {"episodes": _episodes(mine[0]), "nodes": _nodes(mine[1])}
+        parts = {"episodes": _episodes(mine[0]), "nodes": node_fields(mine[1])}
         if (len(parts["episodes"]), len(parts["nodes"])) != (task["episodes"], task["nodes"]):
             raise GraphError(
                 f"task {task['uid']!r:.60} has fewer rows than its {task['nodes']} nodes and their episodes."
@@ -58,7 +58,15 @@ def _episodes(table: pa.Table) -> list[dict[str, Any]]:
     return found
 
 
-def _nodes(table: pa.Table) -> list[dict[str, Any]]:
+def node_fields(table: pa.Table) -> list[dict[str, Any]]:
+    """The fields of nodes, by the names that `Node` has for them; `id` is the number of the row.
+
+    Args:
+        table: rows with the columns `LIGHT` and `HEAVY`.
+
+    Raises:
+        FileError: for a decision that is not JSON.
+    """
     found: list[dict[str, Any]] = table.select(_AS_THEY_ARE).to_pylist()
     others = table.select([*EXTRAS, "masks", "top", "policy_low", "policy_high", "decision"]).to_pylist()
     for number, (node, other) in enumerate(zip(found, others, strict=True)):
