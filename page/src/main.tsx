@@ -201,5 +201,9 @@ addEventListener("keydown", (event) => {
 
 const root = document.getElementById("page");
 if (root) render(<Page />, root);
-void load();
-if (!source.alone) setInterval(() => void load(), AGAIN);
+async function follow(): Promise<void> {
+  await load();
+  if (!source.alone) setTimeout(() => void follow(), shown.value?.unread && !trouble.value ? 0 : AGAIN);
+}
+
+void follow();

@@ -72,8 +72,9 @@ def words_view(nodes: pa.Table, turns: Sequence[int]) -> list[View]:
         turns: numbers of the turns.
 
     Returns:
-        a mapping for each of `turns`: its `id`, and other fields of its node. Texts longer than `LONGEST_WORDS` are cut,
-        and `characters` of a turn or message says how long it was. `heard` are the turns whose prompts have its words.
+        a mapping for each of `turns`: its `id`, and other fields of its node. Texts longer than `LONGEST_WORDS` are
+        cut, and `characters` of a turn or message says how long it was. `heard` are the turns whose prompts have its
+        words.
     """
     heard = _heard(nodes["messages"].combine_chunks(), turns)
     fields = node_fields(nodes.take(pa.array(turns, pa.int64())))
@@ -121,5 +122,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _known(values: NDArray[np.float64]) -> list[float | None]:
-    found: list[float | None] = np.where(np.isnan(values), None, values).tolist()
-    return found
+    found = values.astype(object)
+    found[np.isnan(values)] = None
+    known: list[float | None] = found.tolist()
+    return known

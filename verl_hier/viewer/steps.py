@@ -124,25 +124,69 @@ def read_steps(source: Path) -> tuple[list[Step], list[str]]:
     Args:
         source: a store, a step, a graph file, or a folder of them. A folder without rollouts has no steps.
     """
-    try:
-        parts = graph_parts(source)
-    except (GraphError, FileError) as error:
-        return [], [str(error)]
-    found: dict[int, Step] = {}
-    notes = [
-        f"{entry.name} is left out: it was not written to its end. A run may be writing it now."
-        for entry in (folder_entries(source) if source.is_dir() and not is_step(source) else ())
-        if is_step(entry) and not (entry / MARK).exists()
-    ]
-    for part in parts:
+    reading = Reading(source)
+    while reading.unread:
+        reading.read_one()
+    return reading.found()
+
+
+class Reading:
+    """The steps of a source, read one part after the other, the last one first."""
+
+    def __init__(self, source: Path | None = None, before: Reading | None = None) -> None:
+        """
+        Args:
+            source: see `read_steps`; None for nothing.
+            before: an earlier reading; what has not changed since is not read again.
+        """
+        self._notes: list[str] = []
+        self._keys: list[tuple[Path, str]] = []
+        self._read: dict[tuple[Path, str], tuple[list[Step], list[str]]] = {}
+        if source is None:
+            return
         try:
-            for step in [_stored_step(part)] if is_step(part) else _steps_of_file(part):
+            self._keys = [(part, stamp(part)) for part in graph_parts(source)]
+        except (GraphError, FileError) as error:
+            self._notes.append(str(error))
+        else:
+            self._notes += [
+                f"{entry.name} is left out: it was not written to its end. A run may be writing it now."
+                for entry in (folder_entries(source) if source.is_dir() and not is_step(source) else ())
+                if is_step(entry) and not (entry / MARK).exists()
+            ]
+        if before is not None:
+            self._read = {key: before._read[key] for key in self._keys if key in before._read}
+
+    @property
+    def unread(self) -> int:
+        """How many parts are left to read."""
+        return len(self._keys) - len(self._read)
+
+    def read_one(self, number: int | None = None) -> None:
+        """Read the last part that was not read, or the one that is named for a step where it was not."""
+        left = [key for key in self._keys if key not in self._read]
+        part, mark = next((key for key in left if number is not None and _number(key[0]) == number), left[-1])
+        try:
+            self._read[part, mark] = ([_stored_step(part)] if is_step(part) else list(_steps_of_file(part))), []
+        except (GraphError, FileError) as error:
+            self._read[part, mark] = [], [str(error)]
+
+    def found(self) -> tuple[list[Step], list[str]]:
+        """The steps that were read so far, and the sentences."""
+        found: dict[int, Step] = {}
+        notes = [*self._notes]
+        for part, mark in self._keys:
+            steps, said = self._read.get((part, mark), ([], []))
+            notes += said
+            for step in steps:
                 if step.number in found:
                     notes.append(f"{part.name}: step {step.number} is there twice; the first one is shown.")
                 found.setdefault(step.number, step)
-        except (GraphError, FileError) as error:
-            notes.append(str(error))
-    return [found[number] for number in sorted(found)], notes
+        return [found[number] for number in sorted(found)], notes
+
+
+def _number(part: Path) -> int | None:
+    return int(part.name.rpartition("_")[2]) if is_step(part) else None
 
 
 def stamp(source: Path) -> str:

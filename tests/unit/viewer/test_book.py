@@ -170,6 +170,21 @@ def test_a_step_that_is_being_written_is_left_out_and_comes_when_it_is_whole(run
     assert {group["step"] for group in whole.overview()["groups"]} == {1, 2}
 
 
+def test_the_last_step_is_shown_before_the_others_are_read_and_none_is_read_twice(runs, tmp_path):
+    run = copied(runs["himac"], tmp_path / "run")
+    whole = book(run)
+    first = whole.overview(patience=0.0)
+    assert {group["step"] for group in first["groups"]} == {2} and first["unread"] == 1
+    assert whole.overview(patience=0.0) is first
+    assert whole.group(1, "task-0")["step"] == 1  # which is read because it is asked for
+    then = whole.overview(patience=0.0)
+    assert {group["step"] for group in then["groups"]} == {1, 2} and then["unread"] == 0
+    assert then["stamp"] != first["stamp"] and then == book(run).overview()
+    kept = whole._steps[1]
+    (run / "graphs" / "step_000002" / "credit.parquet").touch()
+    assert whole.overview()["stamp"] != then["stamp"] and whole._steps[1] is kept
+
+
 def test_a_run_without_a_step_is_shown_empty(runs, tmp_path):
     run = copied(runs["himac"], tmp_path / "run")
     shutil.rmtree(run / "graphs")
