@@ -285,6 +285,12 @@ def updates() -> Iterator[str]:
     yield f"Measured on {measured['machine']}, verl {measured['verl']}, torch {measured['torch']}{quick}."
 
 
+def viewer() -> Iterator[str]:
+    """What `scripts/bench/viewer.py` has measured."""
+    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+    yield from importlib.import_module("viewer").table(json.loads((DOCS / "viewer.json").read_text(encoding="utf-8")))
+
+
 def rules_of_the_check() -> Iterator[str]:
     """What `verl-hier check` refuses, a table for each topic."""
     for topic, found in itertools.groupby(rules(), key=lambda rule: rule.topic):
@@ -343,6 +349,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "commands": commands,
     "cold_starts": cold_starts,
     "updates": updates,
+    "viewer": viewer,
     "checks": rules_of_the_check,
     "numbers": numbers,
     "words": words,

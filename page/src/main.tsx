@@ -76,6 +76,7 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
   const [group, setGroup] = useState<GroupView | null>(null);
   const [words, setWords] = useState<ReadonlyMap<number, TurnWords>>(new Map());
   const [methods, setMethods] = useState<Method[] | null>(null);
+  const explained = useRef(false); // asked for once, when the first turn is chosen
   const [said, setSaid] = useState("");
   const refused = (error: unknown) => setSaid(error instanceof Error ? error.message : String(error));
   const [colour, setColour] = useState("credit");
@@ -91,7 +92,8 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
     if (missing.length) {
       source.words(step, uid, missing).then((found) => setWords((held) => new Map([...held, ...found.map((each) => [each.id, each] as const)])), refused);
     }
-    if (!methods) source.why(step, uid).then(setMethods, refused);
+    if (!explained.current) source.why(step, uid).then(setMethods, refused);
+    explained.current = true;
   }, [group, trees, at]);
   useEffect(() => {
     if (group) frame.current?.querySelector<HTMLElement>(`[data-focus="${part}"]`)?.focus({ preventScroll: part === "tree" });
@@ -199,5 +201,9 @@ addEventListener("keydown", (event) => {
 
 const root = document.getElementById("page");
 if (root) render(<Page />, root);
-void load();
-if (!source.alone) setInterval(() => void load(), AGAIN);
+async function follow(): Promise<void> {
+  await load();
+  if (!source.alone) setTimeout(() => void follow(), shown.value?.unread && !trouble.value ? 0 : AGAIN);
+}
+
+void follow();

@@ -16,7 +16,7 @@ export interface Overview {
     name: string; parts: Record<string, string>; versions: Record<string, string | null>;
     seeds: Record<string, unknown>; overrides: string[]; revision: string | null; guards: Record<string, unknown>;
   };
-  notes: string[]; stamp: string; methods: string[]; groups: Group[]; steps: Curve[]; alarms: Alarm[];
+  notes: string[]; unread: number; stamp: string; methods: string[]; groups: Group[]; steps: Curve[]; alarms: Alarm[];
 }
 
 export interface Episode {

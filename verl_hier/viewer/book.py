@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +14,7 @@ import pyarrow as pa
 from verl_hier.errors import HierError
 from verl_hier.viewer.group import paths, tree_view, words_view
 from verl_hier.viewer.overview import View, overview
-from verl_hier.viewer.steps import Step, read_steps, stamp
+from verl_hier.viewer.steps import Reading, Step, stamp
 from verl_hier.viewer.why import Explainer
 
 Render = Callable[[dict[str, Any], list[dict[str, Any]]], str | None]
@@ -42,20 +44,38 @@ class Book:
         self._source, self._explainer, self._render = source, explainer, render
         self._run = _about(run or {}, source)
         self._stamp: str | None = None
+        self._reading = Reading()
         self._steps: dict[int, Step] = {}
         self._overview: View = {}
         self._nodes: tuple[tuple[str | None, int, str], pa.Table] | None = None  # of the group that was opened last
 
-    def overview(self) -> View:
-        """The overview, with `run` (what ran), `notes` (sentences) and `stamp`, which changes with the content."""
+    def overview(self, patience: float = inf) -> View:
+        """The overview, with `run` (what ran), `notes`, `unread` and `stamp`, which changes with the content.
+
+        Args:
+            patience: seconds after which the steps that were read so far are shown; `unread` says how many are left,
+                which the next call goes on with. The last step is read first.
+        """
+        end = monotonic() + patience
         now = stamp(self._source)
-        if now != self._stamp:
-            steps, notes = read_steps(self._source)
-            self._steps = {step.number: step for step in steps}
-            methods = [method.spec.name for method in self._explainer.methods]
-            about = {"run": self._run, "notes": notes, "stamp": now, "methods": methods}
-            self._overview, self._stamp = about | overview(steps), now
+        begins = now != self._stamp
+        if begins:
+            self._reading, self._stamp = Reading(self._source, self._reading), now
+        changed = begins
+        while self._reading.unread and (begins or monotonic() < end):
+            self._reading.read_one()
+            begins, changed = False, True
+        if changed:
+            self._show()
         return self._overview
+
+    def _show(self) -> None:
+        steps, notes = self._reading.found()
+        self._steps = {step.number: step for step in steps}
+        methods = [method.spec.name for method in self._explainer.methods]
+        unread = self._reading.unread
+        about = {"run": self._run, "notes": notes, "methods": methods, "unread": unread}
+        self._overview = about | {"stamp": f"{self._stamp}-{unread}"} | overview(steps)
 
     def group(self, step: int, uid: str) -> View:
         """The trees of a group, see `tree_view`.
@@ -98,7 +118,10 @@ class Book:
         return {"methods": self._explainer.view(self._step(step, uid), uid)}
 
     def _step(self, step: int, uid: str) -> Step:
-        self.overview()
+        self.overview(patience=0.0)
+        while step not in self._steps and self._reading.unread:
+            self._reading.read_one(step)
+            self._show()
         if step not in self._steps or uid not in self._steps[step].uids():
             raise HierError(f"step {step} with a task {uid!r:.60} is not stored.")
         return self._steps[step]

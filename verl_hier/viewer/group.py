@@ -20,8 +20,17 @@ LONGEST_WORDS = 20_000
 MOST_TOKENS = 4_000
 """Tokens of one turn whose numbers a page gets."""
 _TURN = (
-    *("parent", "context", "plan", "agent", "role", "level", "n_action", "mean_entropy"),
-    *("reward", "trained", "valid"),
+    "parent",
+    "context",
+    "plan",
+    "agent",
+    "role",
+    "level",
+    "n_action",
+    "mean_entropy",
+    "reward",
+    "trained",
+    "valid",
 )
 _TOLD = ("role", "level", "text", "messages", "anchor", "reward", "valid", "extra")
 _EPISODE = ("source", "shared", "leaf", "status", "ret", "success", "trained", "greedy", "withheld", "error")
@@ -130,7 +139,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _known(values: NDArray[np.float64]) -> list[float | None]:
-    known = values.astype(object)
-    known[np.isnan(values)] = None
-    found: list[float | None] = known.tolist()
-    return found
+    found = values.astype(object)
+    found[np.isnan(values)] = None
+    known: list[float | None] = found.tolist()
+    return known

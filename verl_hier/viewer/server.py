@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 MOST_TURNS = 500
 """Turns whose words are asked for at once."""
+PATIENCE = 0.5
+"""Seconds of reading until an overview is answered with what there is; the page asks for the rest."""
 LONGEST_SEARCH = 200
 """Characters of a text that is searched."""
 
@@ -55,7 +57,7 @@ def application(book: Book, port: int) -> Starlette:
         return answered
 
     def front(_: Request) -> Response:
-        title = str(book.overview()["run"]["name"])
+        title = str(book.overview(patience=0.0)["run"]["name"])
         return HTMLResponse(page(title, source="'self'"), headers={"Content-Security-Policy": policy("'self'")})
 
     answers: dict[str, Callable[[Request], Response]] = {
@@ -106,7 +108,7 @@ def serve(book: Book, port: int, ready: Callable[[str], None]) -> None:
 def _overview(book: Book, request: Request) -> Response:
     from starlette.responses import Response
 
-    found = book.overview()
+    found = book.overview(PATIENCE)
     if request.query_params.get("stamp") == found["stamp"]:
         return Response(status_code=204)
     return _json(dumps(found))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -101,8 +99,9 @@ class Step:
                 mine = table.filter(pc.equal(table["uid"], uid))
                 rows = self.turns(uid)
                 if not np.array_equal(mine["node"].to_numpy(), np.arange(rows.stop - rows.start)):
-                    file = shard.file("nodes")
-                    raise GraphError(f"{file} does not have the nodes of task {uid!r:.60} in their order.")
+                    raise GraphError(
+                        f"{shard.file('nodes')} does not have the nodes of task {uid!r:.60} in their order."
+                    )
                 return mine.select(WHOLE["nodes"].names)
         raise GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
 
@@ -125,35 +124,69 @@ def read_steps(source: Path) -> tuple[list[Step], list[str]]:
     Args:
         source: a store, a step, a graph file, or a folder of them. A folder without rollouts has no steps.
     """
-    try:
-        parts = graph_parts(source)
-    except (GraphError, FileError) as error:
-        return [], [str(error)]
-    found: dict[int, Step] = {}
-    notes = [
-        f"{entry.name} is left out: it was not written to its end. A run may be writing it now."
-        for entry in (folder_entries(source) if source.is_dir() and not is_step(source) else ())
-        if is_step(entry) and not (entry / MARK).exists()
-    ]
-    # Arrow reads without holding Python's lock.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for part, (steps, note) in zip(parts, pool.map(_read, parts), strict=True):
-            notes += [note] if note else []
+    reading = Reading(source)
+    while reading.unread:
+        reading.read_one()
+    return reading.found()
+
+
+class Reading:
+    """The steps of a source, read one part after the other, the last one first."""
+
+    def __init__(self, source: Path | None = None, before: Reading | None = None) -> None:
+        """
+        Args:
+            source: see `read_steps`; None for nothing.
+            before: an earlier reading; what has not changed since is not read again.
+        """
+        self._notes: list[str] = []
+        self._keys: list[tuple[Path, str]] = []
+        self._read: dict[tuple[Path, str], tuple[list[Step], list[str]]] = {}
+        if source is None:
+            return
+        try:
+            self._keys = [(part, stamp(part)) for part in graph_parts(source)]
+        except (GraphError, FileError) as error:
+            self._notes.append(str(error))
+        else:
+            self._notes += [
+                f"{entry.name} is left out: it was not written to its end. A run may be writing it now."
+                for entry in (folder_entries(source) if source.is_dir() and not is_step(source) else ())
+                if is_step(entry) and not (entry / MARK).exists()
+            ]
+        if before is not None:
+            self._read = {key: before._read[key] for key in self._keys if key in before._read}
+
+    @property
+    def unread(self) -> int:
+        """How many parts are left to read."""
+        return len(self._keys) - len(self._read)
+
+    def read_one(self, number: int | None = None) -> None:
+        """Read the last part that was not read, or the one that is named for a step where it was not."""
+        left = [key for key in self._keys if key not in self._read]
+        part, mark = next((key for key in left if number is not None and _number(key[0]) == number), left[-1])
+        try:
+            self._read[part, mark] = ([_stored_step(part)] if is_step(part) else list(_steps_of_file(part))), []
+        except (GraphError, FileError) as error:
+            self._read[part, mark] = [], [str(error)]
+
+    def found(self) -> tuple[list[Step], list[str]]:
+        """The steps that were read so far, and the sentences."""
+        found: dict[int, Step] = {}
+        notes = [*self._notes]
+        for part, mark in self._keys:
+            steps, said = self._read.get((part, mark), ([], []))
+            notes += said
             for step in steps:
                 if step.number in found:
                     notes.append(f"{part.name}: step {step.number} is there twice; the first one is shown.")
                 found.setdefault(step.number, step)
-    return [found[number] for number in sorted(found)], notes
+        return [found[number] for number in sorted(found)], notes
 
 
-def _read(part: Path) -> tuple[list[Step], str]:
-    """The steps of a folder or file, and why there are not more of them."""
-    steps: list[Step] = []
-    try:
-        steps += [_stored_step(part)] if is_step(part) else _steps_of_file(part)
-    except (GraphError, FileError) as error:
-        return steps, str(error)
-    return steps, ""
+def _number(part: Path) -> int | None:
+    return int(part.name.rpartition("_")[2]) if is_step(part) else None
 
 
 def stamp(source: Path) -> str:

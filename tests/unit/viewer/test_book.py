@@ -99,6 +99,34 @@ def test_an_estimator_that_cannot_credit_says_so(runs):
     assert "needs the column" in methods[1]["says"]
 
 
+def test_a_group_is_what_its_graph_holds(runs):
+    whole = book(runs["himac"])
+    for number, graph in enumerate(read_graphs(runs["himac"] / "graphs")):
+        step, uid = 1 + number // 3, uid_of(graph)
+        tree, said = whole.group(step, uid), whole.words(step, uid)["turns"]
+        for name, column in tree["turns"].items():
+            if name == "credit":
+                assert column == graph.credit
+            elif name == "n_action":
+                assert column == [len(node.action) for node in graph.nodes]
+            elif name == "mean_entropy":
+                assert column == pytest.approx(
+                    [np.mean(node.entropy or -np.array(node.logprobs)) for node in graph.nodes]
+                )
+            else:
+                assert column == [getattr(node, name) for node in graph.nodes]
+        for name, column in tree["episodes"].items():
+            assert column == [getattr(episode, name) for episode in graph.episodes]
+        for node, words in zip(graph.nodes, said, strict=True):
+            assert words["id"] == node.id and words["text"] == node.text and words["tokens"] == node.action
+            assert words["logprobs"] == pytest.approx(node.logprobs, abs=1e-4) and words["extra"] == node.extra
+            assert [each["content"] for each in words["messages"]] == [each.content for each in node.messages]
+            readers = [each.id for each in graph.nodes if any(node.id in message.sources for message in each.messages)]
+            assert words["heard"] == readers
+        assert any(words["heard"] for words in said)
+        assert whole.words(step, uid, [2, 0])["turns"] == [said[2], said[0]]
+
+
 def test_words_are_found_in_what_was_said_and_told(runs):
     whole = book(runs["himac"])
     found = whole.search("GO ON")
@@ -126,7 +154,7 @@ def test_a_long_text_is_cut_and_its_length_said(tmp_path):
     graph = rollout_graphs.flat()
     graph.nodes[0].text = "a" * 1_000_000
     write_graphs(tmp_path / "graphs.jsonl", [graph])
-    turn = book(tmp_path / "graphs.jsonl").words(graph.step, uid_of(graph), [0])["turns"][0]
+    (turn,) = book(tmp_path / "graphs.jsonl").words(graph.step, uid_of(graph), [0])["turns"]
     assert len(turn["text"]) == LONGEST_WORDS and turn["characters"] == 1_000_000
 
 
@@ -140,6 +168,21 @@ def test_a_step_that_is_being_written_is_left_out_and_comes_when_it_is_whole(run
     assert any("step_000002" in note and "not written to its end" in note for note in found["notes"])
     (tmp_path / "mark").rename(mark)
     assert {group["step"] for group in whole.overview()["groups"]} == {1, 2}
+
+
+def test_the_last_step_is_shown_before_the_others_are_read_and_none_is_read_twice(runs, tmp_path):
+    run = copied(runs["himac"], tmp_path / "run")
+    whole = book(run)
+    first = whole.overview(patience=0.0)
+    assert {group["step"] for group in first["groups"]} == {2} and first["unread"] == 1
+    assert whole.overview(patience=0.0) is first
+    assert whole.group(1, "task-0")["step"] == 1  # which is read because it is asked for
+    then = whole.overview(patience=0.0)
+    assert {group["step"] for group in then["groups"]} == {1, 2} and then["unread"] == 0
+    assert then["stamp"] != first["stamp"] and then == book(run).overview()
+    kept = whole._steps[1]
+    (run / "graphs" / "step_000002" / "credit.parquet").touch()
+    assert whole.overview()["stamp"] != then["stamp"] and whole._steps[1] is kept
 
 
 def test_a_run_without_a_step_is_shown_empty(runs, tmp_path):
@@ -195,8 +238,12 @@ def test_a_plugin_of_the_run_draws_boards_of_textarena_alone(runs):
 
 
 def test_a_group_that_is_not_there_is_a_sentence(runs):
-    with pytest.raises(HierError, match="step 7 with a task 'nobody' is not stored"):
-        book(runs["himac"]).group(7, "nobody")
+    whole = book(runs["himac"])
+    for view in (whole.group, whole.words, whole.why):
+        with pytest.raises(HierError, match="step 7 with a task 'nobody' is not stored"):
+            view(7, "nobody")
+    with pytest.raises(HierError, match="step 1 with a task 'task-0' has no turn 999"):
+        whole.words(1, "task-0", [0, 999])
 
 
 def test_json_has_no_number_that_a_browser_refuses():

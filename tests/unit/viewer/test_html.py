@@ -72,9 +72,9 @@ def test_a_file_holds_the_groups_that_fit_and_says_what_it_leaves_out(runs, tmp_
     done = CliRunner().invoke(app, ["view", str(runs["himac"]), "--html", str(file)])
     assert done.exit_code == 0 and re.search(r"\n[1-5] groups are in its tables and have no tree", done.output)
     names = {each["data-name"] for each, _ in Elements(file.read_text()).of("script") if "data-name" in each}
-    whole = {name.partition("/")[2] for name in names if name.startswith("group/")}
-    assert 1 <= len(whole) <= 5
-    assert names == {"overview", *(f"{part}/{each}" for each in whole for part in ("group", "words", "why"))}
+    groups = [name.partition("/")[2] for name in names if name.startswith("group/")]
+    assert 1 <= len(groups) <= 5
+    assert names == {"overview", *(f"{view}/{group}" for group in groups for view in ("group", "words", "why"))}
 
 
 def test_a_summary_is_printed_where_there_is_no_browser(runs):
