@@ -52,7 +52,7 @@ class Sharing:
         if not self.tokens:
             return {}
         return {
-            "hier/tree/tokens": float(self.tokens),
+            "hier/tree/row_tokens": float(self.tokens),
             "hier/tree/unique_share": self.unique / self.tokens,
             "hier/tree/visible_share": self.visible / self.pairs,
         }
