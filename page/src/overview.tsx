@@ -9,7 +9,7 @@ export function Overview({ view }: { view: View }) {
   return (
     <main>
       {view.notes.map((note) => <p key={note} class="note"><Words text={note} /></p>)}
-      {view.unread > 0 && <p class="quiet">{view.unread} earlier steps are being read…</p>}
+      {view.unread > 0 && <p class="quiet unread">{view.unread} earlier steps are being read…</p>}
       <h2>What deserves a look</h2>
       {view.alarms.length === 0 && <p>{view.groups.length ? "Nothing: every group teaches, and every turn was understood." : "No rollouts are stored yet."}</p>}
       <ul class="alarms">

@@ -8,7 +8,8 @@ export const LANE = 14;
 export const GAP = 8;
 const SHADES = 32; // on each side of zero
 const PLAIN = 0.3; // below this zoom, outlines and curves are too fine to be seen
-const TOGETHER = 256; // curves in one stroke: more of them are slower again
+const UNSEEN = 0.1; // below this zoom, a line is too thin to be seen
+const TOGETHER = 256; // lines in one stroke
 
 export interface Painting {
   trees: Forest; turn: number | null; chosen: Set<number>; value: (turn: Turn) => number | null;
@@ -53,8 +54,8 @@ function paintLinks(brush: CanvasRenderingContext2D, what: Painting, spots: Spot
   });
   brush.lineWidth = 1;
   brush.strokeStyle = what.dark ? "#565656" : "#bcbcbc";
-  stroke(brush, links.filter(({ spot }) => !what.chosen.has(spot.turn.id)), draw);
-  brush.lineWidth = 2;
+  if (what.view.k >= UNSEEN) stroke(brush, links.filter(({ spot }) => !what.chosen.has(spot.turn.id)), draw);
+  brush.lineWidth = Math.max(2, 1 / what.view.k);
   brush.strokeStyle = what.dark ? "#e8e8e8" : "#222222";
   stroke(brush, links.filter(({ spot }) => what.chosen.has(spot.turn.id)), draw);
   if (what.turn !== null) paintPlans(brush, what, spots);

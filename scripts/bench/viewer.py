@@ -39,19 +39,20 @@ _DRAWN = """async (place) => {
   const begun = performance.now();
   location.hash = place;
   const frame = () => new Promise((done) => requestAnimationFrame(done));
-  while (!document.querySelector("main canvas")) await frame();
+  while (!document.querySelector(".tree canvas")) await frame();
   await frame(); await frame();
   return (performance.now() - begun) / 1000;
 }"""
 _SPOKEN = """async () => {
   const begun = performance.now();
-  document.querySelector("canvas").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+  const pressed = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true });
+  document.querySelector(".tree canvas").dispatchEvent(pressed);
   const frame = () => new Promise((done) => requestAnimationFrame(done));
   while (!document.querySelector(".path .block") || !document.querySelector(".why .method")) await frame();
   return (performance.now() - begun) / 1000;
 }"""
 _PANNED = """async (seconds) => {
-  const canvas = document.querySelector("canvas"), box = canvas.getBoundingClientRect();
+  const canvas = document.querySelector(".tree canvas"), box = canvas.getBoundingClientRect();
   const frame = () => new Promise((done) => requestAnimationFrame(done));
   const at = (x, y) => ({ bubbles: true, view: window, clientX: box.x + x, clientY: box.y + y });
   const mouse = (kind, x, y) => new MouseEvent(kind, at(x, y));
@@ -89,8 +90,8 @@ def one_graph(size: int, seed: int) -> Any:
                 id=len(graph.nodes), parent=leaf, context=leaf, episode=number, agent="agent", role="agent", level=0,
                 turn=turn, segment=0, plan=-1, observation=dice.choices(range(50_000), k=TOKENS // 3),
                 action=dice.choices(range(50_000), k=TOKENS), logprobs=[-dice.random() for _ in range(TOKENS)],
-                prompt_tokens=(TOKENS + TOKENS // 3) * turn + TOKENS // 3, stop_reason="stop", text=words,
-                anchor=words[:2],
+                prompt_tokens=(TOKENS + TOKENS // 3) * turn + TOKENS // 3, stop_reason="stop",
+                text=words, anchor=words[:2],
                 messages=[Message("user", f"you see {dice.choice(words.split())}")],
             )  # fmt: skip
             graph.nodes.append(node)
@@ -153,8 +154,10 @@ def measure(run: Path, place: str) -> dict[str, float]:
         try:
             begun = time.monotonic()
             with tab(started, address) as seen:
-                seen.page.wait_for_selector(".curves canvas")
+                seen.page.wait_for_selector(".curves figure")
                 found["first view, s"] = time.monotonic() - begun
+                seen.until("!document.querySelector('.unread')")
+                found["whole run read, s"] = time.monotonic() - begun
                 found["large group drawn, s"] = seen.page.evaluate(_DRAWN, place)
                 found["frames a second"] = seen.page.evaluate(_PANNED, 3)
                 found["words and reasons of a turn, s"] = seen.page.evaluate(_SPOKEN)

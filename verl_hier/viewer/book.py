@@ -49,6 +49,11 @@ class Book:
         self._overview: View = {}
         self._nodes: tuple[tuple[str | None, int, str], pa.Table] | None = None  # of the group that was opened last
 
+    @property
+    def name(self) -> str:
+        """What the run, or the source, is called."""
+        return str(self._run["name"])
+
     def overview(self, patience: float = inf) -> View:
         """The overview, with `run` (what ran), `notes`, `unread` and `stamp`, which changes with the content.
 

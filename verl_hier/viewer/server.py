@@ -57,8 +57,7 @@ def application(book: Book, port: int) -> Starlette:
         return answered
 
     def front(_: Request) -> Response:
-        title = str(book.overview(patience=0.0)["run"]["name"])
-        return HTMLResponse(page(title, source="'self'"), headers={"Content-Security-Policy": policy("'self'")})
+        return HTMLResponse(page(book.name, source="'self'"), headers={"Content-Security-Policy": policy("'self'")})
 
     answers: dict[str, Callable[[Request], Response]] = {
         "/": front,
@@ -101,6 +100,7 @@ def serve(book: Book, port: int, ready: Callable[[str], None]) -> None:
             raise HierError(f"port {port} cannot be used ({error.strerror}); name another with --port.") from error
         taken = listening.getsockname()[1]
         config = uvicorn.Config(application(book, taken), log_level="warning", access_log=False, lifespan="off")
+        book.overview(patience=0.0)  # the last step, which is the first to be looked at
         ready(f"http://{HOST}:{taken}/")
         uvicorn.Server(config).run(sockets=[listening])
 
