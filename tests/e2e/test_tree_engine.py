@@ -11,8 +11,6 @@ from tests.e2e.test_parity import overrides as stock_overrides
 from tests.e2e.test_parity import parameters
 from verl_hier.recipe.compose import overridden
 
-pytestmark = pytest.mark.slow
-
 STEPS = 3
 SHARED = [
     f"trainer.total_training_steps={STEPS}",
@@ -36,7 +34,14 @@ def cases(model: Path) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-@pytest.mark.parametrize("case", ["himac", "arpo", "grpo"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("himac", marks=pytest.mark.long),
+        pytest.param("arpo", marks=pytest.mark.long),
+        pytest.param("grpo", marks=pytest.mark.slow),
+    ],
+)
 def test_the_same_steps_as_the_stock_engine(train, byte_model, case):
     recipe, lines = cases(byte_model)[case]
     runs, weights = {}, {}
