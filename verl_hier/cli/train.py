@@ -9,7 +9,6 @@ import typer
 
 from verl_hier.cli.check import Overrides, Reference, show, spelled
 from verl_hier.cli.coldstart import make
-from verl_hier.cli.live import RunTable
 from verl_hier.cli.output import line, table
 
 
@@ -28,6 +27,7 @@ def train(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print all that verl prints.")] = False,
 ) -> None:
     """Check a recipe, then train it with verl's own main."""
+    from verl_hier.cli.live import RunTable
     from verl_hier.ops.progress import summary
     from verl_hier.ops.training import plan_run, start
     from verl_hier.recipe.check import check_recipe

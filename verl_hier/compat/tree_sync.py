@@ -1,4 +1,4 @@
-"""`tree_sync`: verl's own synchronous trainer, for recipes that name nothing of ours but the tree engine."""
+"""`hier_tree_sync`: verl's own synchronous trainer, for recipes that name nothing of ours but the tree engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl.utils.seqlen_balancing import calculate_workload
 from verl_hier.compat.updates import groups_of
 from verl_hier.training.mini_batches import whole_groups
 
-NAME = "tree_sync"
+NAME = "hier_tree_sync"
 
 
 class TreeSync(PPOTrainerSync):

@@ -95,10 +95,10 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         sharing = Sharing.of(rows)
         forwarded = planner.forwarded(plan)
         return plan, {
-            "tree/unique_share": sharing.unique / sharing.tokens,
-            "tree/forwarded_share": forwarded / sharing.tokens,
-            "tree/visible_share": sharing.visible / sharing.pairs,
-            "tree/micro_batches": float(len(plan)),
+            "sharing/unique_share": sharing.unique / sharing.tokens,
+            "sharing/forwarded_share": forwarded / sharing.tokens,
+            "sharing/visible_share": sharing.visible / sharing.pairs,
+            "sharing/micro_batches": float(len(plan)),
         }
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:

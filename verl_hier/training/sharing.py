@@ -52,9 +52,9 @@ class Sharing:
         if not self.tokens:
             return {}
         return {
-            "hier/tree/row_tokens": float(self.tokens),
-            "hier/tree/unique_share": self.unique / self.tokens,
-            "hier/tree/visible_share": self.visible / self.pairs,
+            "hier/sharing/tokens": float(self.tokens),
+            "hier/sharing/unique_share": self.unique / self.tokens,
+            "hier/sharing/visible_share": self.visible / self.pairs,
         }
 
 

@@ -71,8 +71,8 @@ def test_loss_and_gradients_are_those_of_rows(model: Path, case: str) -> None:
     for name, grad in expected.items():
         assert np.isfinite(found[name]).all()
         assert np.abs(found[name] - grad).max() < 2e-5 * scale, name
-    assert metrics["tree/unique_share"][0] < 0.7
-    assert metrics["tree/micro_batches"][0] == (1 if "micro-batches" not in case else pytest.approx(4, abs=3))
+    assert metrics["sharing/unique_share"][0] < 0.7
+    assert metrics["sharing/micro_batches"][0] == (1 if "micro-batches" not in case else pytest.approx(4, abs=3))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
