@@ -3,7 +3,8 @@
     python scripts/bench/tree_engine.py --quick
 
 Both engines are verl's FSDP2 engine on a CPU, in one process each, with a random model of 4 layers and width 256, and
-verl's own loss. Seconds are those of one thread on a processor, not on the wall. Without --quick every measurement is made three times, and the table has the medians.
+verl's own loss. Seconds are those of one thread on a processor, not on the wall. Without --quick every measurement is
+made three times, and the table has the medians.
 """
 
 from __future__ import annotations

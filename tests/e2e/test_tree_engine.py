@@ -60,3 +60,20 @@ def test_the_same_steps_as_the_stock_engine(train, byte_model, case):
     size = sum(float(value.square().sum()) for value in weights["stock"].values())
     assert distance**0.5 < 1e-4 * size**0.5
     assert all(torch.isfinite(value).all() for value in weights["tree"].values())
+
+
+def test_stock_verl_on_two_ranks_keeps_groups_together(train, byte_model):
+    """One override; verl's own balance would tear the groups apart."""
+    _, lines = cases(byte_model)["grpo"]
+    others = [line for line in lines if "trainer_mode" not in line]
+    ranks = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=1", "trainer.save_freq=-1"]
+    run = train(
+        "ppo_trainer", [*others, *ranks, "actor_rollout_ref.actor.ppo_mini_batch_size=4", "+hier/engine=tree_sync"]
+    )
+    assert run.code == 0, run.log[-3000:]
+    assert len(run.steps) == 1
+    (step,) = run.steps
+    assert step["actor/grad_norm"] > 0
+    # 4 answers to each of 4 prompts: a rank has 2 whole groups, in which each prompt counts once.
+    tokens = step["prompt_length/mean"], step["response_length/mean"]
+    assert step["actor/sharing/unique_share"] < (tokens[0] / 4 + tokens[1]) / sum(tokens) + 0.02
