@@ -96,7 +96,7 @@ def _require_blocks(given: Mapping[Any, Any], known: Mapping[str, Any], above: s
 def overridden(overrides: Sequence[str]) -> list[str]:
     """The overrides of our command line as Hydra's own, which differ in three things.
 
-    - `size=`, `model=`, `server=` and `paper=` stand for `hier/size=` and so on.
+    - `size=`, `model=`, `server=`, `paper=` and `engine=` stand for `hier/size=` and so on.
     - An option below `hier.` may be set whether or not the recipe mentions it. Hydra wants `+` for a key that no file
       has; our own schema checks every key there, so `++` loses nothing.
     - `hier.worker={name: …}` replaces the part instead of mixing the old one's options into the new one's.
