@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +35,14 @@ def fill(target: Path) -> None:
 def files_of_at_most(size: int) -> Iterator[None]:
     """No file of this process may grow beyond a size: what a quota does."""
     before, known = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    # Python does not notice that a compiled module is cut, and every later process would stumble over it.
+    compiles, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = compiles
         signal.signal(signal.SIGXFSZ, known)
 
 
