@@ -18,6 +18,7 @@ from verl_hier.recipe.schema import StoreOptions
 from verl_hier.training.schedule import Phase
 
 agent_loop = pytest.importorskip("verl_hier.compat.agent_loop")
+partitions = pytest.importorskip("verl_hier.compat.queue")
 trainer = pytest.importorskip("verl_hier.compat.trainer")
 JOINT = Phase("joint")
 
@@ -48,6 +49,7 @@ def queue(monkeypatch):
     queue = Queue()
     monkeypatch.setattr(agent_loop, "tq", queue)
     monkeypatch.setattr(trainer, "tq", queue)
+    monkeypatch.setattr(partitions, "tq", queue)
     return queue
 
 

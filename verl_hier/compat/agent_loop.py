@@ -147,8 +147,10 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         rows = graph_rows(graph, Phase("all").trains if validate else phase.trains, rule)
         store, uid = self._hier.store, str(prompt["uid"])
         light = pack(light_of([graph], [rows], self._tokens))
-        sharing = Sharing.of([np.asarray(row.prompt + row.response, np.int64) for row in rows])
-        tag = {"validate": validate, "rows": len(rows), "index": graph.task["index"], "sharing": astuple(sharing)}
+        tag = {"validate": validate, "rows": len(rows), "index": graph.task["index"]}
+        if not validate:
+            sharing = Sharing.of([np.asarray(row.prompt + row.response, np.int64) for row in rows])
+            tag["sharing"] = astuple(sharing)
         await tq.async_kv_put(key=uid, partition_id=LIGHT, fields={"light": light}, tag=tag)
         if store.path is not None and (store.validation or not validate):
             await self._in_store_thread(self._held.keep, graph, self._redaction(validate))

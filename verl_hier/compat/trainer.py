@@ -25,7 +25,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.losses import worker_with_losses
-from verl_hier.compat.queue import FAULTS, LIGHT
+from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
@@ -143,8 +143,11 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Read where the rows come from, put them into an order that does not depend on timing, then balance."""
         self._raise_faults()
-        light = self._take_light({key.split("_")[0] for key in batch.keys})
-        metrics.update(self._sharing({key.split("_")[0] for key in batch.keys}))
+        trained = {uid_of_row(key) for key in batch.keys}
+        light = self._take_light(trained)
+        # What the rows of each task share, whichever engine trains them.
+        sharing = (Sharing(*tag["sharing"]) for uid, tag in self._done.items() if uid in trained)
+        metrics.update(Sharing.total(sharing).metrics())
         without_rows = sum(not tag["rows"] for tag in self._done.values())
         if without_rows:
             metrics["hier/groups/without_rows"] = float(without_rows)
@@ -155,11 +158,6 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         self._step = TrainingStep(light, batch.keys)
         self._step.check_losses(self.hier.rollout.max_failed_share)
         return super()._balance_batch(batch, metrics, *args, **kwargs)
-
-    def _sharing(self, trained: set[str]) -> dict[str, float]:
-        """What the rows of each task share, whichever engine trains them."""
-        counts = [tag["sharing"] for uid, tag in self._done.items() if uid in trained]
-        return Sharing.total(Sharing(*found) for found in counts).metrics()
 
     def _row_order(self, keys: list[str], indices: dict[str, int]) -> list[int]:
         """By task, episode and row, and the random uid last: verl's own order is that of arrival, which no seed
@@ -176,8 +174,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
         Returns:
             the light parts of the tasks of the batch, in the order of their uids.
         """
-        tags = {key: tag for key, tag in _arrived(LIGHT).items() if not tag["validate"]}
-        under_way = _tags(TRAIN)
+        tags = {key: tag for key, tag in arrived(LIGHT).items() if not tag["validate"]}
+        under_way = tags_of(TRAIN)
         self._done = {key: tag for key, tag in tags.items() if key in trained or key not in under_way}
         keys = sorted(trained & tags.keys())
         parts = []
@@ -190,7 +188,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
 
     def _raise_faults(self) -> None:
         """Stop on a fatal error of a rollout worker."""
-        tags = _arrived(FAULTS)
+        tags = arrived(FAULTS)
         if tags:
             tq.kv_clear(keys=list(tags), partition_id=FAULTS)
             errors = [tag["error"] for tag in tags.values()]
@@ -267,7 +265,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
     def on_validate_end(self) -> None:
         super().on_validate_end()
         self._counters.skip()
-        store, tags = self.hier.store, _arrived(LIGHT)
+        store, tags = self.hier.store, arrived(LIGHT)
         done = {uid: True for uid, tag in tags.items() if tag["validate"]}
         if done:
             tq.kv_clear(keys=list(done), partition_id=LIGHT)
@@ -336,18 +334,6 @@ class HierTrainerMixin(TaskMixin, UpdateMixin):
                 f"the recipe has {self.parts.schedule.spec.name!r}."
             )
         self.schedule.load_state_dict(saved["state"])
-
-
-def _tags(partition: str) -> dict[str, Any]:
-    """The tags of a partition of TransferQueue by key; none when nobody has put anything there."""
-    found: dict[str, Any] = (tq.kv_list(partition) or {}).get(partition, {})
-    return found
-
-
-def _arrived(partition: str) -> dict[str, Any]:
-    """The tags of the records of ours that are whole: TransferQueue lists a key from the beginning of its put, without
-    a tag until its data are there, and rollouts go on while an asynchronous trainer looks."""
-    return {key: tag for key, tag in _tags(partition).items() if tag}
 
 
 def _future(method: Any, *args: Any) -> Future[Written]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
-from verl.utils.seqlen_balancing import calculate_workload
 
-from verl_hier.compat.updates import groups_of
+from verl_hier.compat.updates import groups_of, ranks_of, workloads_of
 from verl_hier.training.mini_batches import whole_groups
 
 NAME = "hier_tree_sync"
@@ -27,9 +25,7 @@ class TreeSync(PPOTrainerSync):
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Pad as verl does; then each rank gets equally many rows, and a group goes to one rank where it fits."""
         padded = super()._balance_batch(batch, metrics, *args, **kwargs)
-        work = calculate_workload(torch.tensor([tag["seq_len"] for tag in padded.tags], dtype=torch.int64))
-        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        shares = whole_groups(groups_of(padded), work.tolist(), ranks)
+        shares = whole_groups(groups_of(padded), workloads_of(padded).tolist(), ranks_of(self.actor_rollout_wg))
         padded.reorder([row for share in shares for row in share])
         return padded
 

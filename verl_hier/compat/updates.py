@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from verl_hier.compat.queue import uid_of_row
 from verl_hier.recipe.engine import wants_tree
 from verl_hier.recipe.schema import UpdateOptions
 from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size, require_rows, whole_groups
@@ -38,7 +39,19 @@ class _Division:
 def groups_of(batch: Any) -> list[str | None]:
     """The task of each row of a batch of verl's trainer; None for rows of padding."""
     rows = zip(batch.keys, batch.tags, strict=True)
-    return [None if tag.get("is_padding", False) else key.split("_")[0] for key, tag in rows]
+    return [None if tag.get("is_padding", False) else uid_of_row(key) for key, tag in rows]
+
+
+def workloads_of(batch: Any) -> torch.Tensor:
+    """(R,) what each row of a batch of verl's trainer costs, as verl reckons it when it balances."""
+    return calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64))
+
+
+def ranks_of(workers: Any) -> int:
+    """Data-parallel ranks of the actor; verl keeps the answer of the worker group."""
+    if "actor" not in workers._dispatch_info:
+        workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+    return int(max(workers._dispatch_info["actor"])) + 1
 
 
 class _Requests:
@@ -85,7 +98,7 @@ class UpdateMixin(_Base):
             batch: rows whose keys begin with their task.
         """
         keys = list(batch.keys)
-        self._division = self._divide([key.split("_")[0] for key in keys])
+        self._division = self._divide([uid_of_row(key) for key in keys])
         padded = super()._balance_batch(batch, metrics, *args, **kwargs)
         division = self._division
         if len(division.parts) > 1 or self._keeps_groups:
@@ -106,7 +119,7 @@ class UpdateMixin(_Base):
             parts: keys of the rows of each mini-batch; the other rows are padding.
         """
         places = {key: place for place, key in enumerate(padded.keys)}
-        workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in padded.tags], dtype=torch.int64))
+        workloads = workloads_of(padded)
         groups = groups_of(padded)
 
         def balance(rows: list[int], ranks: int) -> list[list[int]]:
@@ -118,12 +131,12 @@ class UpdateMixin(_Base):
 
         rows = [[places[key] for key in part] for part in parts]
         fillers = sorted(set(places.values()) - {place for part in rows for place in part})
-        padded.reorder(arrange(rows, fillers, self._ranks(), balance))
+        padded.reorder(arrange(rows, fillers, ranks_of(self.actor_rollout_wg), balance))
 
     def _divide(self, tasks: list[str]) -> _Division:
         """Mini-batches of actor and critic for rows of these tasks."""
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
-        require_rows(self.update_options, self._ranks())
+        require_rows(self.update_options, ranks_of(self.actor_rollout_wg))
         if self.update_options.mini_batch.given or self.update_options.keep_tasks_together:
             parts = divide(self.update_options, tasks, prompts)
             return _Division(parts, len(parts), len(parts))
@@ -138,13 +151,6 @@ class UpdateMixin(_Base):
     def _keeps_groups(self) -> bool:
         """Whether the rows of a task go to one rank, because they are forwarded together there."""
         return wants_tree(self.config)
-
-    def _ranks(self) -> int:
-        """Data-parallel ranks of the actor; verl keeps the answer of the worker group."""
-        group = self.actor_rollout_wg
-        if "actor" not in group._dispatch_info:
-            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
-        return int(max(group._dispatch_info["actor"])) + 1
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """The size itself to which verl has to pad: it is never below the number of rows."""

@@ -22,7 +22,7 @@ from verl_hier.engines.packing import Edges, Packed
 from verl_hier.engines.planner import Plan, Planner
 from verl_hier.engines.refusals import refuse_batch, refuse_model, refuse_settings
 from verl_hier.errors import RecipeError
-from verl_hier.training.sharing import Row, Sharing
+from verl_hier.training.sharing import Row
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +83,7 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     def _plan(self, data: TensorDict) -> tuple[Plan, dict[str, float]]:
         """The micro-batches of this rank, as many as every other rank has, and what they cost."""
-        rows = rows_of(data["input_ids"])
-        planner = Planner(rows)
+        planner = Planner(rows_of(data["input_ids"]))
         if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
             plan = planner.by_tokens(int(tu.get_non_tensor_data(data, "max_token_len_per_gpu", None)))
         else:
@@ -92,7 +91,7 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         number = torch.tensor([len(plan)], device=get_device_id())
         torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX, group=self.get_data_parallel_group())
         plan = planner.divided(plan, int(number.item()))
-        sharing = Sharing.of(rows)
+        sharing = planner.sharing()
         forwarded = planner.forwarded(plan)
         return plan, {
             "sharing/unique_share": sharing.unique / sharing.tokens,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verl_hier.training.sharing import Row, depth_first, shared_with_previous
+from verl_hier.training.sharing import Row, Sharing, depth_first, shared_with_previous
 
 Plan = list[list[int]]
 OVERHEAD = 1 / 16
@@ -79,6 +79,10 @@ class Planner:
     def _plan(self, cuts: Sequence[int]) -> Plan:
         stops = sorted(cuts)
         return [self._order[begin:stop] for begin, stop in zip([0, *stops[:-1]], stops, strict=True)]
+
+    def sharing(self) -> Sharing:
+        """What the rows share."""
+        return Sharing.in_order(self._lengths, self._shared)
 
     def forwarded(self, plan: Plan) -> int:
         """Tokens that the plan sends through the model."""

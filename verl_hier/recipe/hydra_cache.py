@@ -94,6 +94,7 @@ class _Composition:
         for length in (max((_in_common(names, known) for known in _MERGED), default=len(names)), len(names)):
             if names[:length] not in _MERGED:
                 self._keep(names[:length], self._continued(loader, others, names[:length], repository))
+        self._keep(names, _MERGED.pop(names))
         whole = copy.deepcopy(_MERGED[names])
         self._merge_into(whole, loader, [recipe], repository)
         return whole

@@ -30,9 +30,17 @@ class Sharing:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Sharing:
         """Count rows of token ids; none may be empty."""
-        order = depth_first(rows)
-        shared = shared_with_previous([rows[i] for i in order])
-        lengths = np.array([len(rows[i]) for i in order], np.int64)
+        ordered = [rows[i] for i in depth_first(rows)]
+        return cls.in_order(np.array([len(row) for row in ordered], np.int64), shared_with_previous(ordered))
+
+    @classmethod
+    def in_order(cls, lengths: NDArray[np.int64], shared: NDArray[np.int64]) -> Sharing:
+        """Count rows in the order of `depth_first`.
+
+        Args:
+            lengths: (R,) tokens of each row.
+            shared: (R,) as `shared_with_previous` gives them.
+        """
         pairs = lengths * (lengths + 1) // 2
         return cls(
             tokens=int(lengths.sum()),

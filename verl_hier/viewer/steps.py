@@ -66,7 +66,7 @@ class Step:
         for graph in read_graphs(self.source, [uid]):
             if whole or graph.step == self.number:
                 return graph
-        raise GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
+        raise self._without(uid)
 
     def turns(self, uid: str) -> slice:
         """The rows of the light columns of nodes, and of `credit`, that belong to a task."""
@@ -103,7 +103,10 @@ class Step:
                         f"{shard.file('nodes')} does not have the nodes of task {uid!r:.60} in their order."
                     )
                 return mine.select(WHOLE["nodes"].names)
-        raise GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
+        raise self._without(uid)
+
+    def _without(self, uid: str) -> GraphError:
+        return GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
 
     def find(self, words: str) -> list[tuple[str, int]]:
         """(uid, node) of the turns that said or were told some words; capitals do not matter."""
