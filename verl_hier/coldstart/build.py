@@ -80,7 +80,8 @@ def _is_made(model: Path, key: str) -> bool:
         RecipeError: when it holds what no cold start has made.
     """
     known = read_record(model)
-    if not known and model.exists():
+    # Another cold start may swap its model in between two looks, and the second then finds the record.
+    if not known and model.exists() and not (known := read_record(model)):
         raise RecipeError(
             f"actor_rollout_ref.model.path: no cold start has made what is in {str(model)!r}; name another folder, or "
             "remove this one."

@@ -158,13 +158,16 @@ def test_a_second_cold_start_of_a_model_waits_for_the_first(tmp_path: Path) -> N
         raise InterruptedError(stage)
 
     def first() -> None:
-        with pytest.raises(InterruptedError, match="1/3"):
-            build(recipe, report=hold)
+        try:
+            with pytest.raises(InterruptedError, match="1/3"):
+                build(recipe, report=hold)
+        finally:
+            begun.set()
 
     thread = threading.Thread(target=first)
     thread.start()
-    begun.wait()
     try:
+        begun.wait()
         with pytest.raises(InterruptedError, match="another cold start is under way"):
             build(recipe, report=stop)
     finally:
@@ -172,6 +175,24 @@ def test_a_second_cold_start_of_a_model_waits_for_the_first(tmp_path: Path) -> N
         thread.join()
     with pytest.raises(InterruptedError, match="1/3"):
         build(recipe, report=stop)
+
+
+def test_a_model_that_appears_while_it_is_looked_for_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cold start swaps its model in just after this one has seen none."""
+    recipe = compose("grpo_alfworld", [f"actor_rollout_ref.model.path={tmp_path / 'model'}", *SMALL])
+    trained = tmp_path / "cold_start" / "model"
+    trained.mkdir(parents=True)
+
+    def look(model: Path) -> dict[str, object]:
+        known = read_record(model)
+        if trained.exists():
+            put_model(trained, model, {"key": key_of([ComposedRecipe.of(recipe)])})
+        return known
+
+    monkeypatch.setattr("verl_hier.coldstart.build.read_record", look)
+    said: list[str] = []
+    assert build(recipe, report=said.append) == tmp_path / "model"
+    assert said == [f"the model exists already: {tmp_path / 'model'}"]
 
 
 @pytest.mark.slow
