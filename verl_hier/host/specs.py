@@ -193,7 +193,8 @@ class SamplerSpec(Spec):
         episodes: `episodes(options, n) -> int`, leaves to train for one task when the recipe says `rollout.n = n`.
             Raises `RecipeError` when `n` does not fit the options.
         roots: `roots(options, n) -> int`, how many of these leaves begin at the task, where the others part from one of
-            them on the way; omitted: all of them. `verl-hier check` estimates by it what the rows of a task share.
+            them anywhere on its way; omitted: all of them, or the others part soon after the prompt. `verl-hier check`
+            estimates by it what the rows of a task share.
         needs_fork: refuses environments that cannot fork.
         needs_top_logprobs: refuses rollout servers that return only the chosen token's log-prob.
         needs_scores: refuses rollout servers that return no log-probs of prompts (`Rollout.score`, `Episode.force`);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verl_hier.recipe.checks.lengths import shortest_prompt
 from verl_hier.recipe.checks.parts import episodes
 from verl_hier.recipe.checks.rule import value
 from verl_hier.recipe.composed import ComposedRecipe
@@ -13,34 +14,36 @@ from verl_hier.training.sharing import Sharing
 
 @dataclass(frozen=True)
 class ExpectedSharing:
-    """The estimate, with what it assumes: one row an episode, of the longest prompt and the longest response.
+    """The estimate, with what it assumes: one row an episode, with a response as long as it may be.
 
     Attributes:
-        prompt, response: longest ones of the recipe, in tokens.
+        prompts: fewest and most tokens of the prompt that the rows of a task share.
+        response: most tokens of a response.
         rows: trained episodes of a task.
-        roots: how many of them begin at the task; the others part from one of these.
+        roots: how many of them begin at the task; the others part from one of these halfway.
         asked_for: whether the recipe has the tree engine.
     """
 
-    prompt: int
+    prompts: tuple[int, int]
     response: int
     rows: int
     roots: int
     asked_for: bool
 
-    @property
-    def counts(self) -> Sharing:
-        """The tokens of a task's rows, and their pairs of attention."""
-        return Sharing.expected(self.prompt, self.response, self.rows, self.roots)
+    def counts(self, prompt: int) -> Sharing:
+        """The tokens of a task's rows, and their pairs of attention, with a prompt of so many tokens."""
+        return Sharing.expected(prompt, self.response, self.rows, self.roots)
 
     def __str__(self) -> str:
-        found, further = self.counts, self.rows - self.roots
+        most, least = (self.counts(prompt) for prompt in self.prompts)
+        further = self.rows - self.roots
         verb = "forwards" if self.asked_for else "would forward"
-        halves = f" and {further} of them half of another one's response" if further else ""
+        halves = f", {further} of them with the first half of another one's" if further else ""
         return (
-            f"engine: tree {verb} {found.unique / found.tokens:.2f} of the tokens, {found.visible / found.pairs:.2f} "
-            f"of their pairs, if a task has {self.rows} row(s) of {self.prompt} + {self.response} tokens that share "
-            f"the prompt{halves}"
+            f"engine: tree {verb} {least.unique / least.tokens:.2f} to {most.unique / most.tokens:.2f} of the tokens, "
+            f"{least.visible / least.pairs:.2f} to {most.visible / most.pairs:.2f} of their pairs, if {self.rows} "
+            f"row(s) a task share a prompt of {self.prompts[1]} to {self.prompts[0]} tokens before responses of "
+            f"{self.response}{halves}"
         )
 
 
@@ -50,7 +53,10 @@ def expected_sharing(recipe: ComposedRecipe) -> ExpectedSharing:
     n = int(value(recipe.config, "actor_rollout_ref.rollout.n"))
     roots = int(sampler.spec.roots(sampler.options, n)) if sampler.spec.roots else rows
     return ExpectedSharing(
-        prompt=int(value(recipe.config, "data.max_prompt_length")),
+        prompts=(
+            shortest_prompt(recipe.parts.worker.options),
+            int(value(recipe.config, "data.max_prompt_length")),
+        ),
         response=int(value(recipe.config, "data.max_response_length")),
         rows=rows,
         roots=min(max(1, roots), rows),

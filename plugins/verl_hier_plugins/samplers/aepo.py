@@ -195,6 +195,5 @@ def hier_samplers() -> SamplerSpec:
         summary="as arpo, penalising branches in a row; a probe may choose the number of starting chains",
         source="arXiv 2510.14545 §3.1; RUC-NLPIR/ARPO AEPO/ vllm_rollout_with_tools.py::generate_sequences",
         episodes=_episodes,
-        roots=lambda options, n: options.initial_rollouts,
         needs_fork=True,
     )

@@ -265,6 +265,5 @@ def hier_samplers() -> SamplerSpec:
         summary="chains that branch after turns in which the policy became less sure",
         source="arXiv 2507.19849 §3.1; RUC-NLPIR/ARPO vllm_rollout_with_tools.py::generate_sequences",
         episodes=_episodes,
-        roots=lambda options, n: options.initial_rollouts,
         needs_fork=True,
     )

@@ -123,6 +123,5 @@ def hier_samplers() -> SamplerSpec:
         summary="one tree of segments of a fixed length that falls back to earlier segments",
         source="arXiv 2508.17445 §3; multimodal-art-projection/TreePO vllm_rollout_spmd.py, run_treepo_train.sh",
         episodes=at_least(2, "treepo sampler grows a tree of n leaves"),
-        roots=lambda options, n: min((options.divergence + (options.first_divergence or options.divergence)) // 2, n),
         needs_fork=True,
     )

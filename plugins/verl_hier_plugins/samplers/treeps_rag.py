@@ -152,6 +152,5 @@ def hier_samplers() -> SamplerSpec:
         summary="one tree, layer by layer: searches branch, answers end, searches that found the same are pruned",
         source="arXiv 2601.06922 (reading notes, confidence B-)",
         episodes=at_least(2, "treeps_rag sampler grows a tree of n leaves"),
-        roots=lambda options, n: min(options.branch, n),
         needs_fork=True,
     )

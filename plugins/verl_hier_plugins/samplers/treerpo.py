@@ -73,6 +73,5 @@ def hier_samplers() -> SamplerSpec:
         summary="a full tree of segments of a fixed length, each with the same number of children",
         source="arXiv 2506.05183 (reading notes)",
         episodes=leaves_of,
-        roots=lambda options, n: options.children,
         needs_fork=True,
     )

@@ -21,17 +21,14 @@ def test_the_estimate_counts_rows_of_its_form(rows: int, roots: int) -> None:
     made = [np.concatenate([prompt, rng.integers(0, 1000, 80)]) for _ in range(roots)]
     # Each goes on with a token of its own, so that no two rows share more than half of a response.
     made += [np.concatenate([made[0][:70], np.full(40, 1000 + number)]) for number in range(rows - roots)]
-    assert ExpectedSharing(30, 80, rows, roots, asked_for=False).counts == Sharing.of(made)
+    assert ExpectedSharing((5, 30), 80, rows, roots, asked_for=False).counts(30) == Sharing.of(made)
 
 
 @pytest.mark.parametrize(
     ("name", "given", "n"),
     [
-        ("arpo", {"initial_rollouts": 3}, 6),
-        ("aepo", {"initial_rollouts": 2}, 6),
         ("anchored", {}, 6),
         ("at2po", {"chains": 3, "rounds": 2, "turns": 2}, 6),
-        ("treerpo", {"children": 2, "segment_tokens": 2}, 8),
     ],
 )
 def test_samplers_begin_as_often_as_they_say(name: str, given: dict[str, Any], n: int) -> None:
@@ -49,18 +46,21 @@ def test_samplers_begin_as_often_as_they_say(name: str, given: dict[str, Any], n
     [
         ("grpo_alfworld", [], (8, 8)),
         ("himac_alfworld", [], (8, 8)),
-        ("arpo_alfworld", [], (8, 4)),
+        ("arpo_alfworld", [], (8, 8)),
+        ("treerl_alfworld", [], (8, 2)),
         ("tree_grpo_alfworld", ["hier.sampler.trees=3", "actor_rollout_ref.rollout.n=9"], (9, 3)),
     ],
 )
 def test_the_estimate_of_a_recipe(recipe: str, overrides: list[str], counts: tuple[int, int]) -> None:
     found = expected_sharing(ComposedRecipe.named(recipe, overrides))
-    assert (found.rows, found.roots, found.prompt, found.response) == (*counts, 192, 512)
+    assert (found.rows, found.roots, found.prompts[1], found.response) == (*counts, 192, 512)
+    assert 1 <= found.prompts[0] < 20, "the words of the template are no tokens of a world"
 
 
 def test_what_it_says_of_the_engine() -> None:
-    stock = expected_sharing(ComposedRecipe.named("arpo_alfworld"))
-    tree = expected_sharing(ComposedRecipe.named("arpo_alfworld", ["engine=tree"]))
-    assert str(stock).startswith("engine: tree would forward 0.58 of the tokens, 0.77 of their pairs, if a task has 8 ")
-    assert str(tree) == str(stock).replace("would forward", "forwards")
-    assert "and 4 of them half of another one's response" in str(stock)
+    stock = str(expected_sharing(ComposedRecipe.named("treerl_alfworld")))
+    tree = str(expected_sharing(ComposedRecipe.named("treerl_alfworld", ["engine=tree"])))
+    assert stock.startswith("engine: tree would forward 0.49 to 0.6")
+    assert tree == stock.replace("would forward", "forwards")
+    assert "8 row(s) a task share a prompt of 192 to " in stock
+    assert stock.endswith("before responses of 512, 6 of them with the first half of another one's")
