@@ -51,7 +51,7 @@ def view(
     book = book_of(stored, estimator or [], enable)
     if text:
         _print(book)
-        shared = said_of_last_step(stored.graphs, stored.recipe())
+        shared = said_of_last_step(stored)
         if shared:
             line(shared)
     elif html is not None:

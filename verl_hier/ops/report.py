@@ -56,7 +56,7 @@ def _blocks(run: Run, comparison: Comparison, drawn: str) -> Iterator[Block]:
         yield Sentence(note)
     if stored and steps:
         yield from _rollouts(run, steps)
-        shared = said_of_last_step(stored.graphs, stored.recipe())
+        shared = said_of_last_step(stored)
         if shared:
             yield Heading("Shared tokens")
             yield Sentence(shared)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.graph.rows import SharedPrefix, graph_rows
 from verl_hier.graph.storage import graph_parts
+from verl_hier.ops.stored import Stored
 from verl_hier.training.schedule import Phase
 from verl_hier.training.sharing import Row, Sharing
 
@@ -31,25 +31,31 @@ def sharing_of(graphs: Iterable[RolloutGraph], rule: SharedPrefix = "once") -> S
     return Sharing.total(Sharing.of([row for row, _ in trained_rows(graph, rule)]) for graph in graphs)
 
 
-def said_of_last_step(source: Path, recipe: Mapping[str, Any]) -> str | None:
-    """A sentence on the rows of the last stored step; None where it trained none.
-
-    Args:
-        source: a store, a step, a graph file, or a folder of them.
-        recipe: the `hier` block of the run's recipe; empty for rollouts that stand alone.
+def last_step(stored: Stored) -> tuple[list[RolloutGraph], SharedPrefix]:
+    """The rollouts of the last stored step, and `hier.guards.shared_prefix` of their recipe.
 
     Raises:
-        GraphError: when the last part of the source cannot be read.
+        GraphError: when there is none, or the last part of the store cannot be read.
+        HierError: when `run.json` is damaged.
     """
-    graphs = list(read_graphs(graph_parts(source)[-1]))
+    graphs = list(read_graphs(graph_parts(stored.graphs)[-1]))
     last = max((graph.step for graph in graphs), default=0)
-    guards = recipe.get("guards")
+    guards = stored.recipe().get("guards")
     rule: Any = guards.get("shared_prefix", "once") if isinstance(guards, Mapping) else "once"
-    found = sharing_of((graph for graph in graphs if graph.step == last), rule).metrics()
+    return [graph for graph in graphs if graph.step == last], rule
+
+
+def said_of_last_step(stored: Stored) -> str | None:
+    """A sentence on the rows of the last stored step; None where it trained none.
+
+    The errors are those of `last_step`.
+    """
+    graphs, rule = last_step(stored)
+    found = sharing_of(graphs, rule).metrics()
     if not found:
         return None
     return (
-        f"Of the {found['hier/sharing/tokens']:.0f} tokens of the rows of step {last} engine: tree forwards "
+        f"Of the {found['hier/sharing/tokens']:.0f} tokens of the rows of step {graphs[0].step} engine: tree forwards "
         f"{found['hier/sharing/unique_share']:.3f}, and of their pairs of attention "
         f"{found['hier/sharing/visible_share']:.3f}."
     )
