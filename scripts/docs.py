@@ -285,6 +285,14 @@ def updates() -> Iterator[str]:
     yield f"Measured on {measured['machine']}, verl {measured['verl']}, torch {measured['torch']}{quick}."
 
 
+def tree_engine() -> Iterator[str]:
+    """What `scripts/bench/tree_engine.py` has measured."""
+    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+    measured = json.loads((DOCS / "tree_engine.json").read_text(encoding="utf-8"))
+    yield from importlib.import_module("tree_engine_table").table(measured)
+    yield from ("", "![time of the tree engine over the share of pairs of attention](tree_engine.png)")
+
+
 def viewer() -> Iterator[str]:
     """What `scripts/bench/viewer.py` has measured."""
     sys.path.insert(0, str(ROOT / "scripts" / "bench"))
@@ -350,6 +358,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "cold_starts": cold_starts,
     "updates": updates,
     "viewer": viewer,
+    "tree_engine": tree_engine,
     "checks": rules_of_the_check,
     "numbers": numbers,
     "words": words,

@@ -35,6 +35,7 @@ def view(
     """Look at stored rollouts and the arithmetic of their credit."""
     from verl_hier.ops.report import write_report
     from verl_hier.ops.runs import Run
+    from verl_hier.ops.sharing import said_of_last_step
     from verl_hier.ops.stored import Stored
     from verl_hier.viewer.html import LARGEST, page
     from verl_hier.viewer.server import serve
@@ -50,6 +51,9 @@ def view(
     book = book_of(stored, estimator or [], enable)
     if text:
         _print(book)
+        shared = said_of_last_step(stored)
+        if shared:
+            line(shared)
     elif html is not None:
         pages = list(book.pages(LARGEST))
         found = book.overview()

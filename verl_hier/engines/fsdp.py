@@ -20,7 +20,7 @@ from verl.workers.engine.utils import postprocess_batch_func
 from verl_hier.engines.attention import KEYWORD, NAME, Layout, kernel_of, register
 from verl_hier.engines.packing import Edges, Packed
 from verl_hier.engines.planner import Plan, Planner
-from verl_hier.engines.refusals import refuse_batch, refuse_model, refuse_settings
+from verl_hier.engines.refusals import refuse_batch, refuse_dropout, refuse_model, refuse_settings
 from verl_hier.errors import RecipeError
 from verl_hier.training.sharing import Row
 
@@ -33,8 +33,9 @@ FLAGS = ("calculate_entropy", "calculate_sum_pi_squared")
 class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """Actor and reference policy.
 
-    Overridden seams (verl/workers/engine/fsdp/transformer_impl.py): `_build_module`, `prepare_model_inputs`,
-    `prepare_model_outputs`, and `forward_backward_batch`, of which it is a copy that plans its own micro-batches.
+    Overridden seams (verl/workers/engine/fsdp/transformer_impl.py): `_build_module`, `_build_lora_module`,
+    `prepare_model_inputs`, `prepare_model_outputs`, and `forward_backward_batch`, of which it is a copy that plans its
+    own micro-batches.
     """
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -51,6 +52,12 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         logger.info("engine: tree uses %s", (kernel.__doc__ or "").partition("\n")[0])
         built: torch.nn.Module = module
         return built
+
+    def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        adapted: torch.nn.Module = super()._build_lora_module(module)
+        # A stored adapter brings its own settings.
+        refuse_dropout(adapted)
+        return adapted
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
