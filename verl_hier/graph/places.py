@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from fnmatch import fnmatch
@@ -97,7 +97,7 @@ class RemotePath(PosixPath):
         size, whole = int(info.get("size") or 0), int(seconds)
         return os.stat_result((mode, 0, 0, 1, 0, 0, size, whole, whole, whole), {"st_mtime_ns": int(seconds * 1e9)})
 
-    def iterdir(self) -> Iterator[RemotePath]:
+    def iterdir(self) -> Generator[RemotePath, None, None]:
         own = self.name
         for info in self._call("ls", detail=True):
             name = info["name"].rstrip("/").rpartition("/")[2]
@@ -110,7 +110,7 @@ class RemotePath(PosixPath):
         """Whether a name in the file system is not that of the folder itself, which some list too."""
         return name.strip("/").count("/") > str(self).partition("://")[2].strip("/").count("/")
 
-    def glob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
+    def glob(self, pattern: str, **_: Any) -> Generator[RemotePath, None, None]:  # type: ignore[override]
         """The entries of the folder whose names fit a pattern; folders below are not looked at."""
         if self.is_dir():
             yield from (entry for entry in self.iterdir() if fnmatch(entry.name, pattern))
