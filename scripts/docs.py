@@ -1,6 +1,7 @@
 """Write the generated parts of the documentation.
 
-    python scripts/docs.py            # rewrite every generated block below docs/, in README.md and SECURITY.md
+    python scripts/docs.py            # rewrite every generated block below docs/, in README.md and SECURITY.md,
+                                      # and the JSON schema of the store
     python scripts/docs.py --check    # change nothing; name the pages that are stale and exit with 1
 
 A page holds generated text between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end -->`; NAME is a function of
@@ -28,7 +29,7 @@ import typer
 import yaml
 from docs_markdown import cell, table
 from docs_reference import fields, options
-from docs_store import store_columns
+from docs_store import COLUMNS_FILE, columns_json, store_columns
 
 from verl_hier.cli.main import app
 from verl_hier.graph import read_graphs
@@ -382,10 +383,12 @@ def generated(text: str) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """The pages that are not up to date, with the text they should have."""
+    """The pages that are not up to date, and the schema of the store if it is not, with the text they should have."""
     pages = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
-    return {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
+    found = {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
+    schema = columns_json()
+    return found if COLUMNS_FILE.read_text(encoding="utf-8") == schema else {**found, COLUMNS_FILE: schema}
 
 
 def main() -> int:

@@ -111,6 +111,11 @@ EXPLAINED = pa.schema({"credit": _FLOAT, "weight": _FLOAT, "group_size": _INT})
 """What training made of a turn: its credit, the mean loss weight of its trained tokens, 0 without one, and how many
 episodes of its task ended regularly. The last two are null for rollouts that were converted."""
 CREDIT = _stored(EXPLAINED, node=_INT)
+NULLABLE = {
+    *("anchor", "stop_reason", "error", "success", "index", "seed", "decision", "weight", "group_size"),
+    *TASK_JSON,
+}
+"""Columns that have nulls where there is nothing to say; no other column has any."""
 
 
 @dataclass(frozen=True)
