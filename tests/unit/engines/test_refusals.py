@@ -12,7 +12,7 @@ import pytest
 import torch
 import verl
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3NextConfig
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 
@@ -192,11 +192,19 @@ def test_every_other_strategy_of_verl(strategy: str, monkeypatch: pytest.MonkeyP
         engine(None, SimpleNamespace(strategy=strategy))
 
 
-def test_a_critic_is_verls_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_critic_of_another_strategy_is_verls_own(monkeypatch: pytest.MonkeyPatch) -> None:
     register_engines(TREE)
-    stock = EngineRegistry.get_engine_cls("value_model", "fsdp2")
+    stock = {name: EngineRegistry.get_engine_cls("value_model", name) for name in ("fsdp", "fsdp2")}
     monkeypatch.setenv(ENGINE_VARIABLE, TREE)
-    assert EngineRegistry.get_engine_cls("value_model", "fsdp2") is stock
+    assert EngineRegistry.get_engine_cls("value_model", "fsdp") is stock["fsdp"]
+    assert EngineRegistry.get_engine_cls("value_model", "fsdp2") is not stock["fsdp2"]
+
+
+def test_a_model_that_is_not_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_byte_model(tmp_path / "model")
+    monkeypatch.delattr(PreTrainedModel, "set_attn_implementation")
+    with process_group(tmp_path / "store"), pytest.raises(RecipeError, match="Qwen2ForCausalLM is no model of transf"):
+        build_engine(folder, tree=True)
 
 
 def test_layers_that_the_tree_does_not_reach_and_strategies_without_one(tmp_path: Path) -> None:
