@@ -1,6 +1,7 @@
 """Write the generated parts of the documentation.
 
-    python scripts/docs.py            # rewrite every generated block below docs/, in README.md and SECURITY.md
+    python scripts/docs.py            # rewrite every generated block below docs/, in README.md and SECURITY.md,
+                                      # and the JSON schema of the store
     python scripts/docs.py --check    # change nothing; name the pages that are stale and exit with 1
 
 A page holds generated text between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end -->`; NAME is a function of
@@ -28,7 +29,7 @@ import typer
 import yaml
 from docs_markdown import cell, table
 from docs_reference import fields, options
-from docs_store import store_columns
+from docs_store import COLUMNS_FILE, columns_json, store_columns
 
 from verl_hier.cli.main import app
 from verl_hier.graph import read_graphs
@@ -285,6 +286,14 @@ def updates() -> Iterator[str]:
     yield f"Measured on {measured['machine']}, verl {measured['verl']}, torch {measured['torch']}{quick}."
 
 
+def tree_engine() -> Iterator[str]:
+    """What `scripts/bench/tree_engine.py` has measured."""
+    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+    measured = json.loads((DOCS / "tree_engine.json").read_text(encoding="utf-8"))
+    yield from importlib.import_module("tree_engine_table").table(measured)
+    yield from ("", "![time of the tree engine over the share of pairs of attention](tree_engine.png)")
+
+
 def viewer() -> Iterator[str]:
     """What `scripts/bench/viewer.py` has measured."""
     sys.path.insert(0, str(ROOT / "scripts" / "bench"))
@@ -350,6 +359,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "cold_starts": cold_starts,
     "updates": updates,
     "viewer": viewer,
+    "tree_engine": tree_engine,
     "checks": rules_of_the_check,
     "numbers": numbers,
     "words": words,
@@ -373,10 +383,12 @@ def generated(text: str) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """The pages that are not up to date, with the text they should have."""
+    """The pages that are not up to date, and the schema of the store if it is not, with the text they should have."""
     pages = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
-    return {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
+    found = {page: fresh for page, text in texts.items() if (fresh := generated(text)) != text}
+    schema = columns_json()
+    return found if COLUMNS_FILE.read_text(encoding="utf-8") == schema else {**found, COLUMNS_FILE: schema}
 
 
 def main() -> int:

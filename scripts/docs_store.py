@@ -1,30 +1,29 @@
-"""The columns of stored rollouts, for the documentation."""
+"""The columns of stored rollouts, for the documentation and as a JSON schema in the package."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
-import pyarrow as pa
 from docs_markdown import table
 
-from verl_hier.graph.columnar.layout import CREDIT, STORED
+from verl_hier.graph.columnar import schema
+
+COLUMNS_FILE = Path(schema.__file__).with_name("columns.json")
 
 
 def store_columns() -> Iterator[str]:
-    """The columns of a store's files by their types."""
-    rows = [("in", "type", "columns")]
-    for kind, schema in {**STORED, "credit": CREDIT}.items():
-        types: dict[str, list[str]] = {}
-        for field in schema:
-            types.setdefault(_short(field.type), []).append(f"`{field.name}`")
-        rows += [(kind, found, ", ".join(names)) for found, names in types.items()]
-    yield from table(*rows)
+    """A table of the columns for each kind of file."""
+    for kind, found in schema.columns_schema()["$defs"].items():
+        rows = [("column", "type", "what it is")]
+        for name, column in found["properties"].items():
+            rows.append((f"`{name}`", column["arrow"], column["description"]))
+        yield from (f"`{kind}`", "")
+        yield from table(*rows)
+        yield ""
 
 
-def _short(kind: pa.DataType) -> str:
-    """The name of a type without the names of what a list holds."""
-    if pa.types.is_list(kind):
-        return f"list of {_short(kind.value_type)}"
-    if pa.types.is_struct(kind):
-        return f"({', '.join(f'{field.name} {_short(field.type)}' for field in kind)})"
-    return str(kind)
+def columns_json() -> str:
+    """The text that `COLUMNS_FILE` should have."""
+    return f"{json.dumps(schema.columns_schema(), indent=2)}\n"

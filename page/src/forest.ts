@@ -76,7 +76,7 @@ function lane(turn: Turn): string {
 
 /** The stretches that can be folded. A turn has a higher number than the one before it. */
 function stretches(group: GroupView, children: Map<number, number[]>, turned: ReadonlySet<number>): Stretch[] {
-  const leaves = group.turns.map((turn) => (children.has(turn.id) ? 0 : 1));
+  const leaves: number[] = group.turns.map((turn) => (children.has(turn.id) ? 0 : 1));
   for (const turn of [...group.turns].reverse()) {
     if (turn.parent >= 0) leaves[turn.parent] = (leaves[turn.parent] ?? 0) + (leaves[turn.id] ?? 0);
   }

@@ -22,6 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.fixtures.kept_models import kept_models
 from verl_hier.coldstart.build import model_folder, read_record
 from verl_hier.recipe.catalogue import recipes
 from verl_hier.recipe.composed import ComposedRecipe
@@ -32,11 +35,12 @@ def main() -> None:
     shipped = [recipe.name for recipe in recipes() if "cpu" in recipe.sizes]
     parser.add_argument("recipes", nargs="*", default=shipped, help="omitted: every recipe that has the size cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/cold_starts.json"), help="file of the results")
-    parser.add_argument("--work", type=Path, default=Path("runs/cold_starts"), help="folder of the models")
+    parser.add_argument("--work", type=Path, help="folder of the models; omitted: that of the long tests")
     options = parser.parse_args()
     out = options.out.resolve()
-    options.work.mkdir(parents=True, exist_ok=True)
-    os.chdir(options.work)
+    work = options.work or kept_models()
+    work.mkdir(parents=True, exist_ok=True)
+    os.chdir(work)
     played: dict[str, dict[str, Any]] = {}
     for name in options.recipes:
         recipe = ComposedRecipe.named(name)

@@ -122,10 +122,10 @@ def test_a_tracker_of_something_else_is_refused(tmp_path: Path) -> None:
 
 RAY = """
 import sys, time, ray
-from verl_hier.runtime_cpu.prefork.driver import Template
+from verl_hier.runtime_cpu.prefork.driver import Template, python
 
 template = Template([])
-ray.init(num_cpus=1, include_dashboard=False, runtime_env={"py_executable": template.python()})
+ray.init(num_cpus=1, include_dashboard=False, runtime_env={"py_executable": python(template.address)})
 
 @ray.remote(num_cpus=0)
 class Worker:

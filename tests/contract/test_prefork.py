@@ -16,7 +16,7 @@ import pytest
 
 from verl_hier.recipe.compose import compose
 from verl_hier.runtime_cpu.prefork import driver
-from verl_hier.runtime_cpu.prefork.driver import Template, start_in_driver, with_template
+from verl_hier.runtime_cpu.prefork.driver import Template, python, start_in_driver, with_template
 from verl_hier.runtime_cpu.prefork.template import same_at_import
 
 TELL = """
@@ -77,7 +77,7 @@ def template() -> Iterator[Template]:
 @pytest.fixture
 def worker(template: Template, tmp_path: Path) -> Worker:
     """Asks that template."""
-    return Worker(tmp_path, template.python())
+    return Worker(tmp_path, python(template.address))
 
 
 def test_a_worker_is_a_fork_that_finds_what_a_process_of_its_own_would_find(
@@ -112,19 +112,46 @@ def test_without_a_template_the_interpreter_runs_the_script(worker: Worker, temp
 
 def test_the_template_ends_with_its_driver_and_its_forks_stay(tmp_path: Path) -> None:
     text = (
-        "import sys; from verl_hier.runtime_cpu.prefork.driver import Template; template = Template(['wave']); "
-        "print(template.pid, template.python(), flush=True); sys.stdin.read()"
+        "import sys; from verl_hier.runtime_cpu.prefork.driver import Template, python; template = Template(['wave']); "
+        "print(template.pid, python(template.address), flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    pid, _, python = process.stdout.readline().strip().partition(" ")
-    template, facts = psutil.Process(int(pid)), Worker(tmp_path, python)("stay")
+    pid, _, words = process.stdout.readline().strip().partition(" ")
+    template, facts = psutil.Process(int(pid)), Worker(tmp_path, words)("stay")
     child = psutil.Process(int(str(facts["pid"])))
     try:
         process.kill()
         process.wait()
         template.wait(600)
-        assert child.is_running() and not Path(shlex.split(python)[4]).parent.exists()
+        assert child.is_running() and not Path(shlex.split(words)[4]).parent.exists()
+    finally:
+        child.kill()
+
+
+DRIVER = """
+import subprocess, sys
+from verl_hier.runtime_cpu.prefork.driver import fork_template, with_template
+fork_template(["wave", "a_module_that_is_missing"])
+print(with_template({})["py_executable"], "wave" in sys.modules, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_driver_itself_imports_and_leaves_a_fork_as_the_template(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdin is not None
+    words, _, imported = process.stdout.readline().strip().rpartition(" ")
+    assert imported == "True"
+    (template,) = psutil.Process(process.pid).children()
+    facts = Worker(tmp_path, words)("stay")
+    child = psutil.Process(int(str(facts["pid"])))
+    try:
+        assert facts["imported"] and facts["parent"] == template.pid
+        process.stdin.close()
+        assert process.wait(600) == 0
+        template.wait(600)
+        assert child.is_running() and not Path(shlex.split(words)[4]).parent.exists()
     finally:
         child.kill()
 
@@ -139,19 +166,19 @@ def test_environments_are_compared_in_what_modules_read_when_they_are_imported()
 
 def test_only_the_driver_starts_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
     start_in_driver()
-    assert driver._template is None and with_template({"env_vars": {}}) == {"env_vars": {}}
+    assert driver._address is None and with_template({"env_vars": {}}) == {"env_vars": {}}
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "verl.trainer.main_ppo", "--config-name", "x"])
     monkeypatch.setenv(driver.SWITCH, "0")
     start_in_driver()
-    assert driver._template is None
+    assert driver._address is None
 
 
 def test_rays_hook_names_the_template_once_and_never_over_the_users_interpreter(
     template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_template", template)
+    monkeypatch.setattr(driver, "_address", template.address)
     monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "set")
-    assert with_template({"env_vars": {}}) == {"env_vars": {}, "py_executable": template.python()}
+    assert with_template({"env_vars": {}}) == {"env_vars": {}, "py_executable": python(template.address)}
     assert "RAY_RUNTIME_ENV_HOOK" not in os.environ
     assert with_template({"py_executable": "mine"}) == {"py_executable": "mine"}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.kept_models import kept_models
 from tests.fixtures.trainer import verl_hier
 from verl_hier.ops.progress import validation_of
 from verl_hier.ops.runs import RUNS, Run
@@ -15,9 +16,11 @@ STEPS = 2
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all runs, so that recipes with the same small model share it."""
-    return tmp_path_factory.mktemp("from_nothing")
+def home() -> Path:
+    """A folder for all runs, so that recipes with the same small model share it, also when these tests are resumed."""
+    folder = kept_models()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.mark.long

@@ -151,7 +151,7 @@ class CommandLine:
             servers = [p for p, words in processes_of_runs() if any("TransformersServer" in word for word in words)]
             time.sleep(0.2)
         for server in servers:
-            assert "verl_hier.runtime_cpu.prefork.template" in server.parent().cmdline()
+            assert "verl_hier.runtime_cpu.prefork" in server.parent().cmdline()
             server.kill()
         return len(servers)
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fixtures import long_tests
+from tests.fixtures.kept_models import MAKERS, kept_models
 from tests.fixtures.trainer import ROOT, SIDE_BY_SIDE, trainer_slot
 
 
@@ -89,6 +90,7 @@ def test_long_tests_that_passed_on_this_commit_are_left_out(tmp_path: Path, monk
     (tmp_path / "tests").mkdir()
     monkeypatch.setattr(long_tests, "ROOT", tmp_path)
     monkeypatch.setattr(long_tests, "RECORDS", tmp_path / "tests" / "long.json")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     long_tests.git("init")
     commit("a")
     passes("one")
@@ -105,3 +107,25 @@ def test_long_tests_that_passed_on_this_commit_are_left_out(tmp_path: Path, monk
         assert left() == ["one", "two"]
     passes("two")
     assert "two" not in long_tests.read()
+    (tmp_path / "code.py").write_text("b")
+    with monkeypatch.context() as process:
+        process.setenv("PYTEST_XDIST_WORKER", "gw1")
+        passes("two")
+    assert "two" not in long_tests.read(), "pytest-xdist's first process writes for all"
+    passes("two")
+    assert "two" in long_tests.read()
+
+
+def test_models_are_kept_until_something_changes_that_makes_them(tmp_path: Path) -> None:
+    def folder(name: str, text: str) -> Path:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        return kept_models(tmp_path)
+
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    first = folder(".gitignore", "__pycache__/\nruns/\n")
+    assert first.parent == tmp_path / "runs" / "cold_starts"
+    assert folder("docs/page.md", "a") == folder("verl_hier/__pycache__/code.pyc", "a") == first
+    found = [first, *(folder(f"{name}/code.py", text) for name in MAKERS for text in "ab")]
+    assert len(set(found)) == len(found)
+    assert folder(f"{MAKERS[-1]}/code.py", "a") == found[-2]

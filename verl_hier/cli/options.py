@@ -73,13 +73,26 @@ def _creatable(path: Path | None) -> Path | None:
     return path
 
 
+def stored(path: Path | None) -> Path | None:
+    """Refuse rollouts that are not there, on whichever file system; a URL becomes its path."""
+    if path is None:
+        return None
+    from verl_hier.graph.places import RemotePath, place
+
+    found = place(path)
+    if not found.exists():
+        raise typer.BadParameter(f"Path '{found}' does not exist.")
+    if not isinstance(found, RemotePath) and not os.access(found, os.R_OK):
+        raise typer.BadParameter(f"Path '{found}' is not readable.")
+    return found
+
+
 Graphs = Annotated[
     Path,
     typer.Argument(
         metavar="INPUT",
-        exists=True,
-        readable=True,
-        help="Folder of a run, its store (hier.store), a step of it, or graph files.",
+        callback=stored,
+        help="Folder of a run, its store (hier.store), a step of it, or graph files; or the URL of a store.",
     ),
 ]
 Seed = Annotated[int, whole("Seed of everything that is drawn.", least=0)]

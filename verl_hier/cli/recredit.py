@@ -37,7 +37,7 @@ def credit(
     from verl_hier.ops.stored import Stored
 
     stored = Stored.at(source)
-    host = PluginHost.load(enabled(recipe, enable, stored.plugins()))
+    host = PluginHost.load(enabled(recipe, enable, stored.plugins()), "estimator")
     if compare is not None:
         _compare(host, stored.graphs, compare, settings or [])
     elif out is None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from verl_hier.cli.check import Overrides
+from verl_hier.cli.options import stored as there
 from verl_hier.cli.output import line, table
 from verl_hier.errors import RecipeError, RolloutError
 
@@ -18,7 +19,7 @@ def replay(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, as for `check`, or the folder of a run.")],
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="[INPUT]", exists=True, help="Store, step or graph files; needless for a run."),
+        typer.Argument(metavar="[INPUT]", callback=there, help="Store, step or graph files; needless for a run."),
     ] = None,
     overrides: Overrides = None,
 ) -> None:

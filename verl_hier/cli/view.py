@@ -35,6 +35,7 @@ def view(
     """Look at stored rollouts and the arithmetic of their credit."""
     from verl_hier.ops.report import write_report
     from verl_hier.ops.runs import Run
+    from verl_hier.ops.sharing import said_of_last_step
     from verl_hier.ops.stored import Stored
     from verl_hier.viewer.html import LARGEST, page
     from verl_hier.viewer.server import serve
@@ -48,8 +49,13 @@ def view(
         line(str(write_report(Run(stored.run))))
         return
     book = book_of(stored, estimator or [], enable)
+    if stored.run is None and (text or html is not None):
+        _require_groups(book)
     if text:
         _print(book)
+        shared = said_of_last_step(stored)
+        if shared:
+            line(shared)
     elif html is not None:
         pages = list(book.pages(LARGEST))
         found = book.overview()
@@ -91,6 +97,13 @@ def book_of(stored: Stored, names: list[str], enable: list[str] | None = None) -
 def _rendered(host: PluginHost, task: dict[str, Any], path: list[dict[str, Any]]) -> str | None:
     found = host.hook.hier_render(task=task, path=path)
     return None if found is None else str(found)
+
+
+def _require_groups(book: Book) -> None:
+    """Refuse what holds nothing to look at; the folder of a run may hold nothing yet."""
+    found = book.overview()
+    if not found["groups"] and found["notes"]:
+        raise HierError(found["notes"][0])
 
 
 def _print(book: Book) -> None:

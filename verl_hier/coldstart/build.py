@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import product
@@ -38,12 +40,12 @@ logger = logging.getLogger(__name__)
 
 RECORD = "cold_start.json"
 """File in the folder of the model that says what it was made from."""
-WORK, TINY = "cold_start", "tiny"
+WORK, TINY, LOCK = "cold_start", "tiny", "lock"
 FORMAT = 1
 
 
 def build(*configs: Any, report: Callable[[str], None] = logger.info, progress: Progress = no_progress) -> Path:
-    """Make the small model of a recipe, or find the one that an equal call made before.
+    """Make the small model of a recipe, or find the one that an equal call made before or is making.
 
     Args:
         configs: composed recipes, such as `verl_hier.recipe.compose.compose` returns. One model learns the formats of
@@ -60,20 +62,51 @@ def build(*configs: Any, report: Callable[[str], None] = logger.info, progress: 
             worker, or when the folder holds a model that no cold start has made.
         ColdStartError: when the supervised training fails.
     """
-    started, worked = time.monotonic(), _core_seconds()
     recipes = [ComposedRecipe.of(config) for config in configs]
-    first = recipes[0]
-    settings, model, key = first.hier.coldstart, model_folder(first), key_of(recipes)
+    model, key = model_folder(recipes[0]), key_of(recipes)
+    if not _is_made(model, key):
+        with _alone(work_folder(recipes[0]), report):
+            if not _is_made(model, key):
+                _make(recipes, key, report, progress)
+                return model
+    report(f"the model exists already: {model}")
+    return model
+
+
+def _is_made(model: Path, key: str) -> bool:
+    """Whether a folder holds the model with this key.
+
+    Raises:
+        RecipeError: when it holds what no cold start has made.
+    """
     known = read_record(model)
-    if known.get("key") == key:
-        report(f"the model exists already: {model}")
-        return model
-    if not known and model.exists():
+    # Another cold start may swap its model in between two looks, and the second then finds the record.
+    if not known and model.exists() and not (known := read_record(model)):
         raise RecipeError(
             f"actor_rollout_ref.model.path: no cold start has made what is in {str(model)!r}; name another folder, or "
             "remove this one."
         )
-    work = model.parent / WORK
+    return known.get("key") == key
+
+
+@contextmanager
+def _alone(work: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Hold the folder of a cold start against others, which wait until this one has ended or died."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"another cold start is under way in {work}; this one waits for its end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _make(recipes: Sequence[ComposedRecipe], key: str, report: Callable[[str], None], progress: Progress) -> None:
+    """Make the model of some recipes."""
+    started, worked = time.monotonic(), _core_seconds()
+    first, work = recipes[0], work_folder(recipes[0])
+    settings = first.hier.coldstart
     tiny = random_model(recipes, work / TINY)
     tokenizer = load_tokenizer(tiny)
     report(f"1/3 a random model and its vocabulary of {len(tokenizer)} words: {tiny}")
@@ -95,9 +128,6 @@ def build(*configs: Any, report: Callable[[str], None] = logger.info, progress: 
         overrides=[f"data.max_length={_shape(first).positions}"],
         progress=progress,
     )
-    if model.exists():
-        shutil.rmtree(model)
-    shutil.move(trained, model)
     record = {
         "key": key,
         "recipes": [recipe.hier.recipe.name for recipe in recipes],
@@ -109,8 +139,27 @@ def build(*configs: Any, report: Callable[[str], None] = logger.info, progress: 
         "core_seconds": round(_core_seconds() - worked, 1),
         "versions": {name: version(name) for name in ("verl", "torch", "transformers")},
     }
-    (model / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    return model
+    put_model(trained, model_folder(first), record)
+
+
+def put_model(trained: Path, model: Path, record: Mapping[str, Any]) -> None:
+    """Move a trained model to its folder, in place of one that a cold start has made before.
+
+    Whatever ends the process meanwhile, the folder holds a model with its record, or is not there.
+
+    Args:
+        trained: folder of the model, on the same disk.
+        model: where it goes.
+        record: what it was made from.
+    """
+    (trained / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    replaced = trained.with_name(f"replaced_{model.name}")
+    if replaced.exists():
+        shutil.rmtree(replaced)
+    if model.exists():
+        model.rename(replaced)
+    trained.rename(model)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _core_seconds() -> float:

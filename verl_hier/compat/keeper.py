@@ -33,8 +33,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _DAEMON = re.compile(r"(?:.*/)?(raylet|gcs_server)$")
 _ACTOR = re.compile(r"(ray::(?!IDLE|SPILL|RESTORE|DELETE|UTIL)\w+)(?:\.\w+(?:\(\))?)?$")
 """Ray names a process after its actor, and the method that it runs; functions and idle workers come and go."""
-_TEMPLATE = "verl_hier.runtime_cpu.prefork.template"
-"""The module whose process Ray's workers are forks of; see `runtime_cpu/prefork`."""
+_TEMPLATE = "verl_hier.runtime_cpu.prefork"
+"""Beginning of the modules whose processes Ray's workers are forks of; see `runtime_cpu/prefork`."""
 
 
 class Keeper:
@@ -167,7 +167,7 @@ def _needed(pid: int) -> str:
     below_daemon = bool(_DAEMON.match(parent[0]))
     if daemon:
         return "" if below_daemon else daemon[1]
-    return actor[1] if actor and (below_daemon or _TEMPLATE in parent) else ""
+    return actor[1] if actor and (below_daemon or any(word.startswith(_TEMPLATE) for word in parent)) else ""
 
 
 def _words(pid: int) -> list[str]:

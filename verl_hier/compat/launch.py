@@ -18,10 +18,13 @@ from typing import IO, Any
 
 from verl_hier.errors import FileError, RolloutError
 from verl_hier.graph.bounded_reading import parse_json, require_regular
+from verl_hier.recipe.compose import MAIN
 
 Records = list[dict[str, Any]]
 Watch = Callable[["subprocess.Popen[bytes]"], bool]
 POLL_S = 0.2
+_WITH_TEMPLATE = ("verl_hier.runtime_cpu.prefork",)
+"""Runs a module after making the process that Ray's workers on a CPU are forks of."""
 MARK = "VERL_HIER_RUN"
 """Variable in the environment of every process of a run, by which those are found that have left its session."""
 GRACE_S = 30.0
@@ -70,7 +73,7 @@ def launch(
         mark = uuid.uuid4().hex
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(ends)]
         process = subprocess.Popen(
-            [*keeper, sys.executable, "-m", *arguments],
+            [*keeper, sys.executable, "-m", *(_WITH_TEMPLATE if arguments[0] == MAIN else ()), *arguments],
             cwd=folder,
             # Lines reach the log as they are printed, in the order of both streams.
             env={"PYTHONUNBUFFERED": "1", **os.environ, **variables, "VERL_HIER_GRACE_S": str(GRACE_S), MARK: mark},

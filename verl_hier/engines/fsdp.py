@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine of a language model, which sends every token that rows share through the model once."""
+"""verl's FSDP2 engines of policies and critics, which send every token that rows share through the model once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_device_name
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.engine.utils import postprocess_batch_func
 
 from verl_hier.engines.attention import KEYWORD, NAME, Layout, kernel_of, register
 from verl_hier.engines.packing import Edges, Packed
 from verl_hier.engines.planner import Plan, Planner
-from verl_hier.engines.refusals import refuse_batch, refuse_model, refuse_settings
+from verl_hier.engines.refusals import refuse_batch, refuse_dropout, refuse_model, refuse_settings, refused
 from verl_hier.errors import RecipeError
 from verl_hier.training.sharing import Row
 
@@ -33,8 +33,9 @@ FLAGS = ("calculate_entropy", "calculate_sum_pi_squared")
 class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """Actor and reference policy.
 
-    Overridden seams (verl/workers/engine/fsdp/transformer_impl.py): `_build_module`, `prepare_model_inputs`,
-    `prepare_model_outputs`, and `forward_backward_batch`, of which it is a copy that plans its own micro-batches.
+    Overridden seams (verl/workers/engine/fsdp/transformer_impl.py): `_build_module`, `_build_lora_module`,
+    `prepare_model_inputs`, `prepare_model_outputs`, and `forward_backward_batch`, of which it is a copy that plans its
+    own micro-batches.
     """
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -44,6 +45,8 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     def _build_module(self) -> torch.nn.Module:
         module: Any = super()._build_module()
         register()
+        if not hasattr(module, "set_attn_implementation"):
+            raise refused("model.path", f"{type(module).__name__} is no model of transformers with known attention")
         # Before anything is wrapped, and for good: recomputation in the backward pass reads the configuration again.
         module.set_attn_implementation(NAME)
         refuse_model(module)
@@ -51,6 +54,12 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         logger.info("engine: tree uses %s", (kernel.__doc__ or "").partition("\n")[0])
         built: torch.nn.Module = module
         return built
+
+    def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        adapted: torch.nn.Module = super()._build_lora_module(module)
+        # A stored adapter brings its own settings.
+        refuse_dropout(adapted)
+        return adapted
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
@@ -135,12 +144,7 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self, output: Any, output_args: Mapping[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, torch.Tensor]:
         """verl's outputs of each step of the tree, once for every row that takes the step, and 0 within prompts."""
-        layers = self._attention_layers()
-        if output_args["layout"].calls != layers:
-            raise RecipeError(
-                f"engine: tree: {output_args['layout'].calls} of the {layers} layers of the model attend as the tree "
-                "wants; take engine: stock for this model."
-            )
+        self._require_attention(output_args["layout"])
         labels = output_args["input_ids_rmpad_rolled"]
         offsets = torch.tensor([0, len(labels)], device=labels.device)
         asked = {name: tu.get_non_tensor_data(data=micro_batch, key=name, default=False) for name in FLAGS}
@@ -152,8 +156,34 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         rows = micro_batch["input_ids"].offsets()
         return {name: _of_rows(values.values(), output_args["places"], rows) for name, values in found.items()}
 
-    def _attention_layers(self) -> int:
-        return int(self.model_config.hf_config.get_text_config().num_hidden_layers)
+    def _require_attention(self, layout: Layout) -> None:
+        """Refuse a model some of whose layers the tree has not reached."""
+        layers = int(self.model_config.hf_config.get_text_config().num_hidden_layers)
+        if layout.calls != layers:
+            raise RecipeError(
+                f"engine: tree: {layout.calls} of the {layers} layers of the model attend as the tree wants; take "
+                "engine: stock for this model."
+            )
+
+
+class TreeCritic(TreeEngine, FSDPEngineWithValueHead):  # type: ignore[misc]
+    """Critic: a value belongs to a token and what stands before it, so every token of the tree has one."""
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The tree of the rows as one row of the model; all its values are wanted."""
+        inputs, outputs = super().prepare_model_inputs(micro_batch)
+        del inputs["logits_to_keep"]
+        return inputs, outputs
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: Mapping[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+    ) -> dict[str, torch.Tensor]:
+        """The value of each token, once for every row that has it, those of prompts included as verl has them."""
+        layout: Layout = output_args["layout"]
+        self._require_attention(layout)
+        values = output.logits[0].squeeze(-1)
+        places = torch.as_tensor(np.concatenate(layout.packed.paths), device=values.device)
+        return {"values": _of_rows(values, places, micro_batch["input_ids"].offsets())}
 
 
 def _of_rows(values: torch.Tensor, places: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -191,15 +221,21 @@ class UnsupportedEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 def register_engines(vendor: str) -> None:
     """Put the engines into verl's registry under a vendor's name, for every device. Idempotent."""
     EngineRegistry.register("language_model", "fsdp2", device=["cuda", "npu"], vendor=vendor)(TreeEngine)
+    EngineRegistry.register("value_model", "fsdp2", device=["cuda", "npu"], vendor=vendor)(TreeCritic)
     others = ["fsdp", "fsdp_turbo", "megatron", "veomni", "torchtitan", "automodel"]
     devices = ["cpu", "cuda", "npu"]
     EngineRegistry.register("language_model", others, device=devices, vendor=vendor)(UnsupportedEngine)
     from verl_hier.runtime_cpu import is_active
 
     if is_active():
-        from verl_hier.runtime_cpu.fsdp import CpuFsdp2EngineWithLMHead
+        from verl_hier.runtime_cpu.fsdp import CpuFsdp2EngineWithLMHead, CpuFsdp2EngineWithValueHead
 
         class CpuTreeEngine(TreeEngine, CpuFsdp2EngineWithLMHead):
             """The same without an accelerator."""
 
         EngineRegistry.register("language_model", "fsdp2", device="cpu", vendor=vendor)(CpuTreeEngine)
+
+        class CpuTreeCritic(TreeCritic, CpuFsdp2EngineWithValueHead):
+            """The same without an accelerator."""
+
+        EngineRegistry.register("value_model", "fsdp2", device="cpu", vendor=vendor)(CpuTreeCritic)

@@ -55,15 +55,26 @@ def refuse_model(module: Any) -> None:
         raise refused("sliding_window", "the model attends to a window, and engine: tree to whole rows")
     if getattr(config, "output_router_logits", False):
         raise refused("output_router_logits", "the balance of experts is counted over rows, and engine: tree has none")
-    dropped = [name for name, part in module.named_modules() if isinstance(part, torch.nn.Dropout) and part.p > 0]
+    refuse_dropout(module)
     if getattr(config, "attention_dropout", 0.0):
-        dropped.append("attention_dropout")
-    if dropped:
-        raise refused(
-            dropped[0], "rows drop different values by chance, and engine: tree computes what they share once"
-        )
+        raise _by_chance("attention_dropout")
     if config._attn_implementation != NAME:
         raise refused("model.path", f"{type(module).__name__} has an attention of its own, which no tree reaches")
+
+
+def refuse_dropout(module: torch.nn.Module) -> None:
+    """Refuse layers that drop values, those of adapters included.
+
+    Raises:
+        RecipeError: naming the layer.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.Dropout) and part.p > 0:
+            raise _by_chance(name)
+
+
+def _by_chance(setting: str) -> RecipeError:
+    return refused(setting, "rows drop different values by chance, and engine: tree computes what they share once")
 
 
 def refuse_batch(micro_batch: TensorDict) -> None:

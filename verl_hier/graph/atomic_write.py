@@ -9,14 +9,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from verl_hier.graph.places import RemotePath
+
 
 @contextlib.contextmanager
 def atomic_write(target: Path) -> Iterator[Path]:
     """A path beside `target` to write to: it becomes `target` when the block ends, and is gone when the block raises.
 
+    On a file system that is not local, it is a local file that is sent to `target` when the block ends.
+
     Raises:
         OSError: when the disk refuses; it names `target`.
     """
+    if isinstance(target, RemotePath):
+        with target.written() as beside:
+            yield beside
+        return
     beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

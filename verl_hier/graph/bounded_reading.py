@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import FileError, first_line, refusal
+from verl_hier.graph.places import RemotePath
 
 MIB = 2**20
 LONGEST_TEXT = 256 * MIB
@@ -40,6 +41,8 @@ def require_regular(path: Path) -> int:
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
+        if isinstance(path, RemotePath) and not isinstance(error, FileNotFoundError):
+            raise FileError(f"{path} cannot be read: {first_line(error)}.") from error
         raise FileError(f"there is no file {path}.") from error
     if not stat.S_ISREG(found.st_mode):
         raise FileError(f"{path} is not a regular file.")
@@ -168,6 +171,11 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise FileError(f"{path} cannot be read: {first_line(error)}.") from error
 
 
+def _opened(path: Path) -> Any:
+    """What pyarrow reads a file from: it opens a local one itself."""
+    return path.open("rb") if isinstance(path, RemotePath) else path
+
+
 def parquet_columns(path: Path) -> list[str]:
     """The names of the columns of a Parquet file; see `parquet_types`."""
     return list(parquet_types(path))
@@ -183,7 +191,7 @@ def parquet_types(path: Path) -> dict[str, str]:
 
     require_regular(path)
     try:
-        return {column.name: str(column.type) for column in parquet.read_schema(path)}
+        return {column.name: str(column.type) for column in parquet.read_schema(_opened(path))}
     except Exception as error:  # pyarrow raises several unrelated types for damaged files
         raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
 
@@ -199,7 +207,7 @@ def parquet_metadata(path: Path) -> Any:
 
     require_regular(path)
     try:
-        return parquet.read_metadata(path)
+        return parquet.read_metadata(_opened(path))
     except Exception as error:  # pyarrow raises several unrelated types for damaged files
         raise FileError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
 
@@ -223,7 +231,7 @@ def parquet_rows(
     allowed = max(SMALL, GROWTH * size)
     too_large = f"{path} is too large: unpacked, it has more than {GROWTH} times its size."
     try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        with parquet.ParquetFile(_opened(path), page_checksum_verification=True) as file:
             if _values(file, columns, range(file.metadata.num_row_groups)) * 4 > allowed:
                 raise FileError(too_large)
             groups, chosen = _choose(file.metadata, places)
@@ -263,7 +271,7 @@ def parquet_table(path: Path, schema: Any, groups: Sequence[int] | None = None) 
     allowed = max(SMALL, GROWTH * require_regular(path))
     too_large = f"{path} is too large: unpacked, it has more than {GROWTH} times its size."
     try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        with parquet.ParquetFile(_opened(path), page_checksum_verification=True) as file:
             stored = file.schema_arrow
             for field in schema:
                 place = stored.get_field_index(field.name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from pathlib import Path
 
 from verl_hier.errors import GraphError, refusal
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import folder_entries
+from verl_hier.graph.places import place, remove_folder
 
 logger = logging.getLogger(__name__)
 MARK = "credit.parquet"
@@ -35,8 +35,8 @@ the credit of each turn. Rows belong together by `step`, `uid` and `node` or `ep
 
 
 def step_folder(store: str | os.PathLike[str], step: int) -> Path:
-    """The folder of a step in a store."""
-    return Path(store) / f"step_{step:06d}"
+    """The folder of a step in a store, which may be a URL."""
+    return place(store) / f"step_{step:06d}"
 
 
 def is_step(folder: Path) -> bool:
@@ -73,7 +73,7 @@ def keep_below(store: Path, most: float) -> list[str]:
             break
         try:
             (step / MARK).unlink(missing_ok=True)  # what a kill leaves of it does not count as a step
-            shutil.rmtree(step)
+            remove_folder(step)
         except OSError as error:
             raise GraphError(f"cannot remove {step} from the store: {refusal(error)}.") from error
         total -= size

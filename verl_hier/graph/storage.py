@@ -17,6 +17,7 @@ from verl_hier.errors import FileError, GraphError, first_line, refusal
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import folder_entries, parquet_rows, parquet_types, parse_json, text_lines
 from verl_hier.graph.nodes import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
+from verl_hier.graph.places import place
 from verl_hier.graph.schema import json_schema
 from verl_hier.graph.steps import is_step, is_whole, step_folder, write_card
 
@@ -32,7 +33,7 @@ def write_step(store: str | os.PathLike[str], step: int, graphs: Iterable[Rollou
     What the store holds of the step is replaced. The step counts as whole when its last file is written.
 
     Args:
-        store: the folder of the steps, `hier.store.path` of a recipe.
+        store: the folder of the steps or its URL, `hier.store.path` of a recipe.
         step: trainer step.
         graphs: one a task, with their credit.
 
@@ -125,14 +126,14 @@ def read_graphs(path: str | os.PathLike[str], uids: Collection[str] | None = Non
     Each of them fits its schema and `check`.
 
     Args:
-        path: a file, the folder of a step, or a directory of files or steps, such as a store.
+        path: a file, the folder of a step, or a directory of files or steps, such as a store; or the URL of one.
         uids: tasks whose graphs are read, all when omitted. Of Parquet only the parts that hold them are read.
 
     Raises:
         GraphError: when there is nothing to read, a line is no graph, a newer version wrote it, or a task of `uids` is
             not among them.
     """
-    source = Path(path)
+    source = place(path)
     missing = set(uids or ())
     try:
         for part in graph_parts(source):
@@ -152,10 +153,13 @@ def graph_parts(source: Path) -> list[Path]:
         FileError: when the directory cannot be read.
         GraphError: when there is none in it.
     """
-    if not source.is_dir() or is_step(source):
-        return [source]
-    found = [entry for entry in folder_entries(source) if is_step(entry) or entry.name.endswith(SUFFIXES)]
-    whole = [entry for entry in found if not is_step(entry) or is_whole(entry)]
+    try:
+        if not source.is_dir() or is_step(source):
+            return [source]
+        found = [entry for entry in folder_entries(source) if is_step(entry) or entry.name.endswith(SUFFIXES)]
+        whole = [entry for entry in found if not is_step(entry) or is_whole(entry)]
+    except OSError as error:  # of a file system that cannot be reached
+        raise FileError(f"{source} cannot be read: {refusal(error)}.") from error
     if not whole:
         raise GraphError(f"{source} holds no rollout graphs (steps of a store, .parquet, .jsonl or .jsonl.gz).")
     return whole

@@ -83,7 +83,8 @@ class EventHooks:
 class PluginHost:
     """The enabled plugins of one process. Make it with `load`."""
 
-    def __init__(self, candidates: Iterable[Candidate]) -> None:
+    def __init__(self, candidates: Iterable[Candidate], kind: Kind | None = None) -> None:
+        self._kind = kind
         self._manager = pluggy.PluginManager(PROJECT)
         for specifications in SPEC_CLASSES:
             self._manager.add_hookspecs(specifications)
@@ -98,15 +99,20 @@ class PluginHost:
         self.hook = EventHooks(self._manager)
 
     @classmethod
-    def load(cls, enabled: Mapping[str, bool]) -> PluginHost:
+    def load(cls, enabled: Mapping[str, bool], kind: Kind | None = None) -> PluginHost:
         """The host for one `hier.plugins` block; loaded once a process for equal blocks.
+
+        Args:
+            enabled: the block.
+            kind: import of the built-in plugins only the modules in the room of this kind of part, which takes a
+                fraction of the time; None for all.
 
         Raises:
             PluginError: for an unknown name, a plugin that fails to import or to register, or a clash of names.
         """
-        key = frozenset(enabled.items())
+        key = frozenset(enabled.items()), kind
         if key not in _HOSTS:
-            _HOSTS[key] = cls(select(enabled))
+            _HOSTS[key] = cls(select(enabled), kind)
         return _HOSTS[key]
 
     @property
@@ -187,8 +193,13 @@ class PluginHost:
                 f"two enabled plugins are called {candidate.name!r}: {other.module} of {other.origin} and "
                 f"{candidate.module} of {candidate.origin}; rename one entry point or do not enable both."
             )
-        plugin = import_plugin(candidate)
         self._candidates[candidate.name] = candidate
+        if self._kind is not None and candidate.parent in DEFAULT_ENABLED:
+            modules = [module for module in candidate.modules if f".{self._kind}s." in module]
+            if not modules:
+                return
+            candidate = replace(candidate, value=", ".join(modules))
+        plugin = import_plugin(candidate)
         try:
             self._manager.register(plugin, name=candidate.name)
         except Exception as error:  # PluginValidationError, or ValueError when one module is registered twice
@@ -262,7 +273,7 @@ class PluginHost:
         return f"; installed but not enabled: {', '.join(idle)} ({_switch(idle[0])})" if idle else ""
 
 
-_HOSTS: dict[frozenset[tuple[str, bool]], PluginHost] = {}
+_HOSTS: dict[tuple[frozenset[tuple[str, bool]], Kind | None], PluginHost] = {}
 
 
 def select(enabled: Mapping[str, bool]) -> list[Candidate]:

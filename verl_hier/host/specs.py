@@ -192,6 +192,9 @@ class SamplerSpec(Spec):
     Attributes:
         episodes: `episodes(options, n) -> int`, leaves to train for one task when the recipe says `rollout.n = n`.
             Raises `RecipeError` when `n` does not fit the options.
+        roots: `roots(options, n) -> int`, how many of these leaves begin at the task, where the others part from one of
+            them anywhere on its way; omitted: all of them, or the others part soon after the prompt. `verl-hier check`
+            estimates by it what the rows of a task share.
         needs_fork: refuses environments that cannot fork.
         needs_top_logprobs: refuses rollout servers that return only the chosen token's log-prob.
         needs_scores: refuses rollout servers that return no log-probs of prompts (`Rollout.score`, `Episode.force`);
@@ -201,6 +204,7 @@ class SamplerSpec(Spec):
 
     kind: ClassVar[Kind] = "sampler"
     episodes: Callable[[Any, int], int] | None = None
+    roots: Callable[[Any, int], int] | None = None
     needs_fork: bool = False
     needs_top_logprobs: bool = False
     needs_scores: bool | Callable[[Any], bool] = False

@@ -26,6 +26,7 @@ from verl_hier.graph.columnar.encode import encode
 from verl_hier.graph.columnar.layout import Columns
 from verl_hier.graph.columnar.reading import read_columns
 from verl_hier.graph.columnar.table import table_of
+from verl_hier.graph.places import place
 from verl_hier.graph.steps import is_step
 from verl_hier.graph.storage import graph_parts
 from verl_hier.host.options import build_options
@@ -182,7 +183,7 @@ def batches(source: PathLike) -> Iterator[Batch]:
     Raises:
         GraphError: for a source that is empty, damaged or written by a newer version.
     """
-    for step, columns in _columns(Path(source)):
+    for step, columns in _columns(place(source)):
         yield Batch(step, columns, *table_of(columns))
 
 

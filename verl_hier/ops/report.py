@@ -15,6 +15,7 @@ from verl_hier.ops.compare_page import said, svg
 from verl_hier.ops.pages import Block, Heading, Listing, Picture, Sentence, Table
 from verl_hier.ops.progress import summary
 from verl_hier.ops.runs import Run, write_whole
+from verl_hier.ops.sharing import said_of_last_step
 from verl_hier.ops.stored import Stored
 from verl_hier.viewer.overview import overview
 from verl_hier.viewer.steps import Step, read_steps
@@ -50,8 +51,12 @@ def _blocks(run: Run, comparison: Comparison, drawn: str) -> Iterator[Block]:
         yield Table(("guard", "set to"), [(str(k), str(v)) for k, v in guards.items() if v is not None])
     for note in notes:
         yield Sentence(note)
-    if steps:
+    if stored and steps:
         yield from _rollouts(run, steps, guards)
+        shared = said_of_last_step(stored)
+        if shared:
+            yield Heading("Shared tokens")
+            yield Sentence(shared)
 
 
 def _stored(run: Run) -> tuple[Stored | None, list[str], list[Step]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from verl_hier.errors import HierError
 from verl_hier.graph.bounded_reading import read_json
+from verl_hier.graph.places import place
 from verl_hier.graph.steps import is_step
 
 RECORD = "run.json"
@@ -37,13 +38,13 @@ class Stored:
         Raises:
             HierError: for a run that stored none.
         """
-        named = Path(path)
+        named = place(path)
         for folder in (named, named / QUICKSTART):
             if (folder / RECORD).is_file():
                 found = cls(folder / STORE, folder)
                 store = found.recipe().get("store")
                 if not found.graphs.is_dir() and isinstance(store, Mapping) and isinstance(store.get("path"), str):
-                    found = cls(Path(store["path"]), folder)
+                    found = cls(place(store["path"]), folder)
                 if not found.graphs.is_dir():
                     raise HierError(f"{folder} holds no rollouts; a run stores them with `hier.store.path`.")
                 return found

@@ -25,6 +25,7 @@ from verl_hier.recipe.hydra_cache import interpolations_parsed_once
 from verl_hier.recipe.papers import contradictions
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
+from verl_hier.recipe.sharing import ExpectedSharing, expected_sharing
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Report:
         plugins: loaded plugins.
         model: what is known of the policy's model.
         sizes: devices, processes, and what one step does.
+        sharing: what the tree engine would save.
         trainer, server: trainer mode and rollout server.
         memory: bytes that a CPU run takes at least, None for GPU recipes.
         notes: what could not be checked here, or deserves a thought.
@@ -46,6 +48,7 @@ class Report:
     plugins: tuple[str, ...]
     model: ModelFacts
     sizes: Sizes
+    sharing: ExpectedSharing
     trainer: str
     server: str
     memory: int | None
@@ -63,6 +66,7 @@ class Report:
             ("rollout", f"{self.server}, {plan.replicas} replica(s), {plan.agent_workers} rollout worker(s)"),
             ("a step", str(sizes.step)),
             ("longest row", f"{sizes.longest_row} tokens"),
+            ("sharing", str(self.sharing)),
             (
                 "processes",
                 f"{plan.ranks + plan.replicas + plan.services} of Ray, {plan.environment_processes} of worlds",
@@ -128,6 +132,7 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         plugins=recipe.host.plugins,
         model=model,
         sizes=sizes_of(recipe),
+        sharing=expected_sharing(recipe),
         trainer=plain["trainer"]["v1"]["trainer_mode"],
         server=plain["actor_rollout_ref"]["rollout"]["name"],
         memory=memory_of(recipe, model),

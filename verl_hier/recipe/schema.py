@@ -216,7 +216,7 @@ class StoreOptions:
     """Where rollout graphs are stored."""
 
     path: str | None = None
-    """Directory for a folder of Parquet files a step; null stores nothing."""
+    """Directory for a folder of Parquet files a step, or a URL such as `s3://bucket/folder`; null stores nothing."""
     every: Count = 1
     """Steps from one stored training step to the next."""
     validation: bool = True

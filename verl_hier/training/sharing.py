@@ -50,6 +50,18 @@ class Sharing:
         )
 
     @classmethod
+    def expected(cls, prompt: int, response: int, rows: int, roots: int) -> Sharing:
+        """Count the rows of a task before there are any, each of a prompt that all share and a response of its own.
+
+        Args:
+            prompt, response: tokens of both, of every row.
+            rows: their number.
+            roots: how many responses share nothing; each of the others begins with the first half of another one.
+        """
+        shared = [0] + [prompt] * (roots - 1) + [prompt + response // 2] * (rows - roots)
+        return cls.in_order(np.full(rows, prompt + response, np.int64), np.array(shared, np.int64))
+
+    @classmethod
     def total(cls, parts: Iterable[Sharing]) -> Sharing:
         """The sum of sets of rows that have nothing in common."""
         counts = [(part.tokens, part.unique, part.pairs, part.visible) for part in parts]

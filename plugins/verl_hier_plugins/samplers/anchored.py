@@ -143,5 +143,6 @@ def hier_samplers() -> SamplerSpec:
         summary="some episodes from the start, the others from states that those passed through",
         source="returning to states: Go-Explore, arXiv 2004.12919; anchors: GiGPO, arXiv 2505.10978 (confidence C)",
         episodes=leaves_of,
+        roots=lambda options, n: options.starts or max(1, n // 2),
         needs_fork=True,
     )

@@ -167,5 +167,6 @@ def hier_samplers() -> SamplerSpec:
         summary="one tree a task; the turns the policy was least sure of are sampled again, round by round",
         source="arXiv 2601.04767; zzfoutofspace/ATPO vllm_rollout_with_tools_tree_offline.py",
         episodes=leaves_of,
+        roots=lambda options, n: min(options.chains, n),
         needs_fork=True,
     )

@@ -99,5 +99,6 @@ def hier_samplers() -> SamplerSpec:
         summary="trees of whole episodes that branch after randomly drawn turns",
         source="arXiv 2509.21240 §3; AMAP-ML/Tree-GRPO (confidence A)",
         episodes=leaves_of,
+        roots=lambda options, n: options.trees,
         needs_fork=True,
     )

@@ -144,5 +144,6 @@ def hier_samplers() -> SamplerSpec:
         summary="whole episodes that branch at the tokens the policy was least sure of",
         source="arXiv 2506.11902 §3.2; THUDM/TreeRL tree_node.py, entropy_chain_local_manager.py",
         episodes=leaves_of,
+        roots=lambda options, n: min(options.trees, n),
         needs_fork=True,
     )

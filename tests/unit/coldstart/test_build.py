@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_hier.coldstart.build import RECORD, build, demonstrate, key_of, model_folder, random_model, texts_of
+from verl_hier.coldstart.build import (
+    RECORD,
+    build,
+    demonstrate,
+    key_of,
+    model_folder,
+    put_model,
+    random_model,
+    read_record,
+    texts_of,
+)
 from verl_hier.coldstart.expert_policy import can_play
 from verl_hier.coldstart.vocabulary import split_words
 from verl_hier.errors import RecipeError
@@ -108,6 +120,79 @@ def test_a_model_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 def stop(stage: str) -> None:
     raise InterruptedError(stage)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_death_at_any_moment_leaves_a_model_with_its_record_or_none(before: bool, tmp_path: Path) -> None:
+    """Otherwise the same command would refuse its own model from then on."""
+    trained, model = tmp_path / "cold_start" / "model", tmp_path / "model"
+    for folder in (trained, *([model] if before else [])):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "weights").mkdir()
+    if before:
+        (model / RECORD).write_text('{"key": "old"}')
+    seen: list[str | None] = []
+
+    def look(frame: object, event: str, argument: object) -> None:
+        if event in ("c_call", "c_return"):
+            seen.append(read_record(model).get("key", "not a cold start's") if model.exists() else None)
+
+    sys.setprofile(look)
+    try:
+        put_model(trained, model, {"key": "new"})
+    finally:
+        sys.setprofile(None)
+    assert set(seen) == {"old" if before else None, None, "new"}
+    assert sorted(file.name for file in model.iterdir()) == [RECORD, "config.json", "weights"]
+    assert not list((tmp_path / "cold_start").iterdir())
+
+
+def test_a_second_cold_start_of_a_model_waits_for_the_first(tmp_path: Path) -> None:
+    recipe = compose("grpo_alfworld", [f"actor_rollout_ref.model.path={tmp_path / 'model'}", *SMALL])
+    begun, end = threading.Event(), threading.Event()
+
+    def hold(stage: str) -> None:
+        begun.set()
+        end.wait()
+        raise InterruptedError(stage)
+
+    def first() -> None:
+        try:
+            with pytest.raises(InterruptedError, match="1/3"):
+                build(recipe, report=hold)
+        finally:
+            begun.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    try:
+        begun.wait()
+        with pytest.raises(InterruptedError, match="another cold start is under way"):
+            build(recipe, report=stop)
+    finally:
+        end.set()
+        thread.join()
+    with pytest.raises(InterruptedError, match="1/3"):
+        build(recipe, report=stop)
+
+
+def test_a_model_that_appears_while_it_is_looked_for_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cold start swaps its model in just after this one has seen none."""
+    recipe = compose("grpo_alfworld", [f"actor_rollout_ref.model.path={tmp_path / 'model'}", *SMALL])
+    trained = tmp_path / "cold_start" / "model"
+    trained.mkdir(parents=True)
+
+    def look(model: Path) -> dict[str, object]:
+        known = read_record(model)
+        if trained.exists():
+            put_model(trained, model, {"key": key_of([ComposedRecipe.of(recipe)])})
+        return known
+
+    monkeypatch.setattr("verl_hier.coldstart.build.read_record", look)
+    said: list[str] = []
+    assert build(recipe, report=said.append) == tmp_path / "model"
+    assert said == [f"the model exists already: {tmp_path / 'model'}"]
 
 
 @pytest.mark.slow

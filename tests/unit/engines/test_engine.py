@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from tests.fixtures.byte_model import write_byte_model
-from tests.fixtures.engines_alone import batch_of, build_engine, gradients, loss_of, process_group
+from tests.fixtures.engines_alone import (
+    batch_of,
+    build_engine,
+    critic_batch_of,
+    critic_loss_of,
+    gradients,
+    loss_of,
+    process_group,
+)
 from tests.fixtures.trees_of_rows import branching
 
 ROWS = [row for row in branching(3, leaves=14) if len(row) > 1]
@@ -91,3 +99,61 @@ def test_log_probs_are_those_of_rows(model: Path, temperature: float) -> None:
             assert found.shape == expected.shape
             assert (found[prompt - 1 : -1] - expected[prompt - 1 : -1]).abs().max() < 1e-5
             assert not found[: prompt - 1].any(), "nobody asks for the log-probs of a prompt"
+
+
+CRITIC_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "several micro-batches": ({}, {"max_token_len_per_gpu": 40}),
+    "checkpointing": ({"enable_gradient_checkpointing": True}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CRITIC_CASES)
+def test_a_critic_learns_what_it_does_on_rows(model: Path, case: str) -> None:
+    options, request = CRITIC_CASES[case]
+    found = {}
+    for tree in (False, True):
+        engine = build_engine(model, tree=tree, model=options, critic=True)
+        asked = request if tree else {"max_token_len_per_gpu": 4096}
+        with engine.train_mode():
+            engine.optimizer_zero_grad()
+            output = engine.forward_backward_batch(critic_batch_of(ROWS, PROMPTS, **asked), critic_loss_of())
+            found[tree] = sum(output["loss"]), gradients(engine), output["metrics"]
+    (loss, expected, stock), (found_loss, ours, metrics) = found[False], found[True]
+    assert found_loss == pytest.approx(loss, rel=1e-5)
+    assert expected.keys() == ours.keys()
+    scale = max(float(np.abs(grad).max()) for grad in expected.values())
+    assert scale > 1e-3
+    for name, grad in expected.items():
+        assert np.isfinite(ours[name]).all()
+        assert np.abs(ours[name] - grad).max() < 2e-5 * scale, name
+    assert "sharing/unique_share" not in stock
+    assert metrics["sharing/unique_share"][0] < 0.7
+
+
+def test_values_are_those_of_rows(model: Path) -> None:
+    found = []
+    for tree in (False, True):
+        engine = build_engine(model, tree=tree, critic=True)
+        with engine.eval_mode(), torch.no_grad():
+            output = engine.infer_batch(critic_batch_of(ROWS, PROMPTS, max_token_len_per_gpu=60))
+        found.append(list(output["model_output"]["values"].unbind()))
+    for expected, ours in zip(*found, strict=True):
+        assert ours.shape == expected.shape
+        assert float(expected.std()) > 1e-3 or len(expected) < 3
+        assert (ours - expected).abs().max() < 1e-5
+
+
+def test_values_of_a_wrong_tree_are_noticed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_hier.engines import attention
+
+    stock, ours = (build_engine(model, tree=tree, critic=True) for tree in (False, True))
+    batch = critic_batch_of(ROWS, PROMPTS)
+    monkeypatch.setattr(
+        attention.Layout, "stretches", property(lambda layout: [(0, len(layout.packed), len(layout.packed))])
+    )
+    found = []
+    for engine in (stock, ours):
+        with engine.eval_mode(), torch.no_grad():
+            found.append(engine.infer_batch(batch.clone())["model_output"]["values"].values())
+    assert float((found[0] - found[1]).abs().max()) > 1e-3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config, Qwen3NextConfig
+import verl
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3NextConfig
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine.base import EngineRegistry
 
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.engines_alone import batch_of, build_engine, loss_of, process_group
 from verl_hier.engines.attention import NAME, attend, register
+from verl_hier.engines.fsdp import register_engines
 from verl_hier.engines.refusals import refuse_batch, refuse_model, refuse_settings
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.engine import ENGINE_VARIABLE, TREE
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -135,6 +141,70 @@ def test_positions_that_are_not_places() -> None:
     batch["multi_modal_inputs"] = [{"pixel_values": torch.zeros(1)}, {}]
     with pytest.raises(RecipeError, match=r"data\.image_key: engine: tree knows no positions of images"):
         refuse_batch(batch)
+
+
+def test_positions_of_images() -> None:
+    batch = batch_of(ROWS, [2, 2])
+    batch["position_ids"] = torch.zeros(2, 3, 4, dtype=torch.long)
+    with pytest.raises(RecipeError, match=r"data\.image_key: engine: tree knows no positions of images"):
+        refuse_batch(batch)
+
+
+def test_a_mask_for_the_attention() -> None:
+    tensor = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(RecipeError, match="Identity is called with attention_mask, and only plain causal attention"):
+        attend(torch.nn.Identity(), tensor, tensor, tensor, torch.ones(3, 3, dtype=torch.bool))
+
+
+def test_the_dropout_of_a_stored_adapter(tmp_path: Path) -> None:
+    folder = write_byte_model(tmp_path / "model")
+    adapters = {}
+    for dropout in (0.0, 0.1):
+        adapted = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(folder), LoraConfig(task_type="CAUSAL_LM", r=2, lora_dropout=dropout)
+        )
+        adapters[dropout] = str(tmp_path / f"adapter{dropout}")
+        adapted.save_pretrained(adapters[dropout])
+    with process_group(tmp_path / "store"):
+        build_engine(folder, tree=True, model={"lora_rank": 2, "lora_adapter_path": adapters[0.0]})
+        with pytest.raises(RecipeError, match=r"lora_dropout\.default: rows drop different values by chance"):
+            build_engine(folder, tree=True, model={"lora_rank": 2, "lora_adapter_path": adapters[0.1]})
+
+
+def strategies_of_verl() -> set[str]:
+    """What its sources register engines of language models for, whether or not they can be imported here."""
+    found: set[str] = set()
+    for file in Path(str(verl.__file__)).parent.glob("workers/engine/**/*.py"):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "EngineRegistry.register":
+                given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+                if given["model_type"] == "language_model":
+                    found |= {given["backend"]} if isinstance(given["backend"], str) else set(given["backend"])
+    return found
+
+
+@pytest.mark.parametrize("strategy", sorted(strategies_of_verl() - {"fsdp2"}))
+def test_every_other_strategy_of_verl(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_engines(TREE)
+    monkeypatch.setenv(ENGINE_VARIABLE, TREE)
+    engine = EngineRegistry.get_engine_cls("language_model", strategy)
+    with pytest.raises(RecipeError, match=f"engine: tree: the strategy '{strategy}' has no tree engine; set "):
+        engine(None, SimpleNamespace(strategy=strategy))
+
+
+def test_a_critic_of_another_strategy_is_verls_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_engines(TREE)
+    stock = {name: EngineRegistry.get_engine_cls("value_model", name) for name in ("fsdp", "fsdp2")}
+    monkeypatch.setenv(ENGINE_VARIABLE, TREE)
+    assert EngineRegistry.get_engine_cls("value_model", "fsdp") is stock["fsdp"]
+    assert EngineRegistry.get_engine_cls("value_model", "fsdp2") is not stock["fsdp2"]
+
+
+def test_a_model_that_is_not_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_byte_model(tmp_path / "model")
+    monkeypatch.delattr(PreTrainedModel, "set_attn_implementation")
+    with process_group(tmp_path / "store"), pytest.raises(RecipeError, match="Qwen2ForCausalLM is no model of transf"):
+        build_engine(folder, tree=True)
 
 
 def test_layers_that_the_tree_does_not_reach_and_strategies_without_one(tmp_path: Path) -> None:

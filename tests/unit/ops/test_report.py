@@ -44,6 +44,7 @@ def test_what_it_says(run: Run) -> None:
     assert any(f"{graph.credit[node.id]:+.3f}" in text for graph in last for node in graph.nodes if graph.credit)
     assert "├ agent" in text and "│ ├ agent" in text, "no branch is marked"
     assert "6 rows are padding" in text and "#/groups/step%3A2" in text
+    assert "Shared tokens" in text and "engine: tree forwards 0." in text
     links = [f"#/group/{graph.step}/{graph.task['uid']}" for graph in last]
     assert any(link in text for link in links)
 
@@ -70,7 +71,8 @@ def test_the_command_writes_it_and_needs_a_run(run: Run, tmp_path: Path) -> None
 def test_a_run_that_stored_no_rollouts_has_its_curves(tmp_path: Path) -> None:
     made = write_run(tmp_path / "run", training([0.5] * 3))
     (made.folder / "run.json").write_text(json.dumps({"name": "mine", "recipe": {"hier": {}}}))
-    assert "holds no rollouts" in write_report(made).read_text()
+    text = write_report(made).read_text()
+    assert "holds no rollouts" in text and "Shared tokens" not in text
     with pytest.raises(HierError, match="no metrics of a finished step yet"):
         write_report(write_run(tmp_path / "young", []))
 

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from tests.fixtures.trainer import ROOT
 from tests.fixtures.viewed_run import log_step
 from verl_hier.cli.main import app
+from verl_hier.graph import read_graphs
+from verl_hier.graph.rows import graph_rows
 from verl_hier.viewer.html import BUNDLE, page
 
 
@@ -82,6 +84,11 @@ def test_a_summary_is_printed_where_there_is_no_browser(runs):
     done = CliRunner().invoke(app, ["view", str(runs["himac"]), "--text"])
     assert done.exit_code == 0
     assert "himac_corridor: 6 groups in 2 steps" in done.output and "so they teach nothing" in done.output
+    last = [graph for graph in read_graphs(runs["himac"] / "graphs") if graph.step == 2]
+    rows = [[row.prompt + row.response for row in graph_rows(graph, lambda node: True)] for graph in last]
+    tokens = sum(len(row) for group in rows for row in group)
+    unique = sum(len({tuple(row[: k + 1]) for row in group for k in range(len(row))}) for group in rows)
+    assert f"Of the {tokens} tokens of the rows of step 2 engine: tree forwards {unique / tokens:.3f}" in done.output
 
 
 def test_a_summary_names_the_steps_of_alarms_that_have_no_group(runs, tmp_path):

@@ -26,9 +26,7 @@ ROLLOUT = (
         "verl.utils.rollout_trace:rollout_trace_op",
         "a task with all of its episodes is one trace of verl's backends",
         exists("verl.utils.rollout_trace:RolloutTraceConfig.get_backend"),
-        takes(
-            "verl.utils.rollout_trace:rollout_trace_attr", *("sample_index", "step", "name", "validate", "trace")
-        ),
+        takes("verl.utils.rollout_trace:rollout_trace_attr", *("sample_index", "step", "name", "validate", "trace")),
         reads("verl.utils.rollout_trace:RolloutTraceConfig", "max_samples_per_step_per_worker"),
         reads("verl.workers.rollout.llm_server:LLMServerClient", "@rollout_trace_op"),
         reads(f"{_WORKER}.generate_sequences", "trace_this_sample = False"),

@@ -10,12 +10,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verl_hier.errors import GraphError
-from verl_hier.graph.columnar.layout import EXTRAS, Columns
+from verl_hier.graph.columnar.layout import EXTRAS, NULLABLE, Columns
 from verl_hier.graph.invariants import MOST_STEPS, TOKEN_COLUMNS, subtrees
 from verl_hier.graph.paths import Ints
 from verl_hier.graph.turn_table import TURN_COLUMNS
 
-_NULLABLE = {"anchor", "stop_reason", "error", "success", "index", "seed"}
 _HIGHEST_LEVEL = 1000
 
 
@@ -28,7 +27,7 @@ def check_columns(columns: Columns) -> None:
     tables = {"tasks": columns.tasks, "episodes": columns.episodes, "nodes": columns.nodes}
     for kind, table in tables.items():
         for name in table.column_names:
-            if name not in _NULLABLE and table[name].null_count:
+            if name not in NULLABLE and table[name].null_count:
                 raise GraphError(f"the column {name!r} of the {kind} has nulls.")
             if _floating(table[name]) or table[name].type.num_fields:
                 _require_finite(f"{kind}.{name}", table[name], nan=name == "mean_entropy")

@@ -54,7 +54,7 @@ def check_room(recipe: ComposedRecipe) -> None:
             f"hier.rollout.max_tokens_per_turn: a turn of {turn} token is the end of it and nothing else; raise it to "
             f"at least {SHORTEST_TURN}."
         )
-    shortest = _shortest_prompt(recipe.parts.worker.options)
+    shortest = shortest_prompt(recipe.parts.worker.options)
     context, row = recipe.hier.rollout.context_tokens, longest_row(recipe)
     line = "data.max_prompt_length" if context is None else "hier.rollout.context_tokens"
     if (context or row) < shortest + SHORTEST_TURN:
@@ -70,7 +70,7 @@ def check_room(recipe: ComposedRecipe) -> None:
         )
 
 
-def _shortest_prompt(options: Any) -> int:
+def shortest_prompt(options: Any) -> int:
     """Words of the shortest beginning of a context, system message and prompt. A word is one token at least."""
     found = []
     for line, text, _ in templates(options, "hier.worker"):

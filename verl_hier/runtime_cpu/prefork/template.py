@@ -31,18 +31,41 @@ def main() -> None:
     """Import, and then fork as `worker.py` asks until standard input ends."""
     number, *modules = sys.argv[1:]
     given = dict(os.environ)
+    listener = socket.socket(fileno=int(number))
+    # Ctrl-C reaches this process too, while it imports.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_all(modules)
+    serve(listener, given)
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import these; one that is missing here is missed by the worker that needs it."""
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def serve(listener: socket.socket, given: Mapping[str, str]) -> None:
+    """Fork as `worker.py` asks until standard input ends; returns in a fork when its script has ended.
+
+    Args:
+        listener: where the requests come in; it is closed, and its folder removed at the end.
+        given: the environment in which the modules were imported.
+    """
     # Ctrl-C is the driver's business, and children end by themselves.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(fileno=int(number)) as listener:
-        folder = Path(listener.getsockname()).parent
-        _import(modules)
+    # Objects that are never looked at by the garbage collector stay on the pages that all forks share.
+    gc.collect()
+    gc.freeze()
+    folder = Path(listener.getsockname()).parent
+    with listener:
         while True:
             ready, _, _ = select.select([sys.stdin.fileno(), listener], [], [])
             if sys.stdin.fileno() in ready:
                 break
             with contextlib.suppress(OSError, ValueError):
-                request = _serve(listener, given)
+                request = _answer(listener, given)
                 if request is not None:
                     listener.close()
                     _become(request, given)
@@ -50,17 +73,7 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _import(modules: Sequence[str]) -> None:
-    for name in modules:
-        # A module that is missing here is missed by the worker that needs it.
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    # Objects that are never looked at by the garbage collector stay on the pages that all forks share.
-    gc.collect()
-    gc.freeze()
-
-
-def _serve(listener: socket.socket, given: Mapping[str, str]) -> dict[str, Any] | None:
+def _answer(listener: socket.socket, given: Mapping[str, str]) -> dict[str, Any] | None:
     """Answer one request; returns it in the fork, and None in the template.
 
     Args:
