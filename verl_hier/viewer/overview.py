@@ -278,7 +278,7 @@ def _numbers(record: Mapping[str, Any]) -> View:
 
 
 def _padding(record: View) -> float | None:
-    padding, trained = (record.get(f"hier/rows/{name}") for name in ("padding", "trained"))
+    padding, trained = record.get("hier/rows/padding"), record.get("hier/rows/trained")
     return padding / (padding + trained) if padding is not None and trained else None
 
 
