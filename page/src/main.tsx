@@ -2,7 +2,7 @@
 import { render } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { effect, signal } from "@preact/signals";
-import { extreme, forest, type Forest } from "./forest";
+import { extreme, forest, type Forest, type Stretch } from "./forest";
 import { Groups } from "./groups";
 import { Overview } from "./overview";
 import { Path, spoken } from "./path";
@@ -17,7 +17,7 @@ const AGAIN = 5000;
 const KEYS: [string, string][] = [
   ["1, 2", "alarms; groups"], ["/", "filter the groups"], ["j, k", "next and previous link of a list"], ["n, p", "next and previous group"],
   ["→, ←", "next and previous turn on the path"], ["↓, ↑", "next and previous turn of a branch"], ["], [", "next and previous leaf"],
-  ["b, w", "best and worst leaf"], ["c", "next colour"], ["t, s, y", "tree; what was said; why"], ["?", "this list"], ["Escape", "back"],
+  ["b, w", "best and worst leaf"], ["o, O", "open or fold a stretch without branches; all of them"], ["c", "next colour"], ["t, s, y", "tree; what was said; why"], ["?", "this list"], ["Escape", "back"],
 ];
 
 const shown = signal<OverviewView | null>(null);
@@ -84,8 +84,18 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
   useEffect(() => {
     source.group(step, uid).then(setGroup, refused);
   }, [step, uid]);
-  const trees = useMemo(() => (group ? forest(group) : null), [group]);
+  const [turned, setTurned] = useState<ReadonlySet<number>>(new Set());
+  const trees = useMemo(() => (group ? forest(group, turned) : null), [group, turned]);
   const at = group && turn !== null && turn < group.turns.length ? turn : null;
+  const turnOver = (which: Stretch[]) => setTurned((before) => {
+    const after = new Set(before);
+    for (const first of which.map((each) => each.turns[0]?.id ?? -1)) if (!after.delete(first)) after.add(first);
+    return after;
+  });
+  useLayoutEffect(() => { // a link may lead into a folded stretch
+    const spot = at === null ? undefined : trees?.spots[at];
+    if (trees && spot && spot.turn.id !== at) turnOver(trees.stretches.filter((each) => each.folded && each.turns.includes(spot.turn)));
+  }, [trees, at]);
   useEffect(() => {
     if (!group || !trees || at === null) return;
     const missing = spoken(group, trees, at).filter((id) => !words.has(id));
@@ -111,6 +121,10 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
       if (next) go({ page: "group", step: next.step, uid: next.uid, turn: null, part: "tree" });
       if (!group || !trees) return;
       if (event.key === "c") setColour((shown) => { const names = Object.keys(COLOURS); return names[(names.indexOf(shown) + 1) % names.length] ?? "credit"; });
+      const stretch = trees.stretches.find((each) => event.key === "o" && each.turns.some((own) => own.id === at));
+      if (stretch) go({ page: "group", step, uid, turn: stretch.turns[0]?.id ?? at, part });
+      if (stretch) turnOver([stretch]);
+      if (event.key === "O") turnOver(all(trees));
       const parts: Record<string, Part> = { t: "tree", s: "path", y: "why" };
       const to = parts[event.key];
       if (to) go({ page: "group", step, uid, turn: at ?? 0, part: to });
@@ -135,11 +149,12 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
       {!group && !said && <p class="quiet">loading…</p>}
       {group && trees && (
         <>
-          <Tree group={group} trees={trees} turn={at} words={at === null ? undefined : words.get(at)} colour={colour} onColour={setColour} onTurn={(to) => go({ page: "group", step, uid, turn: to, part })} />
+          <Tree group={group} trees={trees} turn={at} words={at === null ? undefined : words.get(at)} colour={colour} onColour={setColour} onTurn={(to) => go({ page: "group", step, uid, turn: to, part })} onStretch={turnOver} />
           <p class="bar" role="group" aria-label="leaves">
             {([["best leaf", 1], ["worst leaf", -1]] as const).map(([name, sign]) => (
               <button type="button" key={name} onClick={() => { const to = extreme(group, sign); if (to !== null) go({ page: "group", step, uid, turn: to, part }); }}>{name}</button>
             ))}
+            {all(trees).length > 0 && <button type="button" onClick={() => turnOver(all(trees))}>{trees.stretches.some((each) => each.folded) ? "open" : "fold"} stretches without branches</button>}
           </p>
           {at !== null && (
             <div class="columns two">
@@ -153,14 +168,20 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
   );
 }
 
+/** What is turned over with all stretches: those that are folded, or else those that attempts share. */
+function all(trees: Forest): Stretch[] {
+  const folded = trees.stretches.filter((each) => each.folded);
+  return folded.length ? folded : trees.stretches.filter((each) => each.shared);
+}
+
 /** The turn that a key leads to; null for another key, or where there is none. */
 function turnOf(key: string, group: GroupView, trees: Forest, at: number | null): number | null {
   if (key === "b" || key === "w") return extreme(group, key === "b" ? 1 : -1);
   const first = trees.children.get(-1)?.[0] ?? null;
   if (at === null) return key.startsWith("Arrow") || key === "]" || key === "[" ? first : null;
   const parent = group.turns[at]?.parent ?? -1;
-  if (key === "ArrowLeft") return parent >= 0 ? parent : null;
-  if (key === "ArrowRight") return trees.children.get(at)?.[0] ?? null;
+  if (key === "ArrowLeft") return trees.spots[parent]?.turn.id ?? null;
+  if (key === "ArrowRight") return trees.children.get(trees.spots[at]?.turns.slice(-1)[0]?.id ?? at)?.[0] ?? null;
   const list = key.startsWith("Arrow") ? trees.children.get(parent) ?? [] : trees.leaves;
   const moves: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, "]": 1, "[": -1 };
   const move = moves[key];

@@ -14,8 +14,8 @@ export function Overview({ view }: { view: View }) {
       {view.alarms.length === 0 && <p>{view.groups.length ? "Nothing: every group teaches, and every turn was understood." : "No rollouts are stored yet."}</p>}
       <ul class="alarms">
         {view.alarms.map((alarm) => (
-          <li key={alarm.name}>
-            <b>{alarm.many.toLocaleString("en")}</b> {alarm.says}{alarm.groups > 1 && alarm.many !== alarm.groups && ` (in ${alarm.groups} groups)`}:
+          <li key={`${alarm.name} ${alarm.says}`}>
+            <b>{alarm.many.toLocaleString("en")}</b> <Words text={alarm.says} />{alarm.groups > 1 && alarm.many !== alarm.groups && ` (in ${alarm.groups} groups)`}:
             {alarm.places.slice(0, 6).map((place) => {
               const group = view.groups[place];
               return group && (
@@ -24,6 +24,7 @@ export function Overview({ view }: { view: View }) {
                 </a>
               );
             })}
+            {alarm.steps.slice(0, 12).map((step) => <a key={step} data-alarm={alarm.name} href={link({ page: "groups", words: `step:${step}` })}>step {step}</a>)}
             {alarm.groups > 6 && <a href={link({ page: "groups", words: `is:${alarm.name}` })}>and {alarm.groups - 6} more</a>}
           </li>
         ))}

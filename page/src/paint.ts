@@ -29,7 +29,7 @@ export function paintTree(element: HTMLCanvasElement, what: Painting): void {
   brush.setTransform(ratio, 0, 0, ratio, 0, 0);
   brush.clearRect(0, 0, width, height);
   brush.setTransform(ratio * k, 0, 0, ratio * k, ratio * x, ratio * y);
-  const near = what.trees.spots.filter((spot) => {
+  const near = what.trees.drawn.filter((spot) => {
     const [left, top] = what.view.apply(what.at(spot));
     return left > -4 * COLUMN * k && left < width + COLUMN * k && top > -height && top < 2 * height;
   });
@@ -44,7 +44,7 @@ function paintLinks(brush: CanvasRenderingContext2D, what: Painting, spots: Spot
   const draw = ({ spot, before }: Link) => {
     const [x, y] = what.at(spot);
     const [left, top] = what.at(before);
-    brush.moveTo(left + wide(before.turn), top + LANE / 2);
+    brush.moveTo(left + wide(before), top + LANE / 2);
     if (what.view.k < PLAIN) brush.lineTo(x, y + LANE / 2);
     else brush.bezierCurveTo(x - 8, top + LANE / 2, left + COLUMN, y + LANE / 2, x, y + LANE / 2);
   };
@@ -72,7 +72,7 @@ function paintPlans(brush: CanvasRenderingContext2D, what: Painting, spots: Spot
     if (!plan) return;
     const [x, y] = what.at(spot);
     const [left, top] = what.at(plan);
-    brush.moveTo(left + wide(plan.turn) / 2, top + LANE);
+    brush.moveTo(left + wide(plan) / 2, top + LANE);
     brush.quadraticCurveTo(left, (top + y) / 2 + LANE, x, y + LANE / 2);
   });
   brush.setLineDash([]);
@@ -81,7 +81,7 @@ function paintPlans(brush: CanvasRenderingContext2D, what: Painting, spots: Spot
 function paintTurns(brush: CanvasRenderingContext2D, what: Painting, spots: Spot[]): void {
   const fills = new Map<string, Spot[]>();
   for (const spot of spots) {
-    const value = what.value(spot.turn);
+    const value = mean(spot.turns.map(what.value));
     const fill = value === null ? (what.dark ? "#3a3a3a" : "#e4e4e4") : shade(Math.round((value / what.most) * SHADES) / SHADES, what.dark);
     const same = fills.get(fill);
     if (same) same.push(spot);
@@ -89,31 +89,59 @@ function paintTurns(brush: CanvasRenderingContext2D, what: Painting, spots: Spot
   }
   for (const [fill, same] of fills) {
     brush.fillStyle = fill;
-    for (const spot of same) brush.fillRect(...what.at(spot), wide(spot.turn), LANE);
+    for (const spot of same) brush.fillRect(...what.at(spot), wide(spot), LANE);
   }
   if (what.view.k >= PLAIN) {
     brush.strokeStyle = what.dark ? "#9a9a9a" : "#6a6a6a";
     brush.lineWidth = 0.6;
     stroke(brush, spots, (spot) => {
       const [x, y] = what.at(spot);
-      brush.rect(x, y, wide(spot.turn), LANE);
-      if (spot.turn.trained && spot.turn.credit !== null && spot.turn.credit !== 0) return;
+      brush.rect(x, y, wide(spot), LANE);
+      if (spot.turns.some((turn) => turn.trained && turn.credit !== null && turn.credit !== 0)) return;
       brush.moveTo(x, y + LANE); // no gradient
-      brush.lineTo(x + wide(spot.turn), y);
+      brush.lineTo(x + wide(spot), y);
     });
+    paintFolds(brush, what, spots.filter((spot) => spot.turns.length > 1));
   }
   brush.fillStyle = what.dark ? "#ff8f8f" : "#b00020";
-  for (const spot of spots.filter(({ turn }) => !turn.valid)) {
+  for (const spot of spots.filter(({ turns }) => turns.some((turn) => !turn.valid))) {
     const [x, y] = what.at(spot);
-    brush.fillRect(x, y + LANE - 2, wide(spot.turn), 2);
+    brush.fillRect(x, y + LANE - 2, wide(spot), 2);
   }
   const own = what.turn === null ? undefined : what.trees.spots[what.turn];
   if (own) {
     const [x, y] = what.at(own);
     brush.strokeStyle = what.dark ? "#ffffff" : "#000000";
     brush.lineWidth = 2.5;
-    brush.strokeRect(x - 2, y - 2, wide(own.turn) + 4, LANE + 4);
+    brush.strokeRect(x - 2, y - 2, wide(own) + 4, LANE + 4);
   }
+}
+
+/** How many turns a folded stretch has, on sheets that look out behind it. */
+function paintFolds(brush: CanvasRenderingContext2D, what: Painting, spots: Spot[]): void {
+  stroke(brush, spots, (spot) => {
+    const [x, y] = what.at(spot);
+    for (const out of [2, 4]) {
+      brush.moveTo(x + out, y - out);
+      brush.lineTo(x + wide(spot) + out, y - out);
+      brush.lineTo(x + wide(spot) + out, y + LANE - out);
+    }
+  });
+  brush.font = "9px system-ui";
+  brush.textAlign = "center";
+  brush.lineWidth = 2;
+  brush.strokeStyle = what.dark ? "#181818" : "#ffffff";
+  brush.fillStyle = what.dark ? "#ffffff" : "#000000";
+  for (const spot of spots) {
+    const [x, y] = what.at(spot);
+    brush.strokeText(String(spot.turns.length), x + wide(spot) / 2, y + LANE - 4);
+    brush.fillText(String(spot.turns.length), x + wide(spot) / 2, y + LANE - 4);
+  }
+}
+
+function mean(values: (number | null)[]): number | null {
+  const known = values.filter((value) => value !== null);
+  return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
 }
 
 function stroke<Item>(brush: CanvasRenderingContext2D, items: Item[], draw: (item: Item) => void): void {
@@ -124,8 +152,8 @@ function stroke<Item>(brush: CanvasRenderingContext2D, items: Item[], draw: (ite
   }
 }
 
-function wide(turn: Turn): number {
-  return Math.min(COLUMN - 12, 6 + 5 * Math.log2(1 + turn.n_action));
+function wide({ turns }: Spot): number {
+  return Math.min(COLUMN - 12, 6 + 5 * Math.log2(1 + turns.reduce((sum, turn) => sum + turn.n_action, 0)));
 }
 
 /** Blue above zero, orange below, the ground colour at zero: told apart by everybody, in both themes. */

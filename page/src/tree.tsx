@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { select } from "d3-selection";
 import { zoom, zoomIdentity, type ZoomTransform } from "d3-zoom";
-import type { Forest, Spot } from "./forest";
+import type { Forest, Spot, Stretch } from "./forest";
 import { path } from "./forest";
 import { COLUMN, GAP, LANE, paintTree } from "./paint";
 import { Figure, figure, Words } from "./text";
@@ -12,14 +12,15 @@ export const COLOURS: Record<string, (turn: Turn) => number | null> = {
   credit: (turn) => turn.credit,
   entropy: (turn) => turn.mean_entropy,
   reward: (turn) => turn.reward,
+  "log-prob difference": (turn) => turn.logprob_difference,
 };
 
 interface Props {
   group: GroupView; trees: Forest; turn: number | null; words: TurnWords | undefined; colour: string;
-  onTurn: (turn: number) => void; onColour: (name: string) => void;
+  onTurn: (turn: number) => void; onColour: (name: string) => void; onStretch: (which: Stretch[]) => void;
 }
 
-export function Tree({ group, trees, turn, words, colour, onTurn, onColour }: Props) {
+export function Tree({ group, trees, turn, words, colour, onTurn, onColour, onStretch }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const view = useRef<ZoomTransform>(zoomIdentity);
   const [dark, setDark] = useState(matchMedia("(prefers-color-scheme: dark)").matches);
@@ -76,13 +77,16 @@ export function Tree({ group, trees, turn, words, colour, onTurn, onColour }: Pr
 
   const clicked = (event: MouseEvent) => {
     const [x, y] = view.current.invert([event.offsetX, event.offsetY]);
-    const hit = trees.spots.find((spot) => {
+    const hit = trees.drawn.find((spot) => {
       const [left, top] = at(spot);
       return x >= left && x <= left + COLUMN && y >= top - GAP / 2 && y <= top + LANE + GAP / 2;
     });
-    if (hit) onTurn(hit.turn.id);
+    if (!hit) return;
+    if (hit.turn.id === turn) onStretch(trees.stretches.filter((each) => each.folded && each.turns[0] === hit.turn));
+    else onTurn(hit.turn.id);
   };
   const now = turn === null ? null : group.turns[turn];
+  const folded = turn === null ? 1 : trees.spots[turn]?.turns.length ?? 1;
   return (
     <section class="tree" aria-label="tree">
       <div class="bar">
@@ -101,14 +105,16 @@ export function Tree({ group, trees, turn, words, colour, onTurn, onColour }: Pr
       </div>
       <canvas
         ref={canvas} tabIndex={0} role="application" data-focus="tree" onClick={clicked}
-        aria-label={`${group.turns.length} turns in ${trees.children.get(-1)?.length ?? 0} trees; arrow keys move between turns`}
+        aria-label={`${group.turns.length} turns in ${trees.children.get(-1)?.length ?? 0} trees, ${trees.stretches.filter((each) => each.folded).length} stretches folded; arrow keys move between turns`}
       />
       <p class="said" aria-live="polite">
         {now ? (
           <>
             turn {now.id}: <Words text={`${now.role}, level ${now.level}`} />, {now.n_action} tokens, credit <Figure value={now.credit} signed />,
             entropy <Figure value={now.mean_entropy} />, reward <Figure value={now.reward} />
+            {now.logprob_difference !== null && <>, log-prob difference <Figure value={now.logprob_difference} /></>}
             {!now.valid && <b class="bad"> not understood</b>}{!now.trained && <b> not trained</b>}
+            {folded > 1 && <b>; it and the {folded - 1} turns after it are folded: o opens them</b>}
             {" "}<span class="quiet"><Words text={(words?.text ?? "").slice(0, 160)} /></span>
           </>
         ) : "No turn is chosen: press the right arrow key."}

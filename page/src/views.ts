@@ -3,11 +3,11 @@
 export interface Group {
   step: number; uid: string; title: string; source: string; index: number | null;
   episodes: number; trained: number; succeeded: number; failed: number; pruned: number; truncated: number;
-  forks: number; turns: number; tokens: number; invalid: number; without_credit: number; cut: number; stale: number;
+  forks: number; turns: number; tokens: number; invalid: number; without_credit: number; cut: number; stale: number; logprobs: number;
   mean: number | null; best: number | null; spread: number; singleton: number; flat: number;
 }
 
-export interface Alarm { name: string; says: string; many: number; groups: number; places: number[] }
+export interface Alarm { name: string; says: string; many: number; groups: number; places: number[]; steps: number[] }
 
 export type Curve = { step: number } & Record<string, number | null>;
 
@@ -27,6 +27,7 @@ export interface Episode {
 export interface Turn {
   id: number; parent: number; context: number; plan: number; agent: string; role: string; level: number;
   n_action: number; mean_entropy: number | null; reward: number; trained: boolean; valid: boolean; credit: number | null;
+  logprob_difference: number | null;
 }
 
 /** A list for each field but the number of a row, which is its place. */

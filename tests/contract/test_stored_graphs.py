@@ -20,6 +20,7 @@ from verl_hier.training.schedule import Phase
 agent_loop = pytest.importorskip("verl_hier.compat.agent_loop")
 partitions = pytest.importorskip("verl_hier.compat.queue")
 trainer = pytest.importorskip("verl_hier.compat.trainer")
+examples = pytest.importorskip("verl_hier.compat.examples")
 JOINT = Phase("joint")
 
 
@@ -31,17 +32,17 @@ class Queue:
 
     async def async_kv_put(self, key, partition_id, fields=None, tag=None):
         self.tags.setdefault(partition_id, {})[key] = tag
-        self.fields[key] = fields
+        self.fields[partition_id, key] = fields
 
     def kv_list(self, partition_id):
         return {partition_id: dict(self.tags.get(partition_id, {}))}
 
     def kv_batch_get(self, keys, partition_id, select_fields):
-        return {name: [self.fields[key][name] for key in keys] for name in select_fields}
+        return {name: [self.fields[partition_id, key][name] for key in keys] for name in select_fields}
 
     def kv_clear(self, keys, partition_id):
         for key in keys:
-            del self.tags[partition_id][key], self.fields[key]
+            del self.tags[partition_id][key], self.fields[partition_id, key]
 
 
 @pytest.fixture()
@@ -50,6 +51,7 @@ def queue(monkeypatch):
     monkeypatch.setattr(agent_loop, "tq", queue)
     monkeypatch.setattr(trainer, "tq", queue)
     monkeypatch.setattr(partitions, "tq", queue)
+    monkeypatch.setattr(examples, "tq", queue)
     return queue
 
 
@@ -57,7 +59,7 @@ def make_worker(store, redactions=()):
     worker = object.__new__(agent_loop.HierAgentLoopWorker)
     worker._runner = SimpleNamespace(recipe=SimpleNamespace(rewards={}))
     worker._hier = SimpleNamespace(store=store, guards=SimpleNamespace(shared_prefix="once"))
-    worker._host, worker._tokens = PluginHost(redactions), ()
+    worker._host, worker._tokens, worker._shows_examples = PluginHost(redactions), (), False
     worker._held, worker._store_thread = HeldRollouts(), ThreadPoolExecutor(1)
 
     async def nothing(*args, **kwargs):
@@ -118,7 +120,7 @@ def test_they_are_stored_apart(queue, tmp_path):
         "hier/store/missing": 0,
     }
     assert stored(tmp_path) == stored(tmp_path / "step_000010") == ["nothing", "trained"]
-    assert list(queue.fields) == ["later"] == list(worker._held._tasks)
+    assert [key for _, key in queue.fields] == ["later"] == list(worker._held._tasks)
 
 
 def test_a_step_between_stored_ones_is_forgotten(queue, tmp_path):
@@ -139,7 +141,7 @@ def test_what_is_not_stored_is_not_held(queue, store, tmp_path, monkeypatch):
     made = make_trainer(worker)
     made.on_validate_end()
     assert "validation" not in worker._held._tasks and (store.path is not None) == bool(worker._held._tasks)
-    assert "validation" not in queue.fields and not list(tmp_path.iterdir())
+    assert "validation" not in {key for _, key in queue.fields} and not list(tmp_path.iterdir())
 
 
 def test_a_task_whose_put_has_begun_is_left_for_the_next_step(queue, tmp_path):

@@ -76,7 +76,8 @@ def book_of(stored: Stored, names: list[str], enable: list[str] | None = None) -
     """The rollouts of a run with the estimator that it ran, and with others by name."""
     from verl_hier.host.manager import PluginHost
     from verl_hier.host.options import build_options
-    from verl_hier.viewer.book import Book
+    from verl_hier.ops.runs import Run
+    from verl_hier.viewer.book import Book, Metrics
     from verl_hier.viewer.why import Explainer, Method
 
     host = PluginHost.load(enabled(None, enable, stored.plugins()))
@@ -89,7 +90,8 @@ def book_of(stored: Stored, names: list[str], enable: list[str] | None = None) -
         methods.append(Method(spec, options, ran=name == ran))
     explainer = Explainer(methods, lambda turns, step: host.hook.hier_table_ready(table=turns, step=step))
     render = partial(_rendered, host) if host.implements("hier_render") else None
-    return Book(stored.graphs, explainer, stored.record(), render)
+    metrics = None if stored.run is None else Metrics(Run(stored.run).metrics_file, Run(stored.run).metrics)
+    return Book(stored.graphs, explainer, stored.record(), render, metrics)
 
 
 def _rendered(host: PluginHost, task: dict[str, Any], path: list[dict[str, Any]]) -> str | None:
@@ -111,8 +113,10 @@ def _print(book: Book) -> None:
     for note in found["notes"]:
         line(f"  {note}")
     for alarm in found["alarms"]:
-        worst = found["groups"][alarm["places"][0]]
-        line(f"  {alarm['many']} {alarm['says']}; for instance step {worst['step']}, {worst['title']!r:.80}")
+        groups = [found["groups"][place] for place in alarm["places"][:1]]
+        worst = [f"step {group['step']}, {group['title']!r:.80}" for group in groups]
+        worst += [f"step {step}" for step in alarm["steps"][:1]]
+        line(f"  {alarm['many']} {alarm['says']}; for instance {worst[0]}")
     names = ("success", "return", "groups that teach", "branches a group")
     rows = [(str(step["step"]), *(_number(step[name]) for name in names)) for step in steps]
     table(rows, head=("step", *names))

@@ -23,9 +23,11 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from verl_hier.compat.queue import FAULTS, LIGHT
+from verl_hier.compat.examples import example_of
+from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT
 from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.policy import ServerPolicy
+from verl_hier.compat.tracing import Tracing
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
 from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
@@ -57,6 +59,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)
         self._unfinished = UnfinishedEpisodes(self._hier.rollout.carried_episodes)
         self._tokens = recipe.token_lists
+        self._tracing, self._shows_examples = Tracing(), bool(self.config.trainer.log_val_generations)
         self._held, self._store_thread = HeldRollouts(), ThreadPoolExecutor(1, thread_name_prefix="store")
 
     async def _run_prompt(
@@ -68,12 +71,14 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         tag: dict[str, Any] = {"status": "failure"}
         try:
-            async with self._slots:
-                started = time.perf_counter()
-                phase = Phase.from_dict(json.loads(prompt.pop("hier_phase", "{}")))
-                graph = await self._roll_out(prompt, sampling_params, phase, trajectory["step"], validate)
-            if self._parts.environment.spec.tasks is None:
-                await self._score(graph, phase, prompt)
+            with self._tracing.of(trajectory):
+                async with self._slots:
+                    started = time.perf_counter()
+                    phase = Phase.from_dict(json.loads(prompt.pop("hier_phase", "{}")))
+                    graph = await self._roll_out(prompt, sampling_params, phase, trajectory["step"], validate)
+                if self._parts.environment.spec.tasks is None:
+                    await self._score(graph, phase, prompt)
+                await self._tracing.tell(graph, self._redaction(validate))
             self._host.hook.hier_graph_finished(graph=graph, validate=validate)
             graph.seconds["rollout"] = time.perf_counter() - started
             rows = await self._publish(graph, phase, prompt, validate)
@@ -152,6 +157,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             sharing = Sharing.of([np.asarray(row.prompt + row.response, np.int64) for row in rows])
             tag["sharing"] = astuple(sharing)
         await tq.async_kv_put(key=uid, partition_id=LIGHT, fields={"light": light}, tag=tag)
+        if validate and self._shows_examples:
+            await tq.async_kv_put(key=uid, partition_id=EXAMPLES, tag=example_of(graph, self._redaction(validate)))
         if store.path is not None and (store.validation or not validate):
             await self._in_store_thread(self._held.keep, graph, self._redaction(validate))
         sessions: dict[int, list[AgentLoopOutput]] = {}

@@ -9,6 +9,9 @@ import transfer_queue as tq
 FAULTS = "hier_faults"
 """Partition whose tags are the fatal errors of tasks."""
 
+EXAMPLES = "hier_examples"
+"""Partition whose tags are what `verl_hier.compat.examples` shows of the tasks of a validation."""
+
 LIGHT = "hier_light"
 """Partition of the light parts of rollouts, each under the uid of its task; see `verl_hier.graph.columnar.light`. Tags
 say whether it is of a validation (`validate`), how many `rows` it has, the number of its task (`index`), and, where it

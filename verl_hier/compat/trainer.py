@@ -24,6 +24,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
+from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
@@ -53,13 +54,14 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(TaskMixin, UpdateMixin):
+class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
     `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
     `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
-    `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches.
+    `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches,
+    `ExampleMixin` the one that logs examples of a validation.
     """
 
     base_mode: str

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
+from verl_hier.graph.outline import visible
+
 _HTML = """<!doctype html>
 <html lang="en">
 <head>
@@ -30,8 +32,10 @@ svg {{ background: white; height: auto; max-width: 100%; }}
 </style>
 </head>
 <body>
+<main>
 <h1>{title}</h1>
 {body}
+</main>
 </body>
 </html>
 """
@@ -132,13 +136,6 @@ def html(title: str, blocks: Iterable[Block]) -> str:
 def markdown(title: str, blocks: Iterable[Block]) -> str:
     """The page as Markdown."""
     return "\n\n".join([f"# {_marked(title)}", *(block.markdown() for block in blocks)]) + "\n"
-
-
-def visible(text: str) -> str:
-    """The text with the code of each character that is not seen but for spaces and line ends: `\\x1b`, `\\u202e`."""
-    return "".join(
-        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in text
-    )
 
 
 def _text(words: str) -> str:

@@ -106,11 +106,10 @@ class RewardHistory:
 
 
 def logprob_metrics(
-    table: TurnTable, turn: NDArray[np.int64], mask: NDArray[Any], rollout: NDArray[Any], training: NDArray[Any]
+    table: TurnTable, turn: NDArray[np.int64], mask: NDArray[Any], difference: NDArray[Any]
 ) -> dict[str, float]:
-    """Mean |log p(rollout) - log p(training)| of the trained tokens of each role. All arrays are flat, (N,)."""
+    """Mean |log p(rollout) - log p(training)| of the trained tokens of each role, by `difference`. Arrays are (N,)."""
     trained = (np.asarray(mask) > 0) & (turn >= 0)
-    difference = np.abs(np.asarray(rollout, dtype=np.float64) - np.asarray(training, dtype=np.float64))
     roles = np.asarray(table["role"], dtype=np.int64)[np.maximum(turn, 0)]
     metrics: dict[str, float] = {}
     for code, name in enumerate(table.names.get("role", ())):

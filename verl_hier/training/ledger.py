@@ -155,23 +155,38 @@ class Ledger:
         values = np.append(turn_credit(self.table, credit), 0.0)
         return [values[turn_of] for turn_of in self._turn_of]
 
-    def explain(self, credit: Credit, weights: NDArray[Any], mask: NDArray[Any]) -> dict[str, Explained]:
+    def explain(
+        self, credit: Credit, weights: NDArray[Any], mask: NDArray[Any], difference: NDArray[Any] | None = None
+    ) -> dict[str, Explained]:
         """What training makes of each node, by the uid of its task: the columns `EXPLAINED` of the store.
 
         Args:
             credit: of the step.
             weights: (N,) loss weights.
             mask: (N,) 1 on trained tokens.
+            difference: (N,) |log p(rollout) - log p(training)|; None where one of them is not known.
         """
         runs = self._runs
-        tokens = runs.count((np.asarray(mask) > 0) & np.repeat(runs.turn >= 0, runs.length))
-        sums = np.add.reduceat(weights, runs.start) if len(runs.start) else np.zeros(0)
+        trained = (np.asarray(mask) > 0) & np.repeat(runs.turn >= 0, runs.length)
         turn, size = np.maximum(runs.turn, 0), len(self.table)
-        counted = np.bincount(turn, tokens, size)
-        weight = np.append(np.bincount(turn, sums, size) / np.maximum(counted, 1), 0.0)
+        counted = np.bincount(turn, runs.count(trained), size)
+
+        def means(values: NDArray[Any], otherwise: float) -> Floats:
+            """(T + 1,) means over the trained tokens of each turn, which the values of other tokens do not touch."""
+            sums = np.add.reduceat(np.where(trained, values, 0.0), runs.start) if len(runs.start) else np.zeros(0)
+            found = np.bincount(turn, sums, size) / np.maximum(counted, 1)
+            return np.append(np.where(counted > 0, found, otherwise), otherwise)
+
+        columns = {"weight": means(weights, 0.0)}
+        if difference is not None:
+            columns["logprob_difference"] = means(difference, np.nan)
         groups = np.bincount(np.asarray(self.table["episodes.group"], np.int64), minlength=len(self._turn_of))
         return {
-            uid: {"credit": values, "weight": weight[turn_of], "group_size": np.full(len(turn_of), group)}
+            uid: {
+                "credit": values,
+                "group_size": np.full(len(turn_of), group),
+                **{name: column[turn_of] for name, column in columns.items()},
+            }
             for uid, values, turn_of, group in zip(
                 self.light.uids, self.node_credit(credit), self._turn_of, groups.tolist(), strict=True
             )

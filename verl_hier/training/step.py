@@ -136,10 +136,10 @@ def train_step(
     if history is not None:
         metrics.update(history.add(ledger.table["episodes.return"]))
     mask = flat["response_mask"]
+    difference = None
     if "rollout_log_probs" in flat and "old_log_probs" in flat:
-        metrics.update(
-            logprob_metrics(ledger.table, ledger.turn, mask, flat["rollout_log_probs"], flat["old_log_probs"])
-        )
+        difference = np.abs(np.subtract(flat["rollout_log_probs"], flat["old_log_probs"], dtype=np.float64))
+        metrics.update(logprob_metrics(ledger.table, ledger.turn, mask, difference))
     metrics["hier/guards/alarms"] = float(alarm(metrics, guards, estimator.spec.needs_groups))
     native = estimator.spec.native
     if native:
@@ -158,7 +158,7 @@ def train_step(
     weights = ledger.weights(credit, mask, guards.weight_by, guards.shared_prefix)
     if weights is not None:
         fields["rollout_is_weights"] = weights
-    step.credit = ledger.explain(credit, mask if weights is None else weights, mask)
+    step.credit = ledger.explain(credit, mask if weights is None else weights, mask, difference)
     return {name: _scatter(ledger.split(values), places) for name, values in fields.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -28,11 +29,30 @@ _ASIDE = 30
 """Groups of each alarm that a file takes before it takes others."""
 
 
+@dataclass(frozen=True)
+class Metrics:
+    """The metrics of a run.
+
+    Attributes:
+        file: that grows while the run goes on.
+        read: gives those of each step that has ended, with its number as `step`; raises `HierError` when they are
+            damaged.
+    """
+
+    file: Path
+    read: Callable[[], Sequence[Mapping[str, Any]]]
+
+
 class Book:
     """Stored rollouts, read again when a step was added."""
 
     def __init__(
-        self, source: Path, explainer: Explainer, run: Mapping[str, Any] | None = None, render: Render | None = None
+        self,
+        source: Path,
+        explainer: Explainer,
+        run: Mapping[str, Any] | None = None,
+        render: Render | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """
         Args:
@@ -40,8 +60,9 @@ class Book:
             explainer: of the credit.
             run: what `run.json` says, see `run_record`; None for rollouts that stand alone.
             render: draws the state after a path of turns, see `hier_render`; None where no plugin does.
+            metrics: of the run; None for rollouts that stand alone.
         """
-        self._source, self._explainer, self._render = source, explainer, render
+        self._source, self._explainer, self._render, self._metrics = source, explainer, render, metrics
         self._run = _about(run or {}, source)
         self._stamp: str | None = None
         self._reading = Reading()
@@ -62,7 +83,7 @@ class Book:
                 which the next call goes on with. The last step is read first.
         """
         end = monotonic() + patience
-        now = stamp(self._source)
+        now = stamp(self._source) + ("" if self._metrics is None else f"-{stamp(self._metrics.file)}")
         begins = now != self._stamp
         if begins:
             self._reading, self._stamp = Reading(self._source, self._reading), now
@@ -79,8 +100,13 @@ class Book:
         self._steps = {step.number: step for step in steps}
         methods = [method.spec.name for method in self._explainer.methods]
         unread = self._reading.unread
+        records: Sequence[Mapping[str, Any]] = ()
+        try:
+            records = () if self._metrics is None else self._metrics.read()
+        except HierError as error:
+            notes.append(str(error))
         about = {"run": self._run, "notes": notes, "methods": methods, "unread": unread}
-        self._overview = about | {"stamp": f"{self._stamp}-{unread}"} | overview(steps)
+        self._overview = about | {"stamp": f"{self._stamp}-{unread}"} | overview(steps, self._run["guards"], records)
 
     def group(self, step: int, uid: str) -> View:
         """The trees of a group, see `tree_view`.
@@ -186,7 +212,7 @@ def _order(found: View) -> list[int]:
     longest = max(map(len, columns), default=0)
     rest = [column[place] for place in range(longest) for column in columns if place < len(column)]
     # One group of each kind of alarm, and one of each step, come before the second of any.
-    firsts = [alarm["places"][0] for alarm in found["alarms"]] + [column[0] for column in columns]
+    firsts = [place for alarm in found["alarms"] for place in alarm["places"][:1]] + [column[0] for column in columns]
     return list(dict.fromkeys([*firsts, *alarmed, *rest]))
 
 

@@ -49,7 +49,7 @@ def tree_view(step: Step, uid: str) -> View:
 
     Returns:
         `step`, `uid`, `title`, and for the `turns` and the `episodes` a list for each of their fields, in the order of
-        their numbers. `credit` of a turn is None where none was stored.
+        their numbers. `credit` and `logprob_difference` of a turn are None where none was stored.
     """
     turns, attempts = step.turns(uid), step.attempts(uid)
     nodes, episodes = (
@@ -61,7 +61,8 @@ def tree_view(step: Step, uid: str) -> View:
         "uid": uid,
         "title": title_of(step.tasks[step.uids().index(uid)]),
         "episodes": {name: _values(episodes[name]) for name in _EPISODE},
-        "turns": {name: _values(nodes[name]) for name in _TURN} | {"credit": _known(step.credit[turns])},
+        "turns": {name: _values(nodes[name]) for name in _TURN}
+        | {"credit": _known(step.credit[turns]), "logprob_difference": _known(step.difference[turns])},
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ LONGEST_TITLE = 160
 MOST_PLACES = 50
 """Places that an alarm links; it counts all of them."""
 _FLAT = 1e-9
+MOST_PADDING = 0.25
+"""Share of padding among the rows of a step, up to which nobody needs to look."""
+_DIFFERENCE = 0.5
+"""Nats a token, where the guards of a run do not say it: the default of `hier.guards.max_logprob_difference`."""
 _TITLES = ("instruction", "question", "task", "goal", "prompt", "problem")
 """Fields of a task that say in words what is to be done, the likeliest first."""
 
@@ -33,32 +38,93 @@ ALARMS: tuple[tuple[str, str, Callable[[View], int]], ...] = (
 )
 """Name of an alarm, what it counts, and how often it is in a group; the most urgent first."""
 
+STEP_ALARMS: tuple[tuple[str, str, Callable[[View], float]], ...] = (
+    (
+        "guards",
+        "limits of hier.guards were exceeded; the log of the run says which",
+        lambda record: record.get("hier/guards/alarms", 0),
+    ),
+    (
+        "padding",
+        f"rows are padding, more than {MOST_PADDING:.0%} of the rows of their steps",
+        lambda record: record["hier/rows/padding"] if (_padding(record) or 0) > MOST_PADDING else 0,
+    ),
+)
+"""Name of an alarm, what it counts, and how often it is among the metrics of a step."""
 
-def overview(steps: Sequence[Step]) -> View:
+
+def overview(
+    steps: Sequence[Step], guards: Mapping[str, Any] | None = None, records: Sequence[Mapping[str, Any]] = ()
+) -> View:
     """What the first page shows.
+
+    Args:
+        steps: the stored steps.
+        guards: `hier.guards` of the run, for its limits.
+        records: metrics of steps, each with its number as `step`; those of steps that are not stored are not shown.
 
     Returns:
         `groups` (a mapping each, see `_groups`), `steps` (a mapping of numbers each, see `_curves`), and `alarms`: of
-        each its `name`, what it `says`, how `many` there are, and up to `MOST_PLACES` `places` (group numbers).
+        each its `name`, what it `says`, how `many` there are, in how many `groups`, and up to `MOST_PLACES` `places`
+        (group numbers) or `steps` (their numbers), the worst first.
     """
+    limit = _limit(guards)
+    logged = {record["step"]: _numbers(record) for record in records}
     groups: list[View] = []
     curves: list[View] = []
+    apart: dict[str, dict[int, int]] = {}
     for step in steps:
-        found = _groups(step)
-        curves.append(_curves(step, found))
+        found = _groups(step, limit)
+        for role, counts in _apart(step, limit):
+            mine = {len(groups) + place: int(counts[place]) for place in np.flatnonzero(counts).tolist()}
+            apart.setdefault(role, {}).update(mine)
+        curves.append(_curves(step, found) | _logged(logged.get(step.number, {})))
         groups += found
-    return {"groups": groups, "steps": curves, "alarms": _alarms(groups)}
+    stored = [logged[step.number] for step in steps if step.number in logged]
+    return {
+        "groups": groups,
+        "steps": curves,
+        "alarms": [*_of_roles(apart, limit), *_of_groups(groups), *_of_steps(stored)],
+    }
 
 
-def _alarms(groups: Sequence[View]) -> list[View]:
-    found = []
+def _limit(guards: Any) -> float:
+    found = guards.get("max_logprob_difference") if isinstance(guards, Mapping) else None
+    return float(found) if isinstance(found, int | float) else _DIFFERENCE
+
+
+def _of_roles(apart: Mapping[str, Mapping[int, int]], limit: float) -> Iterator[View]:
+    for role in sorted(apart):
+        if apart[role]:
+            says = f"turns of the role {role!r:.60} differ in log p between rollout and training"
+            yield _alarm("logprobs", f"{says}, by more than {limit:g} nats a token", apart[role])
+
+
+def _of_groups(groups: Sequence[View]) -> Iterator[View]:
     for name, says, count in ALARMS:
-        places = [number for number, group in enumerate(groups) if count(group)]
-        if places:
-            worst = sorted(places, key=lambda number: (-count(groups[number]), number))[:MOST_PLACES]
-            many = sum(int(count(groups[number])) for number in places)
-            found.append({"name": name, "says": says, "many": many, "groups": len(places), "places": worst})
-    return found
+        counts = {number: int(many) for number, group in enumerate(groups) if (many := count(group))}
+        if counts:
+            yield _alarm(name, says, counts)
+
+
+def _of_steps(records: Sequence[View]) -> Iterator[View]:
+    for name, says, count in STEP_ALARMS:
+        counts = {record["step"]: int(many) for record in records if (many := count(record))}
+        if counts:
+            found = _alarm(name, says, counts)
+            yield found | {"groups": 0, "places": [], "steps": found["places"]}
+
+
+def _alarm(name: str, says: str, counts: Mapping[int, int]) -> View:
+    worst = sorted(counts, key=lambda place: (-counts[place], place))[:MOST_PLACES]
+    return {
+        "name": name,
+        "says": says,
+        "many": sum(counts.values()),
+        "groups": len(counts),
+        "places": worst,
+        "steps": [],
+    }
 
 
 def title_of(task: View) -> str:
@@ -75,7 +141,7 @@ def _short(text: str) -> str:
     return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 1]}…"
 
 
-def _groups(step: Step) -> list[View]:
+def _groups(step: Step, limit: float) -> list[View]:
     """A mapping a group: its place (`step`, `uid`), `title`, and numbers of its episodes, turns and returns."""
     tasks, episodes = step.columns.tasks, step.columns.episodes
     counts, sizes = (tasks[name].to_numpy() for name in ("episodes", "nodes"))
@@ -103,7 +169,7 @@ def _groups(step: Step) -> list[View]:
         **{name: total(of_episode, status[name]) for name in ("failed", "pruned", "truncated")},
         "forks": total(of_episode, episodes["source"].to_numpy() >= 0),
         "turns": sizes.tolist(),
-        **{name: total(of_node, values) for name, values in _marks(step, of_node).items()},
+        **{name: total(of_node, values) for name, values in _marks(step, of_node, limit).items()},
         **_returns(of_episode, ret, compared, len(tasks)),
     }
     found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -114,7 +180,7 @@ def _groups(step: Step) -> list[View]:
     return found
 
 
-def _marks(step: Step, of_node: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+def _marks(step: Step, of_node: NDArray[np.int64], limit: float) -> dict[str, NDArray[Any]]:
     """(M,) each: what is counted in the turns of a group."""
     nodes = step.columns.nodes
     tokens = nodes["n_action"].to_numpy()
@@ -126,7 +192,19 @@ def _marks(step: Step, of_node: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         "without_credit": trained & (np.nan_to_num(step.credit) == 0) & ~np.isnan(step.credit),
         "cut": _equal(stop, "length") | _equal(stop, "aborted"),
         "stale": (step.started < step.number)[of_node],
+        "logprobs": step.difference > limit,
     }
+
+
+def _apart(step: Step, limit: float) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Of each role (G,) how many of its turns are trained with other log-probs than they were sampled with."""
+    beyond = step.difference > limit
+    if beyond.any():
+        sizes = step.columns.tasks["nodes"].to_numpy()
+        of_node = np.repeat(np.arange(len(sizes)), sizes)
+        roles = step.columns.nodes["role"]
+        for role in pc.unique(roles).to_pylist():
+            yield role, np.bincount(of_node[beyond & _equal(roles, role)], minlength=len(sizes))
 
 
 def _learning(step: Step, of_node: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -184,7 +262,24 @@ def _curves(step: Step, groups: Sequence[View]) -> View:
         label = f"{name} (level {int(level[mine].min())})"
         found[f"entropy of {label}"] = _mean(entropy[mine])
         found[f"size of credit of {label}"] = _mean(np.abs(step.credit[mine]))
+        found[f"log-prob difference of {label}"] = _mean(step.difference[mine])
     return found
+
+
+def _logged(record: View) -> View:
+    """Numbers of a step that its metrics alone know, by the name of their curve."""
+    unique = record.get("hier/sharing/unique_share")
+    found = {"padding among rows": _padding(record), "tokens trained over unique": 1 / unique if unique else None}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _numbers(record: Mapping[str, Any]) -> View:
+    return {name: value for name, value in record.items() if isinstance(value, int | float) and isfinite(value)}
+
+
+def _padding(record: View) -> float | None:
+    padding, trained = record.get("hier/rows/padding"), record.get("hier/rows/trained")
+    return padding / (padding + trained) if padding is not None and trained else None
 
 
 def _mean(values: NDArray[Any]) -> float | None:

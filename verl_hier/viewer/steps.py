@@ -26,6 +26,9 @@ Floats = NDArray[np.float64]
 _TASK = pa.schema([INDEX.field(name) for name in ("uid", "task", "phase", "started")])
 _GROUP = pa.schema([INDEX.field(name) for name in ("uid", "row_group")])
 _NODES = pa.schema([*(STORED["nodes"].field(name) for name in ("uid", "node")), *WHOLE["nodes"]])
+_CREDITED = ("uid", "node", "credit")
+_DIFFERENCE = "logprob_difference"
+"""A column that stores of earlier versions lack."""
 _WORDS = pa.schema([STORED["nodes"].field(name) for name in ("uid", "node", "text", "messages")])
 
 
@@ -40,6 +43,8 @@ class Step:
         phases: for each of the G tasks what learned in the step: `name`, `levels` and `roles`.
         started: (G,) step whose weights started the rollout.
         credit: (M,) credit of each node, NaN where none was stored.
+        difference: (M,) mean |log p(rollout) - log p(training)| of the trained tokens of each node, NaN where that is
+            not known.
         source: folder of the step, or the file that holds it.
     """
 
@@ -49,6 +54,7 @@ class Step:
     phases: list[dict[str, Any]]
     started: NDArray[np.int64]
     credit: Floats
+    difference: Floats
     source: Path
 
     def uids(self) -> list[str]:
@@ -204,16 +210,20 @@ def _stored_step(folder: Path) -> Step:
     number, columns = read_columns(folder)
     parts = [shard.tables(tasks=_TASK)[0] for shard in shards(folder)]
     tasks = pa.concat_tables([_TASK.empty_table(), *parts])
-    table = parquet_table(folder / MARK, CREDIT)
+    stored = {*parquet_metadata(folder / MARK).schema.names}
+    schema = pa.schema([CREDIT.field(name) for name in (*_CREDITED, _DIFFERENCE) if name in {*_CREDITED} | stored])
+    table = parquet_table(folder / MARK, schema)
     sizes = columns.tasks["nodes"].to_numpy()
     first = np.cumsum(sizes) - sizes
     known = pc.fill_null(pc.index_in(table["uid"], value_set=columns.tasks["uid"].combine_chunks()), -1)
     place, node = known.to_numpy().astype(np.int64), table["node"].to_numpy()
     if (place < 0).any() or (node < 0).any() or (node >= sizes[place]).any():
         raise GraphError(f"{folder / MARK} has the credit of a turn that the step does not hold.")
-    credit = np.full(len(columns.nodes), np.nan)
+    credit, difference = np.full((2, len(columns.nodes)), np.nan)
     credit[first[place] + node] = table["credit"].to_numpy()
-    return Step(number, columns, *_said(tasks), credit, folder)
+    if _DIFFERENCE in stored:
+        difference[first[place] + node] = table[_DIFFERENCE].to_numpy()
+    return Step(number, columns, *_said(tasks), credit, difference, folder)
 
 
 def _steps_of_file(file: Path) -> Iterator[Step]:
@@ -225,7 +235,7 @@ def _step_of(number: int, graphs: Sequence[RolloutGraph], file: Path) -> Step:
     credit = [graph.credit or [np.nan] * len(graph.nodes) for graph in graphs]
     tasks = encode_records(graphs)
     flat = np.concatenate([np.asarray(each, np.float64) for each in credit])
-    return Step(number, encode(graphs), *_said(tasks), flat, file)
+    return Step(number, encode(graphs), *_said(tasks), flat, np.full(len(flat), np.nan), file)
 
 
 def _said(tasks: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]], NDArray[np.int64]]:

@@ -92,7 +92,8 @@ def test_keys_and_credit_are_columns(tmp_path):
     keys = [(12, graph.task["uid"], node.id) for graph in graphs for node in graph.nodes]
     assert list(zip(*(nodes[name].to_pylist() for name in ("step", "uid", "node")), strict=True)) == keys
     assert credit.to_pylist() == [
-        {"step": 12, "uid": "task 0", "node": node, "credit": value, "weight": None, "group_size": None}
+        {"step": 12, "uid": "task 0", "node": node, "credit": value}
+        | dict.fromkeys(("weight", "group_size", "logprob_difference"))
         for node, value in enumerate(graphs[0].credit)
     ]
 

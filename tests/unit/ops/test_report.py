@@ -24,7 +24,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with stored trees of TreeRL, and metrics of three steps."""
     home = tmp_path_factory.mktemp("reported")
     stored = viewed_run.write_run(home / "stored", "treerl")
-    made = write_run(home / "made", training([0.25, 0.5, 0.75], 1000, {0: 0.2, 3: 0.6}))
+    steps = training([0.25, 0.5, 0.75], 1000, {0: 0.2, 3: 0.6})
+    rows = {"hier/rows/padding": 6.0, "hier/rows/trained": 10.0}
+    made = write_run(home / "made", [step | rows if step["step"] == 2 else step for step in steps])
     for file in (made.recipe_file, made.metrics_file):
         file.rename(stored / file.name)
     return Run(stored)
@@ -41,6 +43,7 @@ def test_what_it_says(run: Run) -> None:
     last = [graph for graph in read_graphs(run.graphs) if graph.step == max(g.step for g in read_graphs(run.graphs))]
     assert any(f"{graph.credit[node.id]:+.3f}" in text for graph in last for node in graph.nodes if graph.credit)
     assert "├ agent" in text and "│ ├ agent" in text, "no branch is marked"
+    assert "6 rows are padding" in text and "#/groups/step%3A2" in text
     assert "Shared tokens" in text and "engine: tree forwards 0." in text
     links = [f"#/group/{graph.step}/{graph.task['uid']}" for graph in last]
     assert any(link in text for link in links)

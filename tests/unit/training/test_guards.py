@@ -90,18 +90,15 @@ def test_logprob_difference_is_the_mean_over_the_trained_tokens_of_a_role():
         table,
         turn=np.array([0, 0, -1, 1, 2]),
         mask=np.array([1, 0, 0, 1, 1]),
-        rollout=np.array([-1.0, -9.0, 0.0, -2.0, -1.0]),
-        training=np.array([-1.5, 0.0, 5.0, -2.0, -0.9]),
+        difference=np.array([0.5, 9.0, 5.0, 0.0, 0.1]),
     )
     assert metrics == pytest.approx({"hier/logprob_difference/executor": 0.3, "hier/logprob_difference/planner": 0.0})
 
 
 def test_a_role_without_trained_tokens_is_left_out():
     table = make_table({"role": ["executor", "planner"]})
-    flat = np.zeros(2)
-    assert list(logprob_metrics(table, np.array([0, 1]), np.array([1, 0]), flat, flat)) == [
-        "hier/logprob_difference/executor"
-    ]
+    found = logprob_metrics(table, np.array([0, 1]), np.array([1, 0]), np.zeros(2))
+    assert list(found) == ["hier/logprob_difference/executor"]
 
 
 def answered(number, text, ret):

@@ -260,10 +260,14 @@ def test_what_explains_the_credit_of_a_node():
     graph.episodes[2].status = "failed"
     ledger, rows, mask = make([graph])
     weights = np.random.default_rng(0).random(len(mask)) * mask
-    found = ledger.explain(one_credit(ledger, 2.0), weights, mask)["u"]
+    difference = np.random.default_rng(1).random(len(mask))
+    found = ledger.explain(one_credit(ledger, 2.0), weights, mask, difference)["u"]
     lost = set(graph.path(2))
     assert found["group_size"].tolist() == [2] * len(graph.nodes)
     assert found["credit"].tolist() == [0.0 if node.id in lost else 2.0 for node in graph.nodes]
     nodes = np.concatenate([row.turn_index for _, row in rows])
     expected = [0.0 if node.id in lost else weights[(nodes == node.id) & (mask > 0)].mean() for node in graph.nodes]
     assert found["weight"].tolist() == pytest.approx(expected)
+    apart = [np.nan if node.id in lost else difference[(nodes == node.id) & (mask > 0)].mean() for node in graph.nodes]
+    assert found["logprob_difference"].tolist() == pytest.approx(apart, nan_ok=True)
+    assert "logprob_difference" not in ledger.explain(one_credit(ledger), weights, mask)["u"]

@@ -95,6 +95,17 @@ def test_a_native_estimator_keeps_its_advantages():
     assert metrics["hier/guards/alarms"] == 0 and "hier/credit/planner/mean" in metrics
 
 
+def test_what_rollout_and_training_differ_by_is_kept_for_each_turn():
+    def old(row):
+        return np.array(row.logprobs) - 0.25 * (1 + row.episode)
+
+    step, rows, _, metrics = run(rollout_graphs.flat(), estimator("grpo"), order=[None, 1, 0], old_log_probs=old)
+    graph, found = rollout_graphs.flat(), step.credit["u"]["logprob_difference"]
+    expected = {node: 0.25 * (1 + row.episode) for row in rows for node in row.nodes}
+    assert [found[node.id] for node in graph.nodes] == pytest.approx([expected[node.id] for node in graph.nodes])
+    assert metrics["hier/logprob_difference/agent"] > 0.25
+
+
 def test_token_weights_are_left_to_verl():
     _, _, fields, _ = run(rollout_graphs.flat(), estimator("grpo"), guards=GuardOptions(weight_by="token"))
     assert "rollout_is_weights" not in fields

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import rollout_graphs
-from tests.fixtures.viewed_run import METHODS
+from tests.fixtures.viewed_run import METHODS, disagree, log_step
 from verl_hier.cli.view import book_of
 from verl_hier.errors import HierError
 from verl_hier.graph import read_graphs, write_graphs
@@ -64,6 +64,59 @@ def test_lost_and_lonely_episodes_are_alarms(tmp_path):
     assert "alone" in {found["groups"][place]["uid"] for place in lonely["places"]}
 
 
+def test_turns_that_are_trained_with_other_log_probs_are_alarms_by_role(runs, tmp_path):
+    run = copied(runs["himac"], tmp_path / "run")
+    disagree(run, 2, {"planner": 0.3, "executor": 0.05})
+    assert "logprobs" not in {alarm["name"] for alarm in book(run).overview()["alarms"]}  # the default allows 0.5
+    record = json.loads((run / "run.json").read_text())
+    record["recipe"]["hier"]["guards"] = {"max_logprob_difference": 0.1}
+    (run / "run.json").write_text(json.dumps(record))
+    whole = book(run)
+    found = whole.overview()
+    (alarm,) = (alarm for alarm in found["alarms"] if alarm["name"] == "logprobs")
+    plans = [[node.role for node in graph.nodes].count("planner") for graph in read_graphs(run / "graphs")]
+    assert "'planner'" in alarm["says"] and "more than 0.1 nats" in alarm["says"]
+    assert alarm["many"] == sum(plans[3:]) and sorted(alarm["places"]) == [3, 4, 5]
+    assert [group["logprobs"] for group in found["groups"]] == [0, 0, 0, *plans[3:]]
+    names = {name for name in found["steps"][1] if name.startswith("log-prob difference")}
+    assert sorted(found["steps"][1][name] for name in names) == pytest.approx([0.05, 0.3])
+    turns = whole.group(2, "task-0")["turns"]
+    assert turns["logprob_difference"] == [0.3 if role == "planner" else 0.05 for role in turns["role"]]
+
+
+def test_what_is_wrong_with_a_step_leads_to_its_groups(runs, tmp_path):
+    run = copied(runs["himac"], tmp_path / "run")
+    whole = book(run)
+    before = whole.overview()
+    log_step(run, 1, {"hier/rows/padding": 3.0, "hier/rows/trained": 5.0, "hier/guards/alarms": "two"})
+    log_step(run, 2, {"hier/rows/padding": 1.0, "hier/rows/trained": 9.0, "hier/guards/alarms": 2.0})
+    log_step(run, 3, {"hier/rows/padding": 9.0, "hier/rows/trained": 1.0, "hier/sharing/unique_share": 0.25})
+    found = whole.overview()
+    assert found["stamp"] != before["stamp"] and found["groups"] == before["groups"]
+    alarms = {alarm["name"]: alarm for alarm in found["alarms"] if alarm["steps"]}
+    assert alarms.keys() == {"padding", "guards"}, "step 3 is not stored, so nothing can be shown of it"
+    assert (alarms["padding"]["many"], alarms["padding"]["steps"]) == (3, [1])
+    assert (alarms["guards"]["many"], alarms["guards"]["steps"]) == (2, [2])
+    assert [step["padding among rows"] for step in found["steps"]] == pytest.approx([3 / 8, 0.1])
+    log_step(run, 1, {"hier/sharing/unique_share": 0.25})
+    assert whole.overview()["steps"][0]["tokens trained over unique"] == 4.0
+    (run / "metrics.jsonl").write_text("{}\n")
+    (note,) = whole.overview()["notes"]
+    assert "metrics.jsonl, line 1, does not hold the metrics of a step" in note
+    assert whole.overview()["alarms"] == before["alarms"]
+
+
+def test_a_store_of_before_log_probs_were_compared_is_read(runs, tmp_path):
+    import pyarrow.parquet as pq
+
+    run = copied(runs["himac"], tmp_path / "run")
+    disagree(run, 2, {"planner": 9.0})
+    mark = run / "graphs" / "step_000002" / "credit.parquet"
+    pq.write_table(pq.read_table(mark).drop_columns(["logprob_difference"]), mark)
+    found, expected = book(run).overview(), book(runs["himac"]).overview()
+    assert found["notes"] == [] and found["groups"] == expected["groups"]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_why_has_the_numbers_that_the_estimator_gives(runs, method, tmp_path):
     credit(method, runs[method] / "graphs", tmp_path / "credit.jsonl")
@@ -107,6 +160,8 @@ def test_a_group_is_what_its_graph_holds(runs):
         for name, column in tree["turns"].items():
             if name == "credit":
                 assert column == graph.credit
+            elif name == "logprob_difference":
+                assert column == [None] * len(graph.nodes)
             elif name == "n_action":
                 assert column == [len(node.action) for node in graph.nodes]
             elif name == "mean_entropy":

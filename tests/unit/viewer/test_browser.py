@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures import rollout_graphs
 from tests.fixtures.browser import browser, tab
 from tests.fixtures.trainer import ROOT
-from tests.fixtures.viewed_run import METHODS
+from tests.fixtures.viewed_run import METHODS, disagree, log_step
 from verl_hier.cli.view import book_of
 from verl_hier.graph import Message, write_graphs
 from verl_hier.graph.columnar.encode import uid_of
@@ -87,6 +87,28 @@ def test_by_keys_alone_from_the_alarms_to_the_estimator_s_own_numbers(chrome, ru
         seen.press("Escape", "Escape")
         seen.page.wait_for_selector(".row")
         assert seen.complaints == [] and len(seen.asked) == 1 and seen.asked[0].startswith("file:")
+
+
+def test_alarms_of_roles_and_of_steps_lead_to_their_groups(chrome, runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs["himac"], run)
+    disagree(run, 2, {"planner": 0.75})
+    log_step(run, 1, {"hier/rows/padding": 3.0, "hier/rows/trained": 5.0})
+    written(run, tmp_path / "out.html")
+    with tab(chrome, tmp_path / "out.html") as seen:
+        seen.press("j", "Enter")  # what is trained with other log-probs comes first
+        seen.page.wait_for_selector("canvas")
+        assert seen.place.startswith("#/group/2/")
+        seen.press("c", "c", "c", "ArrowRight")
+        seen.until("document.querySelector('.tree input:checked').parentElement.textContent.includes('log-prob')")
+        seen.until("document.querySelector('.said').textContent.includes('log-prob difference 0.750')")
+        seen.press("1")
+        seen.page.wait_for_selector("[data-alarm=padding]")
+        links = "[...document.querySelectorAll('main a')]"
+        place = seen.page.evaluate(f"{links}.findIndex(link => link.dataset.alarm === 'padding')")
+        seen.press(*["j"] * (place + 1), "Enter")
+        seen.until("document.querySelectorAll('.row').length === 3")
+        assert seen.place == "#/groups/step%3A1" and seen.complaints == []
 
 
 def test_help_and_filter_by_keys(chrome, runs, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.fixtures.trainer import ROOT
+from tests.fixtures.viewed_run import log_step
 from verl_hier.cli.main import app
 from verl_hier.graph import read_graphs
 from verl_hier.graph.rows import graph_rows
@@ -88,6 +89,14 @@ def test_a_summary_is_printed_where_there_is_no_browser(runs):
     tokens = sum(len(row) for group in rows for row in group)
     unique = sum(len({tuple(row[: k + 1]) for row in group for k in range(len(row))}) for group in rows)
     assert f"Of the {tokens} tokens of the rows of step 2 engine: tree forwards {unique / tokens:.3f}" in done.output
+
+
+def test_a_summary_names_the_steps_of_alarms_that_have_no_group(runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs["himac"], run)
+    log_step(run, 2, {"hier/rows/padding": 7.0, "hier/rows/trained": 1.0})
+    done = CliRunner().invoke(app, ["view", str(run), "--text"])
+    assert "7 rows are padding, more than 25% of the rows of their steps; for instance step 2\n" in done.output
 
 
 def test_the_bundle_has_the_licences_of_what_is_in_it():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_hier.compat.seams.inspection import fields, reads, takes
+from verl_hier.compat.seams.inspection import exists, fields, reads, takes
 from verl_hier.compat.seams.seam import seam
 
 _WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
@@ -20,6 +20,17 @@ ROLLOUT = (
         f"{_WORKER}._run_prompt",
         "one task is one rollout graph",
         takes(f"{_WORKER}._run_prompt", "prompt", "sampling_params", "trajectory", "trace"),
+    ),
+    seam(
+        "rollout_trace",
+        "verl.utils.rollout_trace:rollout_trace_op",
+        "a task with all of its episodes is one trace of verl's backends",
+        exists("verl.utils.rollout_trace:RolloutTraceConfig.get_backend"),
+        takes("verl.utils.rollout_trace:rollout_trace_attr", *("sample_index", "step", "name", "validate", "trace")),
+        reads("verl.utils.rollout_trace:RolloutTraceConfig", "max_samples_per_step_per_worker"),
+        reads("verl.workers.rollout.llm_server:LLMServerClient", "@rollout_trace_op"),
+        reads(f"{_WORKER}.generate_sequences", "trace_this_sample = False"),
+        removal="when verl's v1 worker traces, and lets a worker say what a session is",
     ),
     seam(
         "agent_loop_postprocess",

@@ -104,6 +104,12 @@ TRAINERS = (
     override("_compute_metrics", "our metrics and the end-of-step hook", "batch", "metrics"),
     override("on_validate_begin", "what validation asks the servers is not counted as the step's"),
     override("on_validate_end", "as above"),
+    override(
+        "_maybe_log_val_generations",
+        "trackers get trees in place of rows",
+        *("inputs", "outputs", "scores"),
+        says=("self.validation_generations_logger.log(self.config.trainer.logger, samples, self.global_steps)",),
+    ),
     override("on_train_end", "a run whose epochs end before its total steps saves its last step too"),
     seam(
         "turns_of_rows",

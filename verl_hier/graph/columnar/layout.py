@@ -107,12 +107,14 @@ STORED = {
     "episodes": _stored(WHOLE["episodes"], episode=_INT),
     "nodes": _stored(WHOLE["nodes"], node=_INT),
 }
-EXPLAINED = pa.schema({"credit": _FLOAT, "weight": _FLOAT, "group_size": _INT})
-"""What training made of a turn: its credit, the mean loss weight of its trained tokens, 0 without one, and how many
-episodes of its task ended regularly. The last two are null for rollouts that were converted."""
+EXPLAINED = pa.schema({"credit": _FLOAT, "weight": _FLOAT, "group_size": _INT, "logprob_difference": _FLOAT})
+"""What training made of a turn: its credit, the mean loss weight of its trained tokens, 0 without one, how many
+episodes of its task ended regularly, and the mean |log p(rollout) - log p(training)| of its trained tokens, null
+without one. All but the credit are null for rollouts that were converted."""
 CREDIT = _stored(EXPLAINED, node=_INT)
 NULLABLE = {
-    *("anchor", "stop_reason", "error", "success", "index", "seed", "decision", "weight", "group_size"),
+    *("anchor", "stop_reason", "error", "success", "index", "seed", "decision"),
+    *("weight", "group_size", "logprob_difference"),
     *TASK_JSON,
 }
 """Columns that have nulls where there is nothing to say; no other column has any."""

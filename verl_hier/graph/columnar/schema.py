@@ -48,6 +48,7 @@ _MEANINGS: Mapping[str, Mapping[str, str]] = {
         "credit": "What the estimator gave to the turn.",
         "weight": "Mean loss weight of the turn's trained tokens, 0 without one; null for converted rollouts.",
         "group_size": "How many episodes of the task ended regularly; null for converted rollouts.",
+        "logprob_difference": "Mean |log p(rollout) - log p(training)| of the turn's trained tokens; null without one.",
     },
 }
 

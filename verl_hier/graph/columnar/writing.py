@@ -112,7 +112,8 @@ def write_credit(folder: Path, step: int, tasks: int, credit: Mapping[str, Expla
         folder: of the step.
         step: trainer step.
         tasks: how many tasks the shards hold.
-        credit: uid to columns of `CREDIT` with an entry for each node of the task; those that are left out are null.
+        credit: uid to columns of `EXPLAINED` with an entry for each node of the task; those that are left out are null,
+            as is NaN.
 
     Raises:
         OSError: when the disk refuses.
@@ -126,7 +127,9 @@ def write_credit(folder: Path, step: int, tasks: int, credit: Mapping[str, Expla
     }
     for field in EXPLAINED:
         parts = [
-            pa.array(each[field.name], field.type) if field.name in each else pa.nulls(len(each["credit"]), field.type)
+            pa.array(each[field.name], field.type, from_pandas=True)
+            if field.name in each
+            else pa.nulls(len(each["credit"]), field.type)
             for each in credit.values()
         ]
         columns[field.name] = pa.chunked_array(parts, field.type)
