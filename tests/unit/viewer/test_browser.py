@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.fixtures import rollout_graphs
+from tests.fixtures import random_graphs, rollout_graphs
 from tests.fixtures.browser import browser, tab
 from tests.fixtures.trainer import ROOT
 from tests.fixtures.viewed_run import METHODS, disagree, log_step
@@ -167,6 +167,31 @@ def test_what_a_model_wrote_is_text_whatever_it_is(chrome, tree, tmp_path):
         assert "taken" not in seen.page.title().replace(uid_of(graph), "")
         assert seen.page.evaluate("getComputedStyle(document.querySelector('bdi.words')).unicodeBidi") == "isolate"
         assert seen.complaints == [] and len(seen.asked) == 1
+
+
+def test_a_shared_stretch_without_branches_is_folded_until_it_is_opened(chrome, tmp_path):
+    write_graphs(tmp_path / "graphs.parquet", [random_graphs.many_turns(2, 20)])
+    written(tmp_path / "graphs.parquet", tmp_path / "out.html")
+    folded = "document.querySelector('canvas').ariaLabel.includes('{} stretches folded')"
+    with tab(chrome, (tmp_path / "out.html").as_uri() + "#/group/0/u/0") as seen:
+        seen.page.wait_for_selector("canvas")
+        seen.until(folded.format(1))
+        assert "it and the 8 turns after it are folded: o opens them" in seen.page.inner_text("main")
+        seen.press("ArrowRight")
+        assert seen.page.url.endswith("/9"), "one step leads past a folded stretch"
+        seen.press("ArrowLeft", "o")
+        seen.until(folded.format(0))
+        seen.press("ArrowRight", "ArrowRight", "ArrowRight", "o")
+        seen.until(folded.format(1))
+        assert seen.page.url.endswith("/0"), "what is chosen inside of a stretch moves to its first turn"
+        seen.press("O")
+        seen.until(folded.format(0))
+        seen.page.goto((tmp_path / "out.html").as_uri() + "#/group/0/u/4")
+        seen.until(folded.format(0))
+        seen.page.reload()
+        seen.until(folded.format(0))
+        assert seen.page.url.endswith("/4"), "a link into a stretch opens it"
+        assert seen.complaints == []
 
 
 def test_a_picture_of_the_state_is_an_image_in_which_nothing_runs(chrome, runs, tmp_path):
