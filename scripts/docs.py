@@ -300,6 +300,14 @@ def viewer() -> Iterator[str]:
     yield from importlib.import_module("viewer").table(json.loads((DOCS / "viewer.json").read_text(encoding="utf-8")))
 
 
+def worlds() -> Iterator[str]:
+    """What `scripts/bench/all_worlds.py` has measured."""
+    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+    measured = json.loads((DOCS / "worlds.json").read_text(encoding="utf-8"))
+    yield from table(*importlib.import_module("all_worlds").table_of(measured))
+    yield from ("", f"Measured on {measured['machine']}.")
+
+
 def rules_of_the_check() -> Iterator[str]:
     """What `verl-hier check` refuses, a table for each topic."""
     for topic, found in itertools.groupby(rules(), key=lambda rule: rule.topic):
@@ -359,6 +367,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "cold_starts": cold_starts,
     "updates": updates,
     "viewer": viewer,
+    "worlds": worlds,
     "tree_engine": tree_engine,
     "checks": rules_of_the_check,
     "numbers": numbers,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PolicyLossSpec,
         SamplerSpec,
         ScheduleSpec,
+        ValueHeadSpec,
         WorkerSpec,
     )
 
@@ -60,6 +61,10 @@ class RegistrationSpecs:
     @hookspec
     def hier_policy_losses(self) -> PolicyLossSpec | Iterable[PolicyLossSpec]:
         """Policy losses with verl's signature; `actor_rollout_ref.actor.policy_loss.loss_mode` names one."""
+
+    @hookspec
+    def hier_value_heads(self) -> ValueHeadSpec | Iterable[ValueHeadSpec]:
+        """Heads of the critic, each with the places that it reads; `hier.value_heads` names those of a recipe."""
 
 
 class RolloutEvents:

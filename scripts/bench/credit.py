@@ -201,7 +201,7 @@ def loop_tree_grpo(table: TurnTable) -> list[float]:
 
 def loop_hae(table: TurnTable) -> list[float]:
     """The low level of HiPER: GAE inside segments, episode by episode, backwards."""
-    value, reward, segment = table["value"].tolist(), table["reward"].tolist(), table["segment"].tolist()
+    value, reward, segment = table["value_low"].tolist(), table["reward"].tolist(), table["segment"].tolist()
     high, done = table["value_high"].tolist(), table["done"].tolist()
     order, owner = table.step_turn.tolist(), table.step_episode.tolist()
     out, carry = [0.0] * len(table), 0.0

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from tests.conformance import branch_fixtures, critic_fixtures, state_fixtures, tree_fixtures
+from tests.conformance import branch_fixtures, critic_fixtures, state_fixtures, team_fixtures, tree_fixtures
 from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import ActorConfig, Case, Outputs, first_seen, on_mask
 from tests.conformance.rounds import replay
@@ -244,6 +244,9 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "t2po_resample": branch_fixtures.t2po_resample,
     "epo": state_fixtures.epo,
     "gdro": state_fixtures.gdro,
+    "matpo": team_fixtures.matpo,
     "rae": state_fixtures.rae,
     "spiral_rae": state_fixtures.spiral_rae,
+    "wideseek_credit": team_fixtures.wideseek_credit,
+    "wideseek_r1": team_fixtures.wideseek_r1,
 }

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
-from verl_hier.host.specs import Kind, PolicyLossSpec
+from verl_hier.host.specs import Kind, PolicyLossSpec, ValueHeadSpec
 
 PACKAGE = "verl_hier_plugins"
 
@@ -19,6 +19,11 @@ def plugin_module(path: str) -> Any:
 def policy_loss(name: str) -> PolicyLossSpec:
     """One built-in policy loss."""
     return PluginHost.load(DEFAULT_ENABLED).policy_losses()[name]
+
+
+def value_head(name: str) -> ValueHeadSpec:
+    """One built-in head of a critic."""
+    return PluginHost.load(DEFAULT_ENABLED).value_heads()[name]
 
 
 def part(kind: Kind, name: str, *more: Any, **options: Any) -> Any:

@@ -37,7 +37,7 @@ def hiper_table(case: Case) -> TurnTable:
         "valid": np.asarray(case.get("is_action_valid", np.ones(len(mask)))) > 0,
         "switch": case["switch"],
     }
-    for name, column in (("low", "value"), ("high", "value_high"), ("term", "value_term")):
+    for name, column in (("low", "value_low"), ("high", "value_high"), ("term", "value_term")):
         if case.get(f"value_{name}") is not None and case.get(f"value_mask_{name}") is not None:
             turns[column] = read_values(case, name)
     order = np.lexsort((np.asarray(turns["turn"]), np.asarray(turns["episode"])))

@@ -145,4 +145,4 @@ def _ragged(values: list[Any]) -> bool:
             return np.asarray(values).dtype.kind not in "biuf"
         except ValueError:
             return True
-    return len({isinstance(value, str) for value in values}) > 1
+    return len({str if isinstance(value, str) else value is None for value in values}) > 1

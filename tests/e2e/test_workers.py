@@ -33,6 +33,14 @@ WORKERS = [
         "plans": 2,
     },
     {"name": "agent_flow", "planner_prompt": "x:{instruction}", "executor_prompt": "x:{step}", "verifier": False},
+    {
+        "name": "team",
+        "roles": {
+            "lead": {"prompt": "p:{instruction}", "later_prompt": "x:"},
+            "e": {"prompt": "x:{task}", "action": "{content}", "level": 1},
+        },
+        "topology": {"kind": "lead", "rounds": 3},
+    },
 ]
 RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
@@ -52,7 +60,7 @@ critic: {{enable: false}}
 data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
 trainer: {{experiment_name: workers_bytes, save_freq: -1, test_freq: -1, logger: [console, file]}}
 """
-ROLES = [{"agent"}, {"planner", "executor"}, {"planner", "executor"}, {"planner", "executor"}]
+ROLES = [{"agent"}, {"planner", "executor"}, {"planner", "executor"}, {"planner", "executor"}, {"lead", "e"}]
 TAGS = "<switch>{}</switch><subgoal>{}</subgoal><action>{}</action>"
 
 
@@ -158,6 +166,11 @@ def check_structure(name, graph):
                 assert node.plan == -1
             else:
                 assert node.plan == plan
+        if name == "team":
+            helpers = [node.agent for node in path if node.level]
+            assert helpers == [f"e {number}" for number in range(1, len(helpers) + 1)]
+            assert all(node.role == "lead" for node in path if node.level == 0)
+            continue
         if name == "delegation" and len(path) > 1:
             assert [node.agent for node in path[1:]] == ["e"] * (len(path) - 1)
         if name == "agent_flow":

@@ -27,7 +27,7 @@ _FACTS = (
     ("roles", "roles (level)"),
     ("levels", "credits the levels"),
     ("granularity", "credit per"),
-    ("can_fork", "can fork"),
+    ("fork", "episodes are copied"),
     ("needs_fork", "needs an environment that forks"),
     ("needs_top_logprobs", "needs the likeliest tokens' log-probs"),
     ("needs_scores", "needs log-probs of prompts"),

@@ -35,7 +35,7 @@ def recipes(
         for recipe in found:
             _offer(recipe)
     else:
-        _matrix(found)
+        _methods(found)
 
 
 def _offer(recipe: Recipe) -> None:
@@ -49,34 +49,21 @@ def _offer(recipe: Recipe) -> None:
         line(f"    server={' | '.join(recipe.servers(size))}")
 
 
-def _matrix(found: Sequence[Recipe]) -> None:
-    """Methods by environments with the sizes of each recipe, and the recipes that are no product of the two."""
+def _methods(found: Sequence[Recipe]) -> None:
+    """The environments of each method with the sizes of each recipe, and the recipes that are no product of the two."""
     from verl_hier.recipe.catalogue import SIZES
 
-    cells = {place: recipe for recipe in found if (place := recipe.method_and_environment)}
-    environments = sorted({environment for _, environment in cells})
-    line("A recipe is called METHOD_ENVIRONMENT, such as himac_alfworld. Its cell shows")
-    line(f"the sizes that it offers, of {', '.join(SIZES)}, or all of them;")
+    environments: dict[str, list[str]] = {}
+    for recipe in found:
+        if recipe.method_and_environment:
+            method, environment = recipe.method_and_environment
+            sizes = "" if len(recipe.sizes) == len(SIZES) else f" ({', '.join(recipe.sizes)})"
+            environments.setdefault(method, []).append(environment + sizes)
+    line("A recipe is called METHOD_ENVIRONMENT, such as himac_alfworld. It offers the")
+    line(f"sizes {', '.join(SIZES)}, unless some of them stand behind its environment;")
     line("`verl-hier recipes WORD` shows models and servers of the recipes with that word.\n")
-    rows = [
-        (method, *(_sizes(cells.get((method, environment))) for environment in environments))
-        for method in sorted({method for method, _ in cells})
-    ]
-    table(rows, head=("method", *map(_narrow, environments)))
+    rows = [(method, ", ".join(sorted(names))) for method, names in sorted(environments.items())]
+    table(rows, head=("method", "environments"), width=80)
     for recipe in found:
         if not recipe.method_and_environment:
             line(f"\n{recipe.name}\n{fill(recipe.summary, 80, initial_indent='  ', subsequent_indent='  ')}")
-
-
-def _narrow(name: str) -> str:
-    """A name on several lines, so that a column is no wider than ten letters."""
-    words = name.replace("_", "_\n").split("\n")
-    return "\n".join(word if len(word) <= 10 else f"{word[:6]}-\n{word[6:]}" for word in words)
-
-
-def _sizes(recipe: Recipe | None) -> str:
-    from verl_hier.recipe.catalogue import SIZES
-
-    if recipe is None:
-        return ""
-    return "all" if len(recipe.sizes) == len(SIZES) else ", ".join(recipe.sizes)

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+from contextlib import closing
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from verl_hier.coldstart.episodes import LocalEnvironment, play
 from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.coldstart.rows import key_of, rows_of, save
+from verl_hier.environments.blocking import build
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Limits
@@ -77,40 +79,43 @@ async def _demonstrate(
 ) -> list[dict[str, Any]]:
     """Rows of `n` episodes. An episode that was lost to the noise, although no stage was skipped, is left out."""
     hierarchical = is_hierarchical(worker)
-    local = LocalEnvironment(environment.spec.factory(environment.options))
-    if environment.spec.tasks is None:
-        raise RecipeError(f"hier.environment.name: {environment.spec.name!r} has no tasks that could be demonstrated.")
-    tasks = environment.spec.tasks(environment.options, "train")
-    renderer = PlainRenderer(tokenizer)
+    with closing(build(environment.spec, environment.options)) as world:
+        local = LocalEnvironment(world)
+        if environment.spec.tasks is None:
+            raise RecipeError(
+                f"hier.environment.name: {environment.spec.name!r} has no tasks that could be demonstrated."
+            )
+        tasks = environment.spec.tasks(environment.options, "train")
+        renderer = PlainRenderer(tokenizer)
 
-    def encode(text: str) -> list[int]:
-        return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        def encode(text: str) -> list[int]:
+            return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
 
-    rows: list[dict[str, Any]] = []
-    kept = 0
-    # The limit ends the search when an expert almost never wins.
-    for attempt in range(4 * n):
-        rng = random.Random(f"demonstration-{seed}-{attempt}")
-        number = attempt % len(tasks)
-        policy = ExpertPolicy(local, encode, noise, rng, hierarchical, worker.options)
-        graph, _ = await play(
-            local,
-            tasks[number],
-            worker,
-            policy,
-            renderer,
-            limits,
-            number,
-            seed=seed,
-        )
-        if local.won or policy.skipped:
-            weights = [noise.random_weight if random_turn else 1.0 for random_turn in policy.random]
-            found = rows_of(graph, lambda node: weights[node.id], noise.observation_weight)  # noqa: B023 - called here
-            rows += [row | {"task": number} for row in found]
-            kept += 1
-        if kept == n:
-            return rows
-    raise RecipeError(f"hier.environment.name: the expert won only {kept} of {4 * n} episodes; lower the noise.")
+        rows: list[dict[str, Any]] = []
+        kept = 0
+        # The limit ends the search when an expert almost never wins.
+        for attempt in range(4 * n):
+            rng = random.Random(f"demonstration-{seed}-{attempt}")
+            number = attempt % len(tasks)
+            policy = ExpertPolicy(local, encode, noise, rng, hierarchical, worker.options)
+            graph, _ = await play(
+                local,
+                tasks[number],
+                worker,
+                policy,
+                renderer,
+                limits,
+                number,
+                seed=seed,
+            )
+            if local.won or policy.skipped:
+                weights = [noise.random_weight if random_turn else 1.0 for random_turn in policy.random]
+                found = rows_of(graph, lambda node: weights[node.id], noise.observation_weight)  # noqa: B023 - called here
+                rows += [row | {"task": number} for row in found]
+                kept += 1
+            if kept == n:
+                return rows
+        raise RecipeError(f"hier.environment.name: the expert won only {kept} of {4 * n} episodes; lower the noise.")
 
 
 def _key(environment: Part, worker: Part, tokenizer: Any, *rest: Any) -> str:

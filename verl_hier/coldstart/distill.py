@@ -20,6 +20,7 @@ from verl_hier.coldstart.episodes import LocalEnvironment, play
 from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.coldstart.filters import Filters, Report
 from verl_hier.coldstart.rows import rows_of, save
+from verl_hier.environments.blocking import build
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
 from verl_hier.recipe.parts import Part
@@ -208,7 +209,7 @@ class _Distiller:
         found: dict[int, _Result] = {}
 
         async def play_on() -> None:
-            environment = LocalEnvironment(plan.environment.spec.factory(plan.environment.options))
+            environment = LocalEnvironment(build(plan.environment.spec, plan.environment.options))
             try:
                 while waiting:
                     attempt = waiting.pop()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.graph.nodes import RolloutGraph
+from verl_hier.host.specs import Fork
 from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler, Sampling
 from verl_hier.rollout.policy import DEFAULT_POLICY
@@ -19,6 +20,8 @@ from verl_hier.rollout.transcript import Transcript
 class LocalEnvironment:
     """One environment with the interface of `environments.pool`; it plays one episode at a time."""
 
+    forks: Fork = "native"
+
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.last: StepResult | None = None
@@ -27,6 +30,15 @@ class LocalEnvironment:
         """Start a task."""
         self.last = self.environment.reset(task, seed)
         return self, self.last
+
+    async def resume(
+        self, task: Mapping[str, Any], seed: int, actions: Sequence[str], steps: Sequence[StepResult]
+    ) -> LocalEnvironment:
+        """Start a task and repeat what was done in it."""
+        await self.open(task, seed)
+        for action in actions:
+            await self.step(action)
+        return self
 
     async def step(self, action: str) -> StepResult:
         """Apply an action."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from verl_hier.coldstart.expert_policy import expert_of
+from verl_hier.environments.blocking import build
 from verl_hier.environments.expert import OffersVocabulary
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.parts import Part
@@ -48,7 +49,7 @@ def collect_texts(environment: Part, workers: Sequence[Part] = (), walks: int = 
     for worker in workers:
         yield from template_words(worker.options)
     writers = [worker.options.write_plan for worker in workers if hasattr(worker.options, "write_plan")]
-    instance = spec.factory(options)
+    instance = build(spec, options)
     if isinstance(instance, OffersVocabulary):
         yield from instance.vocabulary()
     for split in SPLITS:

@@ -11,6 +11,7 @@ from typing import Any
 from verl_hier.coldstart.distill import PreparedTurns, for_system
 from verl_hier.coldstart.episodes import LocalEnvironment, play
 from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
+from verl_hier.environments.blocking import build
 from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Limits, Policy
 from verl_hier.served.policy import Messages
@@ -46,7 +47,7 @@ def worker_texts(
 async def _worker_texts(
     environment: Part, worker: Part, system: Part | None, limits: Limits, seed: int, remember: bool, episodes: int
 ) -> list[str]:
-    local, messages = LocalEnvironment(environment.spec.factory(environment.options)), Messages()
+    local, messages = LocalEnvironment(build(environment.spec, environment.options)), Messages()
     # A token is a message here.
     limits = for_system(limits)
 

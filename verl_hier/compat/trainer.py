@@ -24,6 +24,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
+from verl_hier.compat.critic import CriticMixin
 from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
@@ -44,6 +45,7 @@ from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.sharing import Sharing
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier.training.store import StepInStore, Writer, drawn
+from verl_hier.training.value_heads import values_of
 
 STATE_FILE = "hier.json"
 MASK = "response_mask"
@@ -54,14 +56,14 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin):
+class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
     `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
     `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches,
-    `ExampleMixin` the one that logs examples of a validation.
+    `ExampleMixin` the one that logs examples of a validation, `CriticMixin` those of a critic with heads.
     """
 
     base_mode: str
@@ -75,7 +77,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin):
             config.trainer.v1.trainer_mode = self.base_mode
         recipe = ComposedRecipe.of(config)
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
-        self.update_options = recipe.hier.update
+        self.update_options, self.value_heads = recipe.hier.update, recipe.hier.value_heads
+        self._heads = recipe.value_heads
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
         self._done: dict[str, Any] = {}
@@ -198,7 +201,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin):
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         assert self._step is not None
-        columns = [MASK, "old_log_probs", "rollout_log_probs", "entropy", "values"]
+        columns = [MASK, "old_log_probs", "rollout_log_probs", "entropy"]
+        columns += [values_of(head) for head in self._heads] or ["values"]
         native = self.parts.estimator.spec.native
         if native:
             batch = super()._compute_advantage(batch, metrics)
@@ -218,6 +222,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin):
             number=self.global_steps,
             metrics=metrics,
             history=self._rewards,
+            heads=self._heads,
         )
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,8 @@ class Credit:
         weight: optional non-negative loss weight of each turn (T,), multiplied into the policy loss; None means 1.
             A turn with weight 0 is not trained.
         returns: optional critic targets in the layout of `values`.
+        targets: what each head of the critic learns (`hier.value_heads`), by its name: (T,), or (N,) for a head that
+            reads every token; NaN where it learns nothing.
         tokens: optional (N,) bool, the action tokens that are trained at all: the others leave the policy loss with its
             KL and entropy terms, and the loss of the critic. None keeps all.
         factor: optional factor of the credit on each action token (N,), for credit per turn or step that differs from
@@ -32,6 +35,7 @@ class Credit:
     returns: NDArray[Any] | None = None
     tokens: NDArray[Any] | None = None
     factor: NDArray[Any] | None = None
+    targets: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, result: Credit | NDArray[Any]) -> Credit:

@@ -48,6 +48,17 @@ def on_mask(values: ArrayLike, turn: Ints, mask: ArrayLike) -> Floats:
     return np.where(np.asarray(mask, np.bool_), np.asarray(values, np.float64)[turn], 0.0)
 
 
+def token_bounds(turn: Ints, turns: int) -> tuple[Ints, Ints]:
+    """(T,) the first action token of each turn, and the place behind its last one; equal for a turn without tokens.
+
+    Args:
+        turn: (N,) the turn of each action token, ascending.
+        turns: T.
+    """
+    number = np.arange(turns)
+    return np.searchsorted(turn, number), np.searchsorted(turn, number, side="right")
+
+
 def has_token(turn: Ints, mask: ArrayLike, turns: int) -> Bools:
     """(T,) whether a turn has a token of the mask."""
     return np.bincount(turn, np.asarray(mask, np.bool_), turns) > 0

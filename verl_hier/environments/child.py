@@ -20,12 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.mask import Mask
 from verl_hier.environments.wire import HEADER, LONGEST_ERROR, cut, from_step, pack, unpack
 from verl_hier.errors import HierError
 from verl_hier.host.specs import LazyFunction
 
 PARENT_CHECK_S = 1.0
 PR_SET_PDEATHSIG = 1
+MASK = Mask.of_process()
+"""Texts are masked before they are cut, and once more where they leave."""
 
 
 class Instances:
@@ -38,10 +41,10 @@ class Instances:
 
     def open(self, number: int, task: Mapping[str, Any], seed: int) -> dict[str, Any]:
         self._instances[number] = environment = self._factory(self._options)
-        return _said(environment.reset(task, seed), "reset")
+        return said(environment.reset(task, seed), "reset")
 
     def step(self, number: int, action: str) -> dict[str, Any]:
-        return _said(self._instances[number].step(action), "step")
+        return said(self._instances[number].step(action), "step")
 
     def fork(self, number: int, copy: int) -> bool:
         made = self._instances[number].fork()
@@ -72,10 +75,53 @@ class Instances:
             self.forget(number)
 
 
-def _said(step: Any, method: str) -> dict[str, Any]:
+def said(step: Any, method: str) -> dict[str, Any]:
+    """What an environment answered, as JSON can say it.
+
+    Raises:
+        TypeError: when it is no step.
+    """
     if not isinstance(step, StepResult):
         raise TypeError(f"{method}() must return a verl_hier.environments.base.StepResult, got {type(step).__name__}")
-    return from_step(step)
+    return from_step(MASK.step(step))
+
+
+def failed(error: BaseException) -> tuple[str, str]:
+    """Kind and payload of the reply to a call that raised."""
+    if isinstance(error, HierError):
+        return "refused", cut(_text(error), LONGEST_ERROR)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "raised", f"{named(error)} ({last.filename}:{last.lineno})"
+
+
+def named(error: BaseException) -> str:
+    """Type and text of an exception."""
+    return cut(f"{type(error).__name__}: {_text(error)}", LONGEST_ERROR)
+
+
+def first_message(connection: socket.socket) -> tuple[str, Callable[[], tuple[Callable[[Any], Any], Any]]]:
+    """Name of the factory, and a function that imports the factory and its options."""
+    # The one pickle on this wire goes from the pool to its own child, which runs the recipe's code anyway.
+    path, setup = pickle.loads(_next(connection))
+
+    def load() -> tuple[Callable[[Any], Any], Any]:
+        factory, options = pickle.loads(setup)
+        return (factory.resolve() if isinstance(factory, LazyFunction) else factory), options
+
+    return path, load
+
+
+def not_started(error: Exception, what: str) -> tuple[str, list[str]]:
+    """The reply to the first message when the factory cannot be had: kind, what is wrong, what cannot be imported."""
+    kind, text = failed(error) if isinstance(error, HierError) else ("raised", f"{what}: {named(error)}")
+    lacking = next((each for each in (error, error.__cause__) if isinstance(each, ImportError)), None)
+    return kind, [text, "" if lacking is None else _text(lacking)]
+
+
+def end_with(parent: int) -> None:
+    """Let this process end with the one that started it."""
+    _die_with(parent)
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -98,19 +144,14 @@ def _answer(instances: Instances, method: str, number: int, arguments: Sequence[
     """Kind and payload of the reply to one call; no exception of an environment leaves this function."""
     try:
         return "done", getattr(instances, method)(number, *arguments)
-    except HierError as error:
-        instances.forget(number)
-        return "refused", cut(_text(error), LONGEST_ERROR)
     except (Exception, SystemExit) as error:
         instances.forget(number)
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = cut(f"{type(error).__name__}: {_text(error)}", LONGEST_ERROR)
-        return "raised", f"{text} ({last.filename}:{last.lineno})"
+        return failed(error)
 
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return MASK.text(str(error))
     except Exception:
         return "its text cannot be read"
 
@@ -135,19 +176,13 @@ def serve(connection: socket.socket) -> None:
     me = os.getpid()
 
     def reply(number: int, kind: str, payload: Any) -> None:
-        connection.sendall(pack([number, me, kind, payload]))
+        connection.sendall(pack([number, me, kind, MASK(payload)]))
 
-    # The one pickle on this wire goes from the pool to its own child, which runs the recipe's code anyway.
-    path, setup = pickle.loads(_next(connection))
+    path, load = first_message(connection)
     try:
-        factory, options = pickle.loads(setup)
-        instances = Instances(factory.resolve() if isinstance(factory, LazyFunction) else factory, options)
-    except HierError as error:
-        reply(0, "refused", cut(_text(error), LONGEST_ERROR))
-        return
+        instances = Instances(*load())
     except Exception as error:
-        text = cut(f"{type(error).__name__}: {_text(error)}", LONGEST_ERROR)
-        reply(0, "raised", f"cannot import {path!r} or its options: {text}")
+        reply(0, *not_started(error, f"cannot import {path!r} or its options"))
         return
     reply(0, "ready", None)
     try:
@@ -167,8 +202,8 @@ def serve(connection: socket.socket) -> None:
 def main() -> None:
     """Serve on the socket whose descriptor is the first argument."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    _die_with(parent)
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    end_with(parent)
+    MASK.cover_output()
     with socket.socket(fileno=descriptor) as connection:
         serve(connection)
 

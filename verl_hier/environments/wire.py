@@ -35,7 +35,7 @@ def pack(message: Any) -> bytes:
     Raises:
         TypeError: for what JSON cannot say.
     """
-    body = json.dumps(message, separators=(",", ":"), default=_plain).encode()
+    body = _ENCODER.encode(message).encode()
     return HEADER.pack(len(body)) + body
 
 
@@ -46,7 +46,7 @@ def unpack(body: bytes) -> Any:
         ValueError: for a body that is no message.
     """
     try:
-        return json.loads(body)
+        return json.loads(str(body, "utf-8"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -57,7 +57,7 @@ def cut(text: str, most: int) -> str:
 
 
 def from_step(step: StepResult) -> dict[str, Any]:
-    """A step as JSON can say it.
+    """A step as JSON can say it, without what is the default.
 
     Raises:
         TypeError: for a value of another kind than the step's class says.
@@ -81,11 +81,11 @@ def from_step(step: StepResult) -> dict[str, Any]:
         "rewards": {agent: _plain(amount) for agent, amount in step.rewards.items()},
     }
     to_step(said)
-    return said
+    return {name: value for name, value in said.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
 
 def to_step(said: Any) -> StepResult:
-    """The step that a process answered with.
+    """The step that a process answered with; what it does not say has its default.
 
     Raises:
         TypeError: for what is no step.
@@ -93,23 +93,28 @@ def to_step(said: Any) -> StepResult:
     """
     if not isinstance(said, dict):
         raise TypeError(f"a step is a mapping, not {type(said).__name__}")
-    fields = dict(said)
-    for name, kind in (("text", str), ("done", bool), ("truncated", bool), ("valid", bool), ("info", dict)):
-        if not isinstance(fields.get(name), kind):
-            raise TypeError(f"the `{name}` of a step has to be {kind.__name__}, got {fields.get(name)!r:.60}")
-    admissible, anchor, rewards = fields.get("admissible"), fields.get("anchor"), fields.get("rewards")
-    if not isinstance(admissible, list) or not all(isinstance(each, str) for each in admissible):
+    if "text" not in said:
+        raise TypeError("a step has a `text`")
+    for name, value in said.items():
+        kind, words = _KINDS.get(name, ((), "left out"))
+        if not isinstance(value, kind):
+            raise TypeError(f"the `{name}` of a step has to be {words}, got {value!r:.60}")
+    if "reward" in said:
+        _check_finite("reward", said["reward"])
+    for agent, reward in said.get("rewards", {}).items():
+        _check_finite(agent, reward)
+    if "admissible" not in said:
+        return StepResult(**said)
+    if not all(isinstance(each, str) for each in said["admissible"]):
         raise TypeError("the `admissible` of a step has to be texts")
-    if not isinstance(anchor, str | None):
-        raise TypeError(f"the `anchor` of a step has to be a text or None, got {anchor!r:.60}")
-    if not isinstance(rewards, dict):
-        raise TypeError("the `rewards` of a step have to be a mapping")
-    for name, reward in (("reward", fields.get("reward")), *rewards.items()):
-        if not isinstance(reward, int | float):
-            raise TypeError(f"`{name}` of a step has to be a number, got {reward!r:.60}")
-        if not math.isfinite(reward):
-            raise ValueError(f"`{name}` of a step is {reward}, which is no finite number")
-    return StepResult(**{**fields, "admissible": tuple(admissible)})
+    return StepResult(**{**said, "admissible": tuple(said["admissible"])})
+
+
+def _check_finite(name: str, reward: Any) -> None:
+    if not isinstance(reward, int | float):
+        raise TypeError(f"`{name}` of a step has to be a number, got {reward!r:.60}")
+    if not math.isfinite(reward):
+        raise ValueError(f"`{name}` of a step is {reward}, which is no finite number")
 
 
 def _within(texts: Any) -> list[Any]:
@@ -139,3 +144,19 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"JSON cannot say a {type(value).__name__}: {value!r:.60}")
+
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "text": (str, "a text"),
+    "reward": (int | float, "a number"),
+    "done": (bool, "a bool"),
+    "truncated": (bool, "a bool"),
+    "valid": (bool, "a bool"),
+    "admissible": (list, "a list of texts"),
+    "anchor": (str | None, "a text or None"),
+    "info": (dict, "a mapping"),
+    "rewards": (dict, "a mapping"),
+}
+_DEFAULTS: dict[str, Any] = {**vars(StepResult("")), "admissible": []}
+del _DEFAULTS["text"]
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)

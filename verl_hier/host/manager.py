@@ -21,11 +21,12 @@ from verl_hier.errors import PluginError, RecipeError, did_you_mean
 from verl_hier.hookspecs import PROJECT, SPEC_CLASSES
 from verl_hier.host.discovery import Candidate, check_known, contained, entry_points
 from verl_hier.host.loading import culprit, event_failure, implemented, import_plugin, is_plugin, load_failure
-from verl_hier.host.specs import KINDS, Kind, PolicyLossSpec, Spec
+from verl_hier.host.specs import KINDS, Kind, PolicyLossSpec, Spec, ValueHeadSpec
 
 DEFAULT_ENABLED: Mapping[str, bool] = {"builtin": True}
 _HOOK_OF_KIND: dict[Kind, str] = {kind: f"hier_{kind}s" for kind in KINDS}
 _LOSS_HOOK = "hier_policy_losses"
+_HEAD_HOOK = "hier_value_heads"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class PluginHost:
         self._candidates: dict[str, Candidate] = {}
         self._specs: dict[Kind, dict[str, Spec]] = {kind: {} for kind in KINDS}
         self._losses: dict[str, PolicyLossSpec] = {}
+        self._heads: dict[str, ValueHeadSpec] = {}
         self._provenance: dict[tuple[str, str], Provenance] = {}
         for candidate in candidates:
             self._register(candidate)
@@ -139,12 +141,17 @@ class PluginHost:
         """All policy losses by name."""
         return dict(self._losses)
 
-    def provenance(self, kind: Kind | typing.Literal["policy_loss"], name: str) -> Provenance:
+    def value_heads(self) -> dict[str, ValueHeadSpec]:
+        """All heads of critics by name."""
+        return dict(self._heads)
+
+    def provenance(self, kind: Kind | typing.Literal["policy_loss", "value_head"], name: str) -> Provenance:
         """Which plugin registered the part."""
         return self._provenance[(kind, name)]
 
     def provided_by(self, plugin: str) -> dict[str, tuple[str, ...]]:
-        """Names of the parts that a loaded plugin has registered, by kind; `policy_loss` is one of the kinds."""
+        """Names of the parts that a loaded plugin has registered, by kind, `policy_loss` and `value_head`
+        among them."""
         found: dict[str, tuple[str, ...]] = {}
         for (kind, name), provenance in self._provenance.items():
             if provenance.plugin == plugin:
@@ -154,7 +161,7 @@ class PluginHost:
     def event_hooks(self, plugin: str) -> tuple[str, ...]:
         """Event hooks that a loaded plugin implements."""
         callers = self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or []
-        registration = {*_HOOK_OF_KIND.values(), _LOSS_HOOK}
+        registration = {*_HOOK_OF_KIND.values(), _LOSS_HOOK, _HEAD_HOOK}
         return tuple(sorted(caller.name for caller in callers if caller.name not in registration))
 
     def implements(self, hook: str) -> bool:
@@ -230,6 +237,8 @@ class PluginHost:
                 self._claim(kind, name, module, _with_page(spec, module), self._specs[kind])
         for name, module, loss in self._answers(_LOSS_HOOK, PolicyLossSpec):
             self._claim("policy_loss", name, module, loss, self._losses)
+        for name, module, head in self._answers(_HEAD_HOOK, ValueHeadSpec):
+            self._claim("value_head", name, module, head, self._heads)
 
     def _answers(self, hook: str, expected: type) -> Iterable[tuple[str, str, Any]]:
         """(plugin, module, spec) of one registration hook, in load order, each checked."""

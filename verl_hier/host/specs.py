@@ -16,6 +16,7 @@ from verl_hier.errors import RecipeError, did_you_mean
 
 Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
 Granularity = Literal["turn", "step", "token"]
+Fork = Literal["native", "recorded", "replay", "never"]
 Confidence = Literal["A", "B", "C", "unrated"]
 
 
@@ -122,9 +123,16 @@ class EnvironmentSpec(Spec):
     """An environment. `factory(options)` returns an `environments.Environment`; it runs in an isolated process.
 
     Attributes:
+        asynchronous: whether `factory` is an `environments.asynchronous.Service`, whose environments have coroutines
+            for methods.
         tasks: `tasks(options, split) -> list[dict]`, JSON-able tasks of a split ("train" or "val"); runs on the
             driver. None: tasks come from verl's own data set and are scored by verl's reward function.
-        can_fork: whether `fork` or replay reproduces a state, so that samplers may branch.
+        fork: how an episode is copied and rebuilt. `native`: by `fork`, and where that returns None by a replay.
+            `replay`: a fresh instance repeats the actions, and its answers are compared. `recorded`: the recorded
+            answers are all that a copy needs, and nothing is asked again (asynchronous environments). `never`: not
+            at all, so that samplers may not branch.
+        normalise: takes out of a text (or an anchor) what differs between two sessions, such as numbers and times,
+            before a replay compares it. None: compares it as it is.
         provides: turn-table columns that this environment fills besides the standard ones.
         modules: importable names that must be there; `extra` says which pip extra brings them.
         names_states: whether its answers have an `anchor`. None: the check of a recipe resets it once to see.
@@ -138,11 +146,14 @@ class EnvironmentSpec(Spec):
             that differ in nothing else share the small model of a cold start.
         baselines: `baselines() -> verl_hier.environments.baselines.Baselines`: what `verl-hier env NAME --baselines`
             measures one by one. None: it measures the tasks of a recipe.
+        secrets: options that name environment variables with secrets: a name, names, or a mapping to names. Its process
+            gets these variables and masks their values.
     """
 
     kind: ClassVar[Kind] = "environment"
     tasks: Callable[[Any, str], list[dict[str, Any]]] | None = None
-    can_fork: bool = False
+    fork: Fork = "never"
+    normalise: Callable[[str], str] | None = None
     provides: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     names_states: bool | None = None
@@ -152,6 +163,8 @@ class EnvironmentSpec(Spec):
     neighbours: int | None = None
     scoring: tuple[str, ...] = ()
     baselines: Callable[[], Any] | None = None
+    asynchronous: bool = False
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,8 +235,9 @@ class EstimatorSpec(Spec):
 
     Attributes:
         requires: columns of the turn table (or `tokens.<name>`, `episodes.<name>`) that it reads.
-        reads: token columns that it reads where a table has them. Of those that rollouts bring, `tokens.logprob` and
-            `tokens.entropy`, a table has in training only what the estimator or the schedule names.
+        reads: columns that it reads where a table has them: those of value heads, and token columns. Of those that
+            rollouts bring, `tokens.logprob` and `tokens.entropy`, a table has in training only what the estimator or
+            the schedule names.
         levels: levels it credits; empty means all.
         granularity: whether it returns one number a turn, a step (turn on a path) or a token.
         needs_groups: warns and alarms when a task has fewer than two episodes.
@@ -278,6 +292,29 @@ class PolicyLossSpec:
     def __post_init__(self) -> None:
         if isinstance(self.function, str):
             object.__setattr__(self, "function", lazy(self.function))
+
+
+@dataclass(frozen=True)
+class ValueHeadSpec:
+    """A head of the critic: one number for each place that it reads, which estimators find in a column of its own.
+
+    Attributes:
+        name: what `hier.value_heads` calls it: letters, digits and `_`.
+        places: `places(table) -> (T,) int`, for each turn the action token in front of which the head reads the
+            context, counted through the token columns of the table; -1 for a turn without such a token. None: the head
+            reads in front of every action token.
+        summary, source: as in `Spec`.
+    """
+
+    name: str
+    places: Callable[[Any], Any] | None = None
+    summary: str = ""
+    source: str = ""
+
+    @property
+    def column(self) -> str:
+        """The column of the turn table: `value_<name>` a turn, or `tokens.value_<name>` where every token is read."""
+        return f"{'tokens.' if self.places is None else ''}value_{self.name}"
 
 
 KINDS: dict[Kind, type[Spec]] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.baselines import Baselines, Measured, measure
+from verl_hier.environments.blocking import build
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.host.manager import PluginHost
@@ -62,7 +63,7 @@ def measured(source: Source) -> Iterator[tuple[str, Measured]]:
     """The name of each variant, and what was measured of it."""
     spec, baselines = source
     for name, options in baselines.variants.items():
-        world = spec.factory(options)
+        world = build(spec, options)
         try:
             yield name, measure(world, _tasks(spec, options), baselines)
         finally:

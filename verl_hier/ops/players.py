@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from verl_hier.coldstart.distill import PreparedTurns, for_system
 from verl_hier.coldstart.episodes import LocalEnvironment, play
 from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
+from verl_hier.environments.blocking import build
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
 from verl_hier.graph import RolloutGraph
@@ -99,7 +100,7 @@ class LocalPlayer:
         self.messages = True
         self.refused = 0
         part = recipe.parts.environment
-        self._environment = LocalEnvironment(part.spec.factory(part.options))
+        self._environment = LocalEnvironment(build(part.spec, part.options))
         self._messages = Messages()
         self._runner = RolloutRunner(recipe, self._messages, 0, for_messages(recipe.limits))
         self._make = make

@@ -18,7 +18,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks.machine import Missing, memory_of, missing_here
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.checks.resources import Sizes, sizes_of
-from verl_hier.recipe.checks.rule import needs_critic, rules
+from verl_hier.recipe.checks.rule import rules
 from verl_hier.recipe.checks.world import missing_module
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.hydra_cache import interpolations_parsed_once
@@ -166,8 +166,6 @@ def _notes(recipe: ComposedRecipe) -> list[str]:
     package = missing_module(parts.environment.spec)
     if package:
         notes.append(f"the environment's package {package!r} is not installed on this machine.")
-    if needs_critic(config) and not parts.estimator.spec.needs_critic:
-        notes.append(f"a critic is trained, but estimator {parts.estimator.spec.name!r} does not read its values.")
     return notes + contradictions(config)
 
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.graph.columnar.layout import TOKEN_LISTS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
+from verl_hier.host.specs import ValueHeadSpec
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.parts import Part, Parts, resolve
 from verl_hier.recipe.rewards import rewards_of
@@ -51,6 +53,22 @@ class ComposedRecipe:
     def named(cls, reference: str, overrides: Sequence[str] = ()) -> ComposedRecipe:
         """A shipped recipe by name or a user's own by path, with overrides. Raises what `compose` and `of` raise."""
         return cls.of(compose(reference, overrides))
+
+    @property
+    def value_heads(self) -> dict[str, ValueHeadSpec]:
+        """The heads of the critic by name.
+
+        Raises:
+            RecipeError: for a head that no enabled plugin provides.
+        """
+        known = self.host.value_heads()
+        for name in self.hier.value_heads:
+            if name not in known:
+                raise RecipeError(
+                    f"hier.value_heads: no enabled plugin provides a head called {name!r}{did_you_mean(name, known)}; "
+                    f"known: {', '.join(sorted(known))}."
+                )
+        return {name: known[name] for name in self.hier.value_heads}
 
     @property
     def system(self) -> Part:

@@ -43,11 +43,13 @@ class RolloutRunner:
         """
         part, rollout, sandbox = self.recipe.parts.environment, self.recipe.hier.rollout, self.recipe.hier.sandbox
         choose(sandbox.provider, sandbox.require)
-        return EnvironmentPool(
-            part.spec.factory,
+        return EnvironmentPool.of(
+            part.spec,
             part.options,
-            processes=rollout.environment_processes,
-            time_limit_s=rollout.time_limit_s,
+            rollout.environment_processes,
+            rollout.time_limit_s,
+            rollout.asynchronous,
+            rollout.process,
         )
 
     async def roll_out(

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 from verl_hier.credit import WeightBy
+from verl_hier.environments.asynchronous import AsyncOptions
+from verl_hier.environments.surroundings import ProcessOptions
 from verl_hier.errors import RecipeError
 from verl_hier.graph.rows import SharedPrefix
 from verl_hier.host.constraints import AboveZeroToOne, AtLeastOne, Count, NonNegative, Positive, ZeroToOne
@@ -44,7 +46,12 @@ class RolloutOptions:
     environment_processes: Count = 2
     """Processes that host environments, for each rollout worker."""
     time_limit_s: Positive = 30.0
-    """Wall seconds one environment call may take before its process is killed."""
+    """Wall seconds one environment call may take; after them its process is killed, or, where the environment is
+    asynchronous, the call cancelled."""
+    asynchronous: AsyncOptions = field(default_factory=AsyncOptions)
+    """How asynchronous environments are called."""
+    process: ProcessOptions = field(default_factory=ProcessOptions)
+    """What the processes of environments are given."""
     max_failed_share: ZeroToOne = 0.5
     """The run stops when more than this share of a step's episodes is lost to faults."""
     concurrent_tasks: Count = 64
@@ -319,6 +326,9 @@ class HierConfig:
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
+    value_heads: Mapping[str, Positive] = field(default_factory=dict)
+    """Heads of the critic, and the weight of each in its loss; empty leaves verl's critic as it is, with one value in
+    front of every token. See docs/critics.md."""
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)

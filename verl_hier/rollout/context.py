@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,16 +37,24 @@ class Context:
     Attributes:
         role, agent, level: whose context it is; `agent` is the role's name unless several agents hold the role.
         policy: name of the policy that generates its turns.
+        sampling: temperature, top_p and top_k of its turns where they are not the recipe's.
         node: its last turn, None before the first; the last piece of a turn of several pieces.
     """
 
     def __init__(
-        self, renderer: Renderer, role: str, level: int, agent: str | None = None, policy: str = DEFAULT_POLICY
+        self,
+        renderer: Renderer,
+        role: str,
+        level: int,
+        agent: str | None = None,
+        policy: str = DEFAULT_POLICY,
+        sampling: Mapping[str, float] | None = None,
     ) -> None:
         self.role = role
         self.agent = agent or role
         self.level = level
         self.policy = policy
+        self.sampling = dict(sampling or {})
         self.node: Node | None = None
         self._renderer = renderer
         self._tokens: list[int] = []

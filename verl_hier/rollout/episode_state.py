@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.graph.nodes import EpisodeRecord, Node, Status
+from verl_hier.rollout.ahead import Ahead
 from verl_hier.rollout.budget import Grant
 from verl_hier.rollout.context import Context, ContextMessage
 from verl_hier.rollout.end_reason import EndReason, EpisodeOver
@@ -59,6 +60,7 @@ class EpisodeState:
         told_to_end: whether its worker was told by an `EpisodeOver` that the episode is over.
         seed_name: the seeds of its turns are derived from this name.
         worker_seed_name: name of its worker's random generator; a fork has its source's.
+        ahead: turns that the policy generates before they are taken.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class EpisodeState:
         self.turn_request: TurnRequest | None = None
         self.told_to_end = False
         self.forced = Forced()
+        self.ahead = Ahead()
         self.grant: Grant | None = None
         self.most_tokens: int | None = None
         self.waiting = asyncio.Event()
@@ -145,6 +148,9 @@ class EpisodeState:
             if status == "truncated" and last is not None and reason is not None:
                 last.truncated = last.truncated or not last.done
         record.error = reason.value if isinstance(reason, EndReason) else reason
+        self.ahead.give_up()
+        if self.ahead.unused:
+            self.rollout.count("unused_ahead", self.ahead.unused)
         self.ended.set()
 
     def fail(self, error: EnvironmentFailure) -> EpisodeOver:
@@ -154,8 +160,10 @@ class EpisodeState:
         self.rollout.setup.on_lost(self.record)
         return EpisodeOver("environment")
 
-    def credit(self, step: StepResult) -> None:
+    def credit(self, step: StepResult, by: Node | None = None) -> None:
         """Write the environment's answer to the last turn, and rewards for other agents to their last turns.
+
+        Reward and validity of an action that an earlier turn has made, `by`, go to that turn.
 
         A turn that other episodes share too cannot take a reward of this one alone: such a reward stays with the turn
         that it was given after, as the rewards do of agents that have not taken a turn (counted as
@@ -164,23 +172,28 @@ class EpisodeState:
         node = self.last_node
         if node is None:
             return
-        node.reward += step.reward
         node.done, node.truncated = step.done, step.truncated
-        node.valid = node.valid and step.valid
-        if not step.rewards:
+        if not step.rewards and by in (None, node):
+            node.reward += step.reward
+            node.valid = node.valid and step.valid
             return
         graph = self.rollout.graph
-        last_turns = {each.agent: each for each in self.nodes}
         shared = {number for other in graph.episodes if other.id != self.id for number in graph.path(other.id)}
-        for agent, amount in step.rewards.items():
+        actor = node if by is None or by.id in shared else by
+        actor.valid = actor.valid and step.valid
+        self._reward(node, actor, step.reward)
+        last_turns = {each.agent: each for each in self.nodes}
+        for agent, amount in (step.rewards or {}).items():
             turn = last_turns.get(agent)
             if turn is None:
                 self.rollout.count("rewards_without_turn")
-            elif turn is not node and turn.id not in shared:
-                turn.reward += amount
-                self.rollout.earlier_rewards.append(EarlierReward(node, turn, amount))
-                continue
-            node.reward += amount
+            self._reward(node, node if turn is None or turn.id in shared else turn, amount)
+
+    def _reward(self, given: Node, credited: Node, amount: float) -> None:
+        """Credit a reward that was given after one turn to another one, or to itself."""
+        credited.reward += amount
+        if credited is not given:
+            self.rollout.earlier_rewards.append(EarlierReward(given, credited, amount))
 
     def keep_rewards_after(self, shared: set[int]) -> None:
         """Move rewards that were given after the `shared` nodes of a new fork from these to the turns after which they

@@ -9,6 +9,7 @@ from typing import Any
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.graph.nodes import Node, cut_spans
+from verl_hier.rollout.ahead import Expected
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState, TurnRequest
@@ -135,6 +136,7 @@ class EpisodeView:
         *,
         system: str | None = None,
         policy: str = DEFAULT_POLICY,
+        sampling: Mapping[str, float] | None = None,
     ) -> Context:
         """A new context of an agent.
 
@@ -144,11 +146,12 @@ class EpisodeView:
             agent: name of the holder of the role, where several hold it; by default the role's name.
             system: its system message; None or empty for none.
             policy: name of the policy that generates its turns.
+            sampling: `temperature`, `top_p` and `top_k` of its turns, where they are not the recipe's.
 
         Raises:
             PluginError: when the worker's spec does not declare the role, or declares it on another level.
         """
-        context = Context(self._rollout.renderer, role, self._rollout.level(role, level), agent, policy)
+        context = Context(self._rollout.renderer, role, self._rollout.level(role, level), agent, policy, sampling)
         return context.observe(system, role="system") if system else context
 
     async def reset(self) -> StepResult:
@@ -167,8 +170,12 @@ class EpisodeView:
                 raise state.fail(error) from error
             return self._answered(None, step)
 
-    async def act(self, action: str) -> StepResult:
+    async def act(self, action: str, by: Turn | None = None) -> StepResult:
         """Apply an action. Reward, validity and end are written to the episode's last turn.
+
+        Args:
+            action: it.
+            by: the earlier turn that has made it, whose reward and validity these are then.
 
         Raises:
             EpisodeOver: when the budget has no further call, or the environment failed; the episode is then lost and
@@ -185,14 +192,32 @@ class EpisodeView:
                 raise EpisodeOver(EndReason.BUDGET)
             try:
                 if state.handle is None:
-                    actions = [event for event in state.events if event.action is not None]
-                    state.handle = await self._rollout.environment_after(actions)
+                    answers = [event for event in state.events if event.node is None]
+                    state.handle = await self._rollout.environment_after(answers)
                 step = await state.handle.step(action)
             except EnvironmentFailure as error:
                 raise state.fail(error) from error
             self._rollout.count("replayed_calls" if again else "environment_calls")
-            state.credit(step)
+            state.credit(step, None if by is None else by.node)
             return self._answered(action, step)
+
+    def expect(self, turns: Mapping[Context, int | None], *, stop: tuple[str, ...] = ()) -> None:
+        """Announce that the next turns are those of these contexts, in this order, with what they see by now.
+
+        Their requests are then sent side by side, so that agents who do not wait for each other take no longer than the
+        slowest of them; what happens is what would happen without this. A turn that is asked for otherwise than it was
+        announced is generated anew, and so is each turn where the recipe limits what a task may spend.
+
+        Args:
+            turns: each context with the `max_tokens` that `generate` will be given for it.
+            stop: as `generate` will be given it for each of them.
+        """
+        self._state.ahead.expect(Expected(context, self._most(limit), stop) for context, limit in turns.items())
+
+    async def room(self, context: Context) -> int:
+        """Tokens that the next turn of a context may have. Where there are none, taking it would end the episode."""
+        prompt, _ = await off_loop(context.pending_characters, context.prompt)
+        return max(self._rollout.limits.context_tokens - len(prompt), 0)
 
     async def generate(
         self,
@@ -217,8 +242,8 @@ class EpisodeView:
         """
         state, graph = self._state, self._rollout.graph
         prompt, kept = await off_loop(context.pending_characters, context.prompt)
-        most = self._rollout.limits.max_tokens_per_turn
-        most = min(max_tokens or most, most)
+        most = self._most(max_tokens)
+        state.ahead.reach(context)
         action: list[int] = []
         node: Node | None = None
         live = False
@@ -253,6 +278,10 @@ class EpisodeView:
                 action = action + node.action
         text = await off_loop(len(action), context.decode, action)
         return Turn(self._rollout, node, context.append_turn(prompt, action, node, text), live)
+
+    def _most(self, max_tokens: int | None) -> int:
+        most = self._rollout.limits.max_tokens_per_turn
+        return min(max_tokens or most, most)
 
     @contextmanager
     def _until_over(self) -> Iterator[None]:

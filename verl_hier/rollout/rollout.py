@@ -193,6 +193,7 @@ class Episode(EpisodeState):
 
     async def close(self) -> None:
         """Free its environment. Called by the rollout."""
+        self.ahead.give_up()
         if self._play is not None and not self._play.done():
             self._play.cancel()
             await asyncio.gather(self._play, return_exceptions=True)

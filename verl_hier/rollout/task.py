@@ -13,6 +13,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.errors import GraphError, RolloutError
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
+from verl_hier.host.specs import Fork
 from verl_hier.rollout.budget import Budget, BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY, Policy, Renderer, Sampling, Scored
@@ -36,10 +37,21 @@ class EnvironmentHandle(Protocol):
 
 
 class Environments(Protocol):
-    """Where environments come from; see `environments.pool.EnvironmentPool`."""
+    """Where environments come from; see `environments.pool.EnvironmentPool`.
+
+    Attributes:
+        forks: how they are copied, see `EnvironmentSpec.fork`.
+    """
+
+    forks: Fork
 
     async def open(self, task: Mapping[str, Any], seed: int) -> tuple[EnvironmentHandle, StepResult]:
         """An environment that was reset to `task`, and its answer to the reset."""
+
+    async def resume(
+        self, task: Mapping[str, Any], seed: int, actions: Sequence[str], steps: Sequence[StepResult]
+    ) -> EnvironmentHandle:
+        """An environment in which `actions` were taken and answered by `steps`, the first of which is the reset."""
 
 
 @dataclass(frozen=True)
@@ -213,40 +225,71 @@ class TaskRollout:
         """Add to a counter of the graph."""
         self.graph.counts[name] = self.graph.counts.get(name, 0) + by
 
-    def sampling(self, name: str, greedy: bool, max_tokens: int, stop: tuple[str, ...]) -> Sampling:
-        """How to sample the turn whose seed is derived from `name`."""
+    def sampling(
+        self,
+        name: str,
+        greedy: bool,
+        max_tokens: int,
+        stop: tuple[str, ...],
+        own: Mapping[str, Any] | None = None,
+    ) -> Sampling:
+        """How to sample the turn whose seed is derived from `name`.
+
+        Args:
+            name: of the turn's seed.
+            greedy: whether to take the likeliest token.
+            max_tokens, stop: see `Sampling`.
+            own: see `Context.sampling`; evaluations leave it aside.
+        """
         entropy = self.setup.entropy
         top = max(self.top_logprobs, entropy.k if entropy.source == "top_k" else 0)
         seed = None if self.seed is None else derive(self.seed, self.seed_name, name)
         base = replace(self.request.sampling, max_tokens=max_tokens, seed=seed, stop=stop, top_logprobs=top)
-        return replace(base, temperature=0.0, top_p=1.0, top_k=-1) if greedy else base
+        if greedy:
+            return replace(base, temperature=0.0, top_p=1.0, top_k=-1)
+        return replace(base, **own) if own and not self.request.validate else base
 
     async def score(self, prompt: list[int], tokens: list[int], top: int = 0, policy: str = DEFAULT_POLICY) -> Scored:
         """See `Policy.score`."""
         return await self.policy(policy).score(prompt, tokens, self.conversation, top)
 
     async def open_environment(self) -> tuple[EnvironmentHandle, StepResult]:
-        """An environment at the start of the task: a fork of one that was reset once, which is cheaper than a reset."""
+        """An environment at the start of the task.
+
+        Where a fork is cheaper than a reset, it is the fork of one that was reset once.
+        """
+        if self.setup.environments.forks != "native":
+            return await self.setup.environments.open(dict(self.task), self._environment_seed)
         if self._first is None:
-            seed = derive(self.seed or 0, "environment", self.request.identity.get("index"))
-            self._first = asyncio.ensure_future(self.setup.environments.open(dict(self.task), seed))
+            opening = self.setup.environments.open(dict(self.task), self._environment_seed)
+            self._first = asyncio.ensure_future(opening)
         handle, step = await asyncio.shield(self._first)
         return await handle.fork(), step
 
-    async def environment_after(self, actions: Sequence[Event]) -> EnvironmentHandle:
-        """An environment in which recorded actions were replayed and their observations compared.
+    async def environment_after(self, answers: Sequence[Event]) -> EnvironmentHandle:
+        """An environment after recorded answers, the first of which is that to the reset.
+
+        Its actions are taken again and their observations compared, unless the answers are all that it needs.
 
         Raises:
             EnvironmentFailure: also when an observation differs from the recorded one.
         """
+        steps = [event.step for event in answers if event.step is not None]
+        if self.setup.environments.forks == "recorded" and len(steps) == len(answers):
+            actions = [str(event.action) for event in answers[1:]]
+            return await self.setup.environments.resume(dict(self.task), self._environment_seed, actions, steps)
         handle, _ = await self.open_environment()
-        for event in actions:
+        for event in answers[1:]:
             step = await handle.step(str(event.action))
             self.count("replayed_calls")
             if event.step is None or step.text != event.step.text:
                 await handle.close()
                 raise EnvironmentFailure("replay_mismatch", f"{event.action!r} was answered differently in the replay")
         return handle
+
+    @property
+    def _environment_seed(self) -> int:
+        return derive(self.seed or 0, "environment", self.request.identity.get("index"))
 
     async def close(self) -> None:
         """Free the environment that the others were forked from."""

@@ -7,11 +7,12 @@ from typing import Any
 
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.graph.nodes import Node
+from verl_hier.rollout.context import Context
 from verl_hier.rollout.end_reason import EndReason, EpisodeOver
 from verl_hier.rollout.entropy import entropies
 from verl_hier.rollout.episode_state import EpisodeState, Forced, TurnRequest
 from verl_hier.rollout.off_loop import off_loop
-from verl_hier.rollout.policy import Generation, Policy, Renderer
+from verl_hier.rollout.policy import Generation, Policy, Renderer, Sampling
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers decode the first tokens of a character to."""
@@ -40,7 +41,7 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         raise EpisodeOver(EndReason.CONTEXT_TOKENS)
     most = min(room, most)
     limit = most if episode.most_tokens is None else min(most, max(episode.most_tokens, given + 1))
-    sampling = rollout.sampling(f"{episode.seed_name}/{len(episode.path)}", episode.greedy, limit - given, request.stop)
+    sampling = _sampling(episode, request.context, len(episode.path), limit - given, request.stop)
     policy, version = rollout.policy(request.context.policy), (0, 0)
     logprobs = forced.logprobs or []
     if given and forced.logprobs is None:
@@ -49,7 +50,10 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
     if given and (sampling.max_tokens < 1 or _ended(rollout.renderer, forced.tokens, request.stop)):
         generation = Generation([], [], version=version)
     else:
-        generation = await policy.generate(prompt + forced.tokens, sampling, rollout.conversation)
+        # The answer may have been asked for before; the turns that are announced are asked for now.
+        asked = episode.ahead.take(request.context.policy, prompt + forced.tokens, sampling)
+        await _ask_ahead(episode)
+        generation = await (asked or policy.generate(prompt + forced.tokens, sampling, rollout.conversation))
     action = forced.tokens + generation.token_ids
     if not action:
         raise EpisodeOver(EndReason.EMPTY_ACTION)
@@ -87,6 +91,29 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         episode.grant.spend_turn(len(generation.token_ids))
     await _note_entropy(episode, policy, node, prompt + forced.tokens, generation)
     return node
+
+
+async def _ask_ahead(episode: EpisodeState) -> None:
+    """Send the requests of the announced turns, where nothing limits what each may spend: a budget that episodes share,
+    or a sampler that goes on token by token."""
+    rollout, limits = episode.rollout, episode.rollout.limits
+    expected = episode.ahead.take_expected()
+    if rollout.budget.shared or episode.most_tokens is not None:
+        return
+    for place, turn in enumerate(expected[: limits.max_turns - episode.next_turn - 1], start=len(episode.path) + 1):
+        context = turn.context
+        prompt, _ = await off_loop(context.pending_characters, context.prompt)
+        room = limits.context_tokens - len(prompt)
+        if room < 1:
+            return
+        sampling = _sampling(episode, context, place, min(room, turn.max_tokens), turn.stop)
+        request = rollout.policy(context.policy).generate(prompt, sampling, rollout.conversation)
+        episode.ahead.begin(context.policy, prompt, sampling, request)
+
+
+def _sampling(episode: EpisodeState, context: Context, place: int, most: int, stop: tuple[str, ...]) -> Sampling:
+    """How to sample the node number `place` of an episode's path."""
+    return episode.rollout.sampling(f"{episode.seed_name}/{place}", episode.greedy, most, stop, context.sampling)
 
 
 def restored_node(episode: EpisodeState, request: TurnRequest) -> Node:

@@ -11,7 +11,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 
-class _CpuFsdp2(FSDPEngine):
+class CpuFsdp2(FSDPEngine):
     """What differs from verl's engine on a CPU: no offload, because parameters already live in main memory."""
 
     engine_config: Any
@@ -32,12 +32,12 @@ class _CpuFsdp2(FSDPEngine):
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
-class CpuFsdp2EngineWithLMHead(_CpuFsdp2, FSDPEngineWithLMHead):
+class CpuFsdp2EngineWithLMHead(CpuFsdp2, FSDPEngineWithLMHead):
     """Actor, reference policy and SFT."""
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
-class CpuFsdp2EngineWithValueHead(_CpuFsdp2, FSDPEngineWithValueHead):
+class CpuFsdp2EngineWithValueHead(CpuFsdp2, FSDPEngineWithValueHead):
     """Critic."""
 
     def _build_module(self) -> torch.nn.Module:

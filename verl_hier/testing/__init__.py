@@ -6,6 +6,7 @@ Everything that an author needs is imported from here:
 - `make_table`, `random_table`, `permuted`: turn tables from a few columns, at random, and in another order.
 - `credit_of`, `full_credit`, `builtin_estimators`: what built-in estimators give for a table.
 - `check_environment`: play an environment and hold it against everything that rollouts rely on.
+- `check_async_environment`: play many episodes of an asynchronous environment at once, cancel calls, cut connections.
 - `check_worker`, `check_sampler`: play a worker or a sampler without a model, and hold it against the same.
 - `check_sandbox`: hold a sandbox for model-written Python against its contract and its promises.
 - `check_schedule`: hold a schedule against everything that the trainer relies on.
@@ -14,6 +15,7 @@ Everything that an author needs is imported from here:
 - `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`: what scripted rollouts are made of.
 """
 
+from verl_hier.testing.async_environment import check_async_environment as check_async_environment
 from verl_hier.testing.builtin import builtin_estimators as builtin_estimators
 from verl_hier.testing.builtin import credit_of as credit_of
 from verl_hier.testing.builtin import full_credit as full_credit

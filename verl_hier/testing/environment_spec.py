@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from verl_hier.environments.blocking import build
 from verl_hier.environments.splits import SPLITS
 from verl_hier.host.specs import EnvironmentSpec
 
@@ -55,7 +56,7 @@ def check_declared(spec: EnvironmentSpec, options: Any, split: str, seed: int) -
         )
     if spec.info is None and spec.names_states is None:
         return
-    world = spec.factory(options)
+    world = build(spec, options)
     try:
         answer = world.reset(tasks[0], seed)
     finally:

@@ -32,6 +32,7 @@ Fill = Callable[[np.random.Generator, int], Array]
 ROLES = ("planner", "executor", "proposer", "solver", "judge", "pioneer", "observer", "evaluator", "scorer")
 TURN_FILLS: dict[str, Fill] = {
     "value": lambda rng, n: rng.normal(size=n),
+    "value_low": lambda rng, n: rng.normal(size=n),
     "value_high": lambda rng, n: rng.normal(size=n),
     "value_term": lambda rng, n: rng.normal(size=n),
     "q1": lambda rng, n: rng.normal(size=n),
@@ -46,6 +47,10 @@ TURN_FILLS: dict[str, Fill] = {
     "budget": lambda rng, n: rng.choice([4, 8], n),
     "judge": lambda rng, n: rng.random(n),
     "format": lambda rng, n: rng.integers(0, 2, n).astype(float),
+    "answered": lambda rng, n: rng.integers(0, 2, n),
+    "access_calls": lambda rng, n: rng.integers(0, 2, n),
+    "limit_failed": lambda rng, n: rng.integers(0, 2, n),
+    "repeat_failed": lambda rng, n: rng.integers(0, 2, n),
     "skill_used": lambda rng, n: rng.integers(0, 2, n).astype(bool),
     "log_ratio": lambda rng, n: rng.normal(scale=0.1, size=n),
     "suffix": lambda rng, n: rng.integers(0, 2, n),

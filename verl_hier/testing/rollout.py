@@ -13,7 +13,7 @@ from typing import Any
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.graph import RolloutGraph
-from verl_hier.host.specs import WorkerSpec
+from verl_hier.host.specs import Fork, WorkerSpec
 from verl_hier.rollout import Generation, Limits, Policy, Request, Rollout, Sampler, Sampling, Scored, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
@@ -133,6 +133,8 @@ class InlineHandle:
 class InlinePool:
     """`environments.pool.EnvironmentPool` without processes."""
 
+    forks: Fork = "native"
+
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
 
@@ -140,6 +142,15 @@ class InlinePool:
         """An environment that was reset."""
         handle = InlineHandle(self._make, task, seed)
         return handle, await handle.open()
+
+    async def resume(
+        self, task: Mapping[str, Any], seed: int, actions: Sequence[str], steps: Sequence[StepResult]
+    ) -> InlineHandle:
+        """An environment in which the actions are taken again."""
+        handle, _ = await self.open(task, seed)
+        for action in actions:
+            await handle.step(action)
+        return handle
 
 
 class SideBySide(Sampler):

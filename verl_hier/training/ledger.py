@@ -23,6 +23,9 @@ from verl_hier.training.schedule import Phase
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+BLOCK = 4096
+"""Runs of tokens that are added up at a time."""
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -63,9 +66,25 @@ class Runs:
         return np.repeat(np.append(values, 0.0)[places], self.length)
 
     def count(self, chosen: NDArray[np.bool_]) -> Ints:
-        """How many tokens of each run are chosen, of (N,)."""
-        before = np.concatenate([[0], np.cumsum(chosen)])
-        return before[self.start + self.length] - before[self.start]
+        """How many tokens of each run are chosen, of (N,). Runs stand side by side, and none is empty."""
+        return np.add.reduceat(chosen.view(np.int8), self.start, dtype=np.int64) if len(self.start) else self.start
+
+    def sum(self, values: NDArray[Any], chosen: NDArray[np.bool_]) -> Floats:
+        """The sum over the chosen tokens of each run, of (N,)."""
+        sums = np.zeros(len(self.start))
+        # In blocks, because new memory for millions of tokens takes longer than adding them up.
+        for first in range(0, len(sums), BLOCK):
+            starts = self.start[first : first + BLOCK]
+            tokens = slice(starts[0], self.start[first + BLOCK] if first + BLOCK < len(sums) else len(chosen))
+            counted = np.where(chosen[tokens], values[tokens], np.zeros((), values.dtype))
+            sums[first : first + BLOCK] = np.add.reduceat(counted, starts - starts[0], dtype=np.float64)
+        return sums
+
+    def of_turns(self, mask: NDArray[Any]) -> NDArray[np.bool_]:
+        """(N,) whether a token belongs to a turn and its mask is not 0."""
+        chosen = np.repeat(self.turn >= 0, self.length)
+        chosen &= np.asarray(mask) > 0
+        return chosen
 
 
 class Ledger:
@@ -166,20 +185,10 @@ class Ledger:
             mask: (N,) 1 on trained tokens.
             difference: (N,) |log p(rollout) - log p(training)|; None where one of them is not known.
         """
-        runs = self._runs
-        trained = (np.asarray(mask) > 0) & np.repeat(runs.turn >= 0, runs.length)
-        turn, size = np.maximum(runs.turn, 0), len(self.table)
-        counted = np.bincount(turn, runs.count(trained), size)
-
-        def means(values: NDArray[Any], otherwise: float) -> Floats:
-            """(T + 1,) means over the trained tokens of each turn, which the values of other tokens do not touch."""
-            sums = np.add.reduceat(np.where(trained, values, 0.0), runs.start) if len(runs.start) else np.zeros(0)
-            found = np.bincount(turn, sums, size) / np.maximum(counted, 1)
-            return np.append(np.where(counted > 0, found, otherwise), otherwise)
-
-        columns = {"weight": means(weights, 0.0)}
+        trained = self._runs.of_turns(mask)
+        columns = {"weight": np.append(self._means(weights, trained, 0.0), 0.0)}
         if difference is not None:
-            columns["logprob_difference"] = means(difference, np.nan)
+            columns["logprob_difference"] = np.append(self._means(difference, trained, np.nan), np.nan)
         groups = np.bincount(np.asarray(self.table["episodes.group"], np.int64), minlength=len(self._turn_of))
         return {
             uid: {
@@ -199,11 +208,15 @@ class Ledger:
             values: (N,) a number a token.
             mask: (N,) 1 on trained tokens.
         """
-        trained = (np.asarray(mask) > 0) & (self.turn >= 0)
-        turns = self.turn[trained]
-        count = np.maximum(np.bincount(turns, minlength=len(self.table)), 1)
-        means: Floats = np.bincount(turns, np.asarray(values, np.float64)[trained], len(self.table)) / count
-        return means
+        return self._means(values, self._runs.of_turns(mask), 0.0)
+
+    def _means(self, values: NDArray[Any], trained: NDArray[np.bool_], otherwise: float) -> Floats:
+        """(T,) means over the trained tokens of each turn, which the values of other tokens do not touch."""
+        runs, size = self._runs, len(self.table)
+        turn = np.maximum(runs.turn, 0)
+        counted = np.bincount(turn, runs.count(trained), size)
+        sums = np.bincount(turn, runs.sum(np.asarray(values), trained), size)
+        return np.where(counted > 0, sums / np.maximum(counted, 1), otherwise)
 
     def spread(self, values: NDArray[Any], per: str, rule: SharedPrefix) -> Floats:
         """Values per turn, step or token as (N,) token values; 0 on observations.
@@ -232,9 +245,11 @@ class Ledger:
         on_action = runs.turn >= 0
         first = np.full(len(runs.turn), -1)
         first[on_action] = starts[runs.turn[on_action]]
-        positions: Ints = np.repeat(first - runs.start * on_action, runs.length)
-        positions += np.arange(len(positions)) * np.repeat(on_action, runs.length)
-        return positions
+        last = np.where(on_action, first + runs.length - 1, -1)
+        # How much the position grows from one token to the next.
+        positions: Ints = np.repeat(on_action.astype(np.int64), runs.length)
+        positions[runs.start] = first - np.append(0, last[:-1])
+        return np.cumsum(positions, out=positions)
 
     def _steps(self) -> Ints:
         """Step of the episode of the row and the turn of each run; -1 on observations."""
@@ -263,7 +278,7 @@ class Ledger:
         if by == "token" and credit.weight is None and phase is None and rule != "first_owner":
             return None
         runs = self._runs
-        trained = (np.asarray(mask) > 0) & np.repeat(runs.turn >= 0, runs.length)
+        trained = runs.of_turns(mask)
         tokens = runs.count(trained)
         turn = np.maximum(runs.turn, 0)
         scale = np.ones(len(self.table)) if credit.weight is None else np.asarray(credit.weight, dtype=np.float64)
@@ -281,7 +296,9 @@ class Ledger:
         weights *= scale[turn]
         if phase is not None:
             weights *= phase[turn]
-        return np.where(trained, np.repeat(weights, runs.length), 0.0)
+        spread = np.repeat(weights, runs.length)
+        np.putmask(spread, ~trained, 0.0)
+        return spread
 
     def _units(self, by: WeightBy, turn: Ints) -> Ints | None:
         """The unit of each run, None where every token is one."""

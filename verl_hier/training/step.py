@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from verl_hier.training.guards import (
 from verl_hier.training.ledger import Ledger
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
 from verl_hier.training.schedule import Schedule
+from verl_hier.training.value_heads import Heads, add_values, head_metrics, learned_fields
 
 Rows = list[NDArray[Any]]
 RowLosses = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -105,6 +107,7 @@ def train_step(
     number: int,
     metrics: dict[str, Any],
     history: RewardHistory | None = None,
+    heads: Heads = MappingProxyType({}),
 ) -> dict[str, Rows]:
     """Credit the step and return the token fields that verl's update reads.
 
@@ -112,7 +115,7 @@ def train_step(
         step: rows and rollouts; what credit each node gets is noted in it.
         keys: keys of the batch in its present order, padding included.
         columns: `response_mask`, `old_log_probs`, `rollout_log_probs`, `entropy`, `values` as one array a row, in that
-            order, where the trainer has them;
+            order, where the trainer has them; those that `values_of` names for each head;
             `advantages` too, where verl has computed them (`EstimatorSpec.native`).
         host: enabled plugins, for the credit events.
         estimator: spec and options.
@@ -121,15 +124,18 @@ def train_step(
         number: trainer step.
         metrics: everything that is logged is added to it.
         history: the returns of the steps before, to which this one's are added; None: jumps are not looked for.
+        heads: heads of the critic by name.
 
     Returns:
         `advantages` and `returns`, which a native estimator leaves as they are, `rollout_is_weights` when weights are
-        not all 1, and `response_mask` when the credit leaves tokens out; in the order of `keys`.
+        not all 1, `response_mask` when the credit leaves tokens out, and what the heads learn (`learned_fields`); in
+        the order of `keys`.
     """
     ledger = step.ledger
     places = step.places(keys)
     flat = {name: _gather(rows, places, ledger.lengths) for name, rows in columns.items()}
     _add_token_columns(ledger, flat)
+    add_values(ledger, heads, flat)
     host.hook.hier_table_ready(table=ledger.table, step=number)
     metrics.update(schedule.table_ready(ledger.table, number))
     metrics.update(step.describe())
@@ -149,7 +155,8 @@ def train_step(
     host.hook.hier_credit_ready(table=ledger.table, credit=credit, step=number)
     metrics.update(credit_metrics(ledger.table, credit))
     metrics.update(host.metrics(table=ledger.table, credit=credit, step=number))
-    fields: dict[str, NDArray[Any]] = {}
+    fields = learned_fields(ledger, heads, credit, mask)
+    metrics.update(head_metrics(heads, flat, fields))
     if credit.tokens is not None:
         mask = mask * ledger.spread(credit.tokens, "token", guards.shared_prefix)
         fields["response_mask"] = mask

@@ -94,7 +94,7 @@ ENVIRONMENT = EnvironmentSpec(
     summary="a counter that has to reach a number",
     source="example",
     tasks=tasks,
-    can_fork=True,
+    fork="native",
 )
 
 

@@ -36,7 +36,7 @@ def hier_environments() -> EnvironmentSpec:
         PromptEnvironment,
         summary="verl's data set and reward function: one answer a task",
         source="verl/experimental/agent_loop/single_turn_agent_loop.py",
-        can_fork=True,
+        fork="native",
         names_states=False,
         info=(),
     )

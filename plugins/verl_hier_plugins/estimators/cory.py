@@ -55,6 +55,7 @@ def hier_estimators() -> EstimatorSpec:
         summary="pioneer and observer share the sum of their rewards",
         source="arXiv 2410.06101; imdb_train/cory.py",
         requires=("group", "role", "reward", "trained", "episodes.return"),
+        reads=("value",),
         confidence="B",
     )
 

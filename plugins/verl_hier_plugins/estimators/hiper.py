@@ -76,7 +76,11 @@ def advantage(table: TurnTable, options: HiPEROptions) -> Credit:
         for values, mask in ((levels.high, high), (levels.term, term), (levels.low, low))
     ]
     credited = np.logical_or.reduce(masks) if options.only_credited else None
-    return Credit(combine_levels(parts, "sum"), per="token", returns=levels.low_target[turn], tokens=credited)
+    credit = Credit(combine_levels(parts, "sum"), per="token", returns=levels.low_target[turn], tokens=credited)
+    credit.targets = {"low": levels.low_target, "high": np.where(levels.starts, levels.high_target, np.nan)}
+    if levels.term_target is not None:
+        credit.targets |= {"term": levels.term_target}
+    return credit
 
 
 def token_masks(table: TurnTable, levels: Levels, options: HiPEROptions) -> tuple[Bools, Bools, Bools]:
@@ -127,7 +131,7 @@ def hae(table: TurnTable, rewards: Floats, options: HiPEROptions) -> Levels:
     first = np.flatnonzero(starts)
     ends = np.append(first[1:], len(turn)) - 1 if len(first) else first
     reward = rewards[turn]
-    value = low_values(table)
+    value = np.asarray(table["value_low"], np.float64)
     low = value[turn]
     high = np.asarray(optional(table, "value_high", value), np.float64)[turn]
     alive = (~np.asarray(table["done"], bool)[turn]).astype(np.float64)
@@ -157,26 +161,6 @@ def hae(table: TurnTable, rewards: Floats, options: HiPEROptions) -> Levels:
         term_target=None if term is None else rest,
         starts=step_mean(table, starts) > 0,
     )
-
-
-def low_values(table: TurnTable) -> Floats:
-    """(T,) the critic at the first token behind the subgoal of each turn, or behind its switch, or at its first token.
-
-    Without values of tokens: the column `value`.
-    """
-    values = optional(table, "tokens.value")
-    if values is None:
-        return np.asarray(table["value"], np.float64)
-    turn = np.asarray(table["tokens.turn"])
-    start = np.searchsorted(turn, np.arange(len(table)))
-    stop = np.searchsorted(turn, np.arange(len(table)), side="right")
-    place = start
-    for name in ("switch", "subgoal"):
-        inside = np.flatnonzero(np.asarray(table[f"tokens.{name}"], bool))
-        behind = np.zeros(len(table), np.int64)
-        np.maximum.at(behind, turn[inside], inside + 1)
-        place = np.where((behind > 0) & (behind < stop), behind, place)
-    return np.asarray(values, np.float64)[np.minimum(place, max(len(values) - 1, 0))]
 
 
 def kept(table: TurnTable) -> Bools:
@@ -223,13 +207,14 @@ def hier_estimators() -> EstimatorSpec:
             "done",
             "valid",
             "trained",
-            "value",
+            "value_low",
             "episodes.turns",
             "tokens.turn",
             "tokens.action",
             "tokens.subgoal",
             "tokens.switch",
         ),
+        reads=("value_high", "value_term"),
         granularity="token",
         needs_groups=False,
         needs_critic=True,

@@ -300,7 +300,7 @@ def test_an_estimator_without_its_tree(refused: Refused, install: Install) -> No
 
 
 def test_a_world_that_cannot_fork(refused: Refused, install: Install) -> None:
-    part(install, "hier_environments", "EnvironmentSpec", "can_fork=False")
+    part(install, "hier_environments", "EnvironmentSpec", "fork='never'")
     assert "cannot fork" in refused("hier.plugins.mine=true", "hier.environment={name: mine}")
 
 

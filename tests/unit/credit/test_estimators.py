@@ -160,19 +160,26 @@ def test_hiper_reads_the_low_value_behind_the_subgoal():
         "switch": [True, False, False, False, True, False, False, False],
         "subgoal": [False, True, True, False, False, False, True, True],
         "action": [False, False, False, True, False, True, False, False],
-        "value": np.arange(8.0),
     }
-    table = make_table({"episode": [0, 0, 0], "value": [9.0, 9.0, 9.0]}, tokens=tokens)
-    read = plugin_module("estimators.hiper").low_values
-    # Behind the subgoal, behind the switch where there is none, and the first token where nothing follows.
-    assert read(table).tolist() == [3, 5, 6]
-    del table.tokens["value"]
-    assert read(table).tolist() == [9, 9, 9]
+    table = make_table({"episode": [0, 0, 0, 0]}, tokens=tokens)
+    places = plugin_module("value_heads.hiper").behind_subgoal(table)
+    # Behind the subgoal, behind the switch where there is none, the first token where nothing follows, and none.
+    assert places.tolist() == [3, 5, 6, -1]
+
+
+def test_hiper_teaches_each_head_its_own_target():
+    table = random_table(9)
+    credit = full_credit("hiper", table, norm_adv=False)
+    assert credit.targets.keys() == {"low", "high", "term"}
+    starts = np.isfinite(credit.targets["high"])
+    assert 0 < starts.sum() < len(table) and np.isfinite(credit.targets["low"]).all()
+    del table.turns["value_term"]
+    assert "term" not in full_credit("hiper", table).targets
 
 
 def test_hiper_compares_subgoals_that_are_missing_where_asked():
     turns = {"episode": [0] * 5, "segment": [0] * 5, "subgoal": [0, 0, 1, -1, -1], "switch": [1, 0, 0, 0, 0]}
-    table = make_table({**turns, "value": np.zeros(5), "valid": [True, False, True, True, True]})
+    table = make_table({**turns, "value_low": np.zeros(5), "valid": [True, False, True, True, True]})
     module, options = plugin_module("estimators.hiper"), estimator("hiper").options
 
     def shaped(**given):

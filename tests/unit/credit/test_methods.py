@@ -149,10 +149,7 @@ def test_hae_by_loops(seed):
     table.turns["done"] = np.isin(np.arange(len(table)), last) & (np.arange(len(table)) % 2 == 0)
     reward = table["reward"].astype(float)
     levels = plugin_module("estimators.hiper").hae(table, reward, options)
-    # A turn of the random table is one switch token, one subgoal token and the rest.
-    starts = np.searchsorted(table["tokens.turn"], np.arange(len(table)))
-    low = table["tokens.value"][starts + np.minimum(2, table["n_tokens"] - 1)]
-    high, done = table["value_high"], table["done"]
+    low, high, done = table["value_low"], table["value_high"], table["done"]
     for path in paths(table):
         cuts = [0] + [i for i in range(1, len(path)) if table["segment"][path[i]] != table["segment"][path[i - 1]]]
         segments = [path[a:b] for a, b in zip(cuts, [*cuts[1:], len(path)], strict=True)]

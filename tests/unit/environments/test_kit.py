@@ -20,8 +20,8 @@ def tasks_of(options, split):
     return [{"instruction": "count on", "start": start} for start in STARTS[split]]
 
 
-def spec(factory=build, tasks=tasks_of, can_fork=True):
-    return EnvironmentSpec(name="counter", factory=factory, options=Options, tasks=tasks, can_fork=can_fork)
+def spec(factory=build, tasks=tasks_of, fork="native"):
+    return EnvironmentSpec(name="counter", factory=factory, options=Options, tasks=tasks, fork=fork)
 
 
 @pytest.mark.parametrize("can_fork", [True, False])
@@ -228,8 +228,8 @@ def test_chance_is_refused():
 
 
 def test_a_fork_that_the_spec_denies():
-    with pytest.raises(AssertionError, match="can_fork=False"):
-        check_environment(spec(can_fork=False), tasks=1, isolated=False)
+    with pytest.raises(AssertionError, match="fork='never'"):
+        check_environment(spec(fork="never"), tasks=1, isolated=False)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,21 @@ def test_hook_hier_policy_losses(install: Install) -> None:
     assert host.provenance("policy_loss", "mine").distribution == "loss-dist"
 
 
+def test_hook_hier_value_heads(install: Install) -> None:
+    source = """
+        from verl_hier.hookspecs import hookimpl
+        from verl_hier.host.specs import ValueHeadSpec
+
+        @hookimpl
+        def hier_value_heads():
+            return ValueHeadSpec(name="mine")
+        """
+    install("head-dist", {"head": "head_plugin"}, {"head_plugin.py": source})
+    host = PluginHost.load({"head": True})
+    assert host.value_heads()["mine"].column == "tokens.value_mine"
+    assert host.provenance("value_head", "mine").distribution == "head-dist"
+
+
 EVENTS = {
     "hier_graph_finished": {"graph": object(), "validate": True},
     "hier_episode_failed": {"task": {"id": 1}, "episode": 3, "error": "hung"},

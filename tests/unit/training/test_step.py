@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 
+from tests.conformance.builtin_parts import value_head
 from tests.fixtures import rollout_graphs
 from tests.fixtures.light import sent, store_step
 from verl_hier.credit import Credit
@@ -28,7 +29,7 @@ def make_step(graph):
     return TrainingStep(light, keys), keys, [row for _, row in rows]
 
 
-def run(graph, spec, order=None, guards=None, options=None, schedule=None, **more):
+def run(graph, spec, order=None, guards=None, options=None, schedule=None, heads=(), **more):
     """`train_step` on a batch in `order` (row numbers, None for verl's padding rows of one token)."""
     step, keys, rows = make_step(graph)
     order = list(range(len(rows))) if order is None else order
@@ -49,6 +50,7 @@ def run(graph, spec, order=None, guards=None, options=None, schedule=None, **mor
         schedule=schedule or Joint(JointOptions()),
         number=1,
         metrics=metrics,
+        heads={head.name: head for head in heads},
     )
     return step, rows, fields, metrics
 
@@ -228,7 +230,8 @@ def test_hiper_reads_the_critic_and_leaves_tokens_without_a_level_out():
         graph,
         estimator("hiper"),
         guards=GuardOptions(weight_by="token"),
-        values=lambda row: np.linspace(0.0, 1.0, len(row.response)),
+        heads=[value_head("low")],
+        values_low=lambda row: np.linspace(0.0, 1.0, len(row.response)),
     )
     assert {"advantages", "returns", "response_mask"} <= set(fields) and metrics["hier/guards/alarms"] == 0
     for row, mask, credit in zip(rows, fields["response_mask"], fields["advantages"], strict=True):

@@ -36,6 +36,8 @@ CHAIN = pick(
     "<think>a</think>", "<plan>b</plan>", "<action>right</action>", "<reflection>good</reflection>",
     "<suggested_answer>c</suggested_answer>", "<double_check>score 4</double_check>", "<answer>d</answer>",
 )  # fmt: skip
+SOLVER, VERIFIER = {"prompt": "solve: {instruction}"}, {"prompt": "verify: {said}"}
+TEAM = pick("right", "yes approve", "<helper>go</helper><helper>run</helper>", "<answer>left</answer>")
 CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("agent_flow", {}, None),
     ("agent_flow", {"verifier": False, "answer_action": "answer {content}", "action_tag": "action"}, None),
@@ -53,6 +55,24 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("react", {}, None),
     ("react", {"history": 2, "action_tag": "action"}, pick("<action>right</action>")),
     ("single_turn", {}, None),
+    ("team", {"topology": {"each": "step"}}, None),
+    (
+        "team",
+        {
+            "roles": {"solver": SOLVER, "verifier": VERIFIER},
+            "answer_from": "solver",
+            "topology": {"kind": "verifier_loop", "rounds": 2},
+        },
+        TEAM,
+    ),
+    (
+        "team",
+        {
+            "roles": {"lead": {}, "helper": {"action": "{content}", "message_tag": "result", "turns": 2}},
+            "topology": {"kind": "lead", "retry_prompt": "again"},
+        },
+        TEAM,
+    ),
     ("switch_keep", {"history": 1}, pick("<switch>SWITCH</switch><subgoal>a</subgoal><action>right</action>")),
 ]
 

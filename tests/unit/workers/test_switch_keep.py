@@ -79,7 +79,7 @@ def test_a_wrong_format_costs_the_turn_where_the_worker_says_so():
 def test_the_estimator_of_the_paper_reads_it():
     graph, _ = roll(SAID)
     table = build_table([graph])
-    table.turns["value"] = table["reward"] * 0
+    table.turns["value_low"] = table["reward"] * 0
     credit = advantage(table, HiPEROptions(norm_adv=False))
     assert len(credit.values) == sum(len(n.action) for n in graph.nodes)
     subgoal = [bool(v) for v, m in zip(credit.values, table["tokens.subgoal"], strict=True) if m]

@@ -7,6 +7,7 @@ of verl.
 
 from __future__ import annotations
 
+from verl_hier.compat.seams.critic import CRITIC
 from verl_hier.compat.seams.engine import ENGINE
 from verl_hier.compat.seams.package import PACKAGE
 from verl_hier.compat.seams.rollout import ROLLOUT
@@ -15,6 +16,6 @@ from verl_hier.compat.seams.seam import Seam, verify
 from verl_hier.compat.seams.trainer import TRAINERS
 from verl_hier.compat.seams.vllm import VLLM
 
-SEAMS: tuple[Seam, ...] = (*PACKAGE, *TRAINERS, *ROLLOUT, *CPU, *ENGINE, *VLLM)
+SEAMS: tuple[Seam, ...] = (*PACKAGE, *TRAINERS, *CRITIC, *ROLLOUT, *CPU, *ENGINE, *VLLM)
 
 __all__ = ["SEAMS", "Seam", "verify"]

@@ -25,7 +25,9 @@ def check_columns(recipe: ComposedRecipe) -> None:
     """Refuse an estimator that reads a column which nothing in the recipe fills."""
     there = set(_standard_columns())
     parts, host = recipe.parts, recipe.host
-    there |= set(CRITIC_COLUMNS) if needs_critic(recipe.config) else set()
+    if needs_critic(recipe.config):
+        heads = {head.column for head in recipe.value_heads.values()}
+        there |= heads or set(CRITIC_COLUMNS)
     for part in (parts.environment, parts.worker, parts.sampler, parts.schedule):
         there |= set(part.spec.provides)
     estimator = parts.estimator.spec
@@ -33,7 +35,7 @@ def check_columns(recipe: ComposedRecipe) -> None:
         if column in there:
             continue
         sentence = missing_column(estimator.name, column)
-        able = list(_providers(host, column))
+        able = [*_providers(host, column), *_heads(host, column)]
         hint = f" Installed parts that provide it: {', '.join(able)}." if able else ""
         raise RecipeError(f"hier.estimator.name: {sentence}{hint}")
 
@@ -48,6 +50,30 @@ def check_critic(recipe: ComposedRecipe) -> None:
             f"add "
             "`critic.enable: true` and set `critic.model.path`."
         )
+
+
+@rule
+def check_heads(recipe: ComposedRecipe) -> None:
+    """Refuse heads without a critic, a head that the estimator does not read, and a critic that it does not read at
+    all."""
+    estimator, heads = recipe.parts.estimator.spec, recipe.value_heads
+    if not needs_critic(recipe.config):
+        if heads:
+            raise RecipeError(
+                "hier.value_heads: this recipe has no critic; set critic.enable: true, or remove the heads."
+            )
+        return
+    if not (estimator.needs_critic or estimator.native or {*estimator.reads} & {*CRITIC_COLUMNS}):
+        raise RecipeError(
+            f"critic.enable: estimator {estimator.name!r} reads no values, so the critic would be trained for nothing; "
+            "set it to false, or choose an estimator that needs a critic (`verl-hier estimators`)."
+        )
+    for name, head in heads.items():
+        if head.column not in (*estimator.requires, *estimator.reads):
+            raise RecipeError(
+                f"hier.value_heads: estimator {estimator.name!r} does not read the head {name!r}; remove it, or choose "
+                "another estimator."
+            )
 
 
 @rule
@@ -67,8 +93,8 @@ def check_sampler(recipe: ComposedRecipe) -> None:
     """Refuse a sampler that branches where nothing can fork, or that asks for log-probs that no server returns."""
     parts, host = recipe.parts, recipe.host
     sampler, environment = parts.sampler.spec, parts.environment.spec
-    if sampler.needs_fork and not environment.can_fork:
-        able = [name for name, spec in host.specs("environment").items() if getattr(spec, "can_fork", False)]
+    if sampler.needs_fork and environment.fork == "never":
+        able = [name for name, spec in host.specs("environment").items() if getattr(spec, "fork", "never") != "never"]
         raise RecipeError(
             f"hier.sampler.name: {sampler.name!r} branches episodes, and environment {environment.name!r} cannot fork; "
             f"choose hier.sampler.name: independent, or an environment that can "
@@ -176,3 +202,8 @@ def _providers(host: PluginHost, column: str) -> Iterator[str]:
         for name, spec in host.specs(kind).items():
             if column in getattr(spec, "provides", ()):
                 yield f"hier.{kind}.name: {name}"
+
+
+def _heads(host: PluginHost, column: str) -> Iterator[str]:
+    """Registered heads of a critic that fill the column, as recipe lines."""
+    yield from (f"hier.value_heads.{name}: 1.0" for name, head in host.value_heads().items() if head.column == column)

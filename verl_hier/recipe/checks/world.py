@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_hier.environments.base import StepResult
+from verl_hier.environments.blocking import build
 from verl_hier.errors import HierError, RecipeError
 from verl_hier.host.specs import EnvironmentSpec
 from verl_hier.recipe.checks.rule import value
@@ -69,7 +70,7 @@ def first_answer(recipe: ComposedRecipe) -> StepResult | None:
     if not tasks:
         return None
     try:
-        world = environment.spec.factory(environment.options)
+        world = build(environment.spec, environment.options)
         try:
             answer = world.reset(tasks[0], recipe.hier.seed or 0)
         finally:

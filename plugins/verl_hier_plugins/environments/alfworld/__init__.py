@@ -14,7 +14,7 @@ SPEC = EnvironmentSpec(
     AlfworldOptions,
     tasks=lazy("verl_hier_plugins.environments.alfworld.tasks:tasks"),
     baselines=lazy("verl_hier_plugins.environments.alfworld.baselines:baselines"),
-    can_fork=True,
+    fork="native",
     names_states=True,
     info=("won", "score", "goals_done", "goals", "places"),
     splits=tuple(SPLITS),

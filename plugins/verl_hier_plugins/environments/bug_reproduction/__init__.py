@@ -14,7 +14,7 @@ SPEC = EnvironmentSpec(
     BugReproductionOptions,
     tasks=lazy("verl_hier_plugins.environments.bug_reproduction.tasks:tasks"),
     baselines=lazy("verl_hier_plugins.environments.bug_reproduction.baselines:baselines"),
-    can_fork=True,
+    fork="native",
     names_states=True,
     info=("won", "score", "tests"),
     splits=SPLITS,

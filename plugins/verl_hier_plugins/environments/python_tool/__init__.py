@@ -15,7 +15,7 @@ SPEC = EnvironmentSpec(
     PythonToolOptions,
     tasks=lazy("verl_hier_plugins.environments.python_tool.tasks:tasks"),
     baselines=lazy("verl_hier_plugins.environments.python_tool.baselines:baselines"),
-    can_fork=True,
+    fork="native",
     names_states=True,
     info=("won", "score", "calls"),
     splits=SPLITS,

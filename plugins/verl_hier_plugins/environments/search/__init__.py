@@ -14,7 +14,7 @@ SPEC = EnvironmentSpec(
     SearchOptions,
     tasks=lazy("verl_hier_plugins.environments.search.tasks:tasks"),
     baselines=lazy("verl_hier_plugins.environments.search.baselines:baselines"),
-    can_fork=True,
+    fork="native",
     names_states=True,
     info=("won", "score", "f1", "documents", "recall", "commands"),
     splits=SPLITS,

@@ -33,6 +33,21 @@ class Document:
 
 
 @dataclass(frozen=True)
+class Found:
+    """A document that a search found.
+
+    Attributes:
+        name: its title; where titles may repeat, with the document's number.
+        title: its title.
+        text: its content.
+    """
+
+    name: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
 class GeneratedCorpus:
     """The corpus of a generated world; the fields are a task's `corpus` entry."""
 

@@ -62,8 +62,13 @@ def _list(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
     yield from enumerate(rows)
 
 
-def file_tasks(options: SearchOptions, split: str) -> list[dict[str, Any]]:
+def file_tasks(options: SearchOptions, split: str, documents: bool = True) -> list[dict[str, Any]]:
     """The questions of a split as tasks, in the order of their file.
+
+    Args:
+        options: the options of the recipe.
+        split: the split.
+        documents: whether they need documents from files, too.
 
     Raises:
         RecipeError: for an invalid file or row, and for a split without questions.
@@ -74,7 +79,7 @@ def file_tasks(options: SearchOptions, split: str) -> list[dict[str, Any]]:
     tasks: list[dict[str, Any]] = []
     for where, row in read_rows(path, option, QUESTION_COLUMNS):
         where = f"hier.environment.{option}: {where}"
-        if not options.corpus_path and row.get("context") is None:
+        if documents and not options.corpus_path and row.get("context") is None:
             raise RecipeError(
                 f"{where} has no `context`; name the documents to search in hier.environment.corpus_path."
             )

@@ -7,7 +7,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,12 @@ import bm25s
 import numpy as np
 
 from verl_hier.errors import RecipeError
-from verl_hier_plugins.environments.search.corpus import COLLECTIONS, Corpus, FileCorpus
+from verl_hier_plugins.environments.search.corpus import COLLECTIONS, Corpus, FileCorpus, Found
 
 FORMAT = 1
 KEPT_LIBRARIES = 4
 KEPT_QUERIES = 4096
 WORDS = r"(?u)\b\w+\b"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A document that a search found.
-
-    Attributes:
-        name: its title; where titles may repeat, with the document's number.
-        title: its title.
-        text: its content.
-    """
-
-    name: str
-    title: str
-    text: str
 
 
 Search = Callable[[str, int], tuple[Found, ...]]
@@ -57,16 +42,7 @@ class Collection:
         self.search: Search = lru_cache(KEPT_QUERIES)(self._search)
 
     def _search(self, query: str, k: int) -> tuple[Found, ...]:
-        (words,) = split_words([query])
-        if not words:
-            return ()
-        # scores [number of documents]
-        scores = self._index.get_scores(words)
-        k = min(k, len(scores))
-        least = max(float(np.partition(scores, -k)[-k]), np.finfo(np.float32).tiny)
-        candidates = np.flatnonzero(scores >= least)
-        best = candidates[np.lexsort((candidates, -scores[candidates]))][:k]
-        return tuple(self._found(self._documents[int(number)]) for number in best)
+        return tuple(self._found(self._documents[number]) for number in best(self._index, query, k))
 
     def _found(self, document: dict[str, Any]) -> Found:
         title = document["title"]
@@ -140,10 +116,27 @@ def _by_collection(corpus: Corpus) -> dict[str, list[dict[str, Any]]]:
 
 
 def _index(documents: list[dict[str, Any]]) -> bm25s.BM25:
-    words = split_words([f"{document['title']} {document['text']}" for document in documents])
+    return index_texts([f"{document['title']} {document['text']}" for document in documents])
+
+
+def index_texts(texts: list[str]) -> bm25s.BM25:
+    """A BM25 index of some texts, which are known by their numbers from 0."""
     index = bm25s.BM25(backend="numpy")
-    index.index(words, show_progress=False)
+    index.index(split_words(texts), show_progress=False)
     return index
+
+
+def best(index: bm25s.BM25, query: str, k: int) -> list[int]:
+    """Numbers of at most `k` texts that share a word with a query, best first; equal scores in order of the numbers."""
+    (words,) = split_words([query])
+    if not words:
+        return []
+    # scores [number of texts]
+    scores = index.get_scores(words)
+    k = min(k, len(scores))
+    least = max(float(np.partition(scores, -k)[-k]), np.finfo(np.float32).tiny)
+    candidates = np.flatnonzero(scores >= least)
+    return [int(number) for number in candidates[np.lexsort((candidates, -scores[candidates]))][:k]]
 
 
 def _stamps(corpus: FileCorpus) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ SPEC = EnvironmentSpec(
     TextarenaOptions,
     tasks=lazy("verl_hier_plugins.environments.textarena.tasks:tasks"),
     baselines=lazy("verl_hier_plugins.environments.textarena.baselines:baselines"),
-    can_fork=True,
+    fork="native",
     names_states=True,
     # A reset names more where the seat is fixed.
     info=None,

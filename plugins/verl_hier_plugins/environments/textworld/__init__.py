@@ -14,7 +14,7 @@ SPEC = EnvironmentSpec(
     TextworldOptions,
     tasks=lazy("verl_hier_plugins.environments.textworld.tasks:tasks"),
     baselines=lazy("verl_hier_plugins.environments.textworld.baselines:baselines"),
-    can_fork=True,
+    fork="native",
     names_states=True,
     info=("won", "score", "points"),
     splits=SPLITS,

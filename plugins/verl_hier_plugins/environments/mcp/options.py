@@ -1,0 +1,75 @@
+"""The options of the MCP environment: which server, how it keeps episodes apart, and what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class McpOptions:
+    """Options of the `mcp` environment."""
+
+    command: str = ""
+    """Command line of a server that speaks over stdio; each session starts a process. Empty, and without `url`, is the
+    sample server."""
+    url: str = ""
+    """Address of a server that speaks streamable HTTP, such as http://localhost:8000/mcp."""
+    state: Literal["session", "argument", "none"] = "session"
+    """What keeps episodes apart: a `session` each, an `argument` of each call that the policy does not see, or `none`,
+    because the answer of a tool depends on the call alone."""
+    state_key: str = ""
+    """Name of that argument."""
+    headers_env: Mapping[str, str] = field(default_factory=dict)
+    """Headers of each request, by the environment variables that hold them: `{Authorization: MY_TOKEN}`."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables that a server over stdio gets."""
+    most_sessions: int = 64
+    """Sessions that a process has open at once."""
+    hidden: tuple[str, ...] = ()
+    """Tools that the policy does not see and cannot call."""
+    data_path: str = ""
+    """Tasks as JSONL; empty generates tasks for the sample server."""
+    validation_path: str = ""
+    """Tasks of the held-out splits; empty holds out a fifth of `data_path`."""
+    pool: int = 400
+    """Tasks in the training split; 0 means all of a file."""
+    validation: int = 64
+    """Tasks in each held-out split; 0 means all of a file."""
+    actions: Literal["hermes", "plain"] = "hermes"
+    """How calls are written: as JSON in `<tool_call>` tags, or in plain words, `find lamp`. Both are understood."""
+    observation: Literal["full", "short"] = "full"
+    """`full` begins with the tools and how to call them; `short` shows the answers alone."""
+    most_calls: int = 4
+    """Calls of one turn that are made, one after the other; further ones are left out."""
+    max_characters: int = 4000
+    """Characters of an answer that are shown."""
+    max_steps: int = 16
+    """Turns after which an episode is truncated."""
+    invalid_penalty: float = 0.02
+    """Subtracted from the reward of a turn without a call, or with one that is an error."""
+    repeat_destructive: bool = False
+    """Whether an episode may be rebuilt that called a tool which the server calls destructive; it is called again."""
+
+    def __post_init__(self) -> None:
+        if self.command and self.url:
+            raise ValueError("command starts a server and url names one that runs; leave one of them out")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url has to begin with http:// or https://, got {self.url!r}")
+        if (self.state == "argument") != bool(self.state_key):
+            raise ValueError("state: argument and state_key, the name of the argument, belong together")
+        if (self.command or self.url) and not self.data_path:
+            raise ValueError("a server of your own needs data_path, the tasks that are to be done with its tools")
+        if self.validation_path and not self.data_path:
+            raise ValueError("validation_path needs data_path, the tasks of the training split")
+        if self.headers_env and not self.url:
+            raise ValueError("headers_env are headers of requests to a url; a command gets its variables by `secrets`")
+        for name in ("most_sessions", "most_calls", "max_characters", "max_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.invalid_penalty < 0:
+            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
+        least = 0 if self.data_path else 1
+        if self.pool < least or self.validation < least:
+            raise ValueError(f"pool and validation must be at least {least}")

@@ -1,0 +1,60 @@
+"""Tasks for the tools of a server: those of a file, or generated ones for the sample server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from verl_hier.environments.splits import SPLITS, hash_number
+from verl_hier.errors import RecipeError
+from verl_hier.graph.bounded_reading import parse_json, text_lines
+from verl_hier_plugins.environments.mcp.house import house_tasks
+from verl_hier_plugins.environments.mcp.options import McpOptions
+
+
+def tasks(options: McpOptions, split: str) -> list[dict[str, Any]]:
+    """The tasks of a split, in a fixed order.
+
+    Each is `{instruction, opening, answers, check, data_source, id}`: calls to begin with, true answers, and a call
+    that says whether the task is done; a task needs `answers`, `check` or a reward function of the recipe.
+
+    Raises:
+        RecipeError: for an invalid file or line, and for a split without tasks.
+    """
+    if split not in SPLITS:
+        raise RecipeError(f"hier.environment: mcp has no split {split!r}; it has {', '.join(SPLITS)}.")
+    if not options.data_path:
+        return house_tasks(options, split)
+    option = "validation_path" if split != "train" and options.validation_path else "data_path"
+    limit = options.pool if split == "train" else options.validation
+    file = Path(getattr(options, option)).expanduser()
+    if not file.is_file():
+        raise RecipeError(f"hier.environment.{option}: there is no file {file}.")
+    found: list[dict[str, Any]] = []
+    for number, line in text_lines(file):
+        task = _checked(parse_json(line, f"line {number} of {file}"), f"hier.environment.{option}: line {number}")
+        if options.validation_path or _held_out(str(task["instruction"])) == split:
+            found.append({"data_source": "mcp", "id": f"{split}-{len(found):05d}", **task})
+        if len(found) == limit > 0:
+            break
+    if not found:
+        raise RecipeError(f"hier.environment.{option}: {file} has no task for the split {split!r}.")
+    return found
+
+
+def _held_out(instruction: str) -> str:
+    """The split of a task when one file serves all splits: a tenth each for `val` and `test`."""
+    return {0: "val", 1: "test"}.get(hash_number(instruction, 4) % 10, "train")
+
+
+def _checked(task: Any, where: str) -> dict[str, Any]:
+    if not isinstance(task, dict) or not isinstance(task.get("instruction"), str):
+        raise RecipeError(f"{where} is no task; it needs the text `instruction`.")
+    if "answer" in task:
+        task["answers"] = [task.pop("answer")]
+    for call in (*task.get("opening", ()), *([task["check"]] if "check" in task else ())):
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise RecipeError(f"{where}: a call in `opening` or `check` needs the `name` of a tool, and `arguments`.")
+    if "check" in task and not isinstance(task["check"].get("expect"), str):
+        raise RecipeError(f"{where}: `check` needs `expect`, a text that its answer contains when the task is done.")
+    return task
