@@ -78,12 +78,14 @@ import torch.distributed
 from verl.utils.distributed import initialize_global_process_group, initialize_global_process_group_ray
 with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
+    s.listen()
     port = s.getsockname()[1]
-os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-initialize_global_process_group_ray(timeout_second=None)
-initialize_global_process_group_ray(timeout_second=None)
-ray_group = str(torch.distributed.get_backend_config())
-torch.distributed.destroy_process_group()
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    # Another process has taken the port that verl chose.
+    initialize_global_process_group_ray(timeout_second=None)
+    initialize_global_process_group_ray(timeout_second=None)
+    ray_group = str(torch.distributed.get_backend_config())
+    torch.distributed.destroy_process_group()
 group = [*initialize_global_process_group(timeout_second=60), str(torch.distributed.get_backend_config())]
 print(json.dumps({"modules": modules, "registries": registries, "ray_group": ray_group, "group": group}))
 """

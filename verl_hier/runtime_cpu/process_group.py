@@ -15,7 +15,9 @@ def use_one_backend_for_cpu(distributed: ModuleType) -> None:
 
     Reason: both initialisers ask for `f"cpu:gloo,{device}:{backend}"`, which on a CPU is `cpu:gloo,cpu:gloo` and is
     refused by torch ("Duplicate device type"). The workers of actor, critic and SFT import the initialisers by name
-    when they are first needed, after this has run, so every role is covered without a line in the recipe.
+    when they are first needed, after this has run, so every role is covered without a line in the recipe. A group of
+    one rank also meets itself in memory: verl would look for a free port and open it seconds later, when another
+    process may have taken it.
     Link: https://github.com/verl-project/verl/blob/main/verl/utils/distributed.py
     Removal: when both initialisers leave out the second entry for the device `cpu`.
 
@@ -29,7 +31,14 @@ def use_one_backend_for_cpu(distributed: ModuleType) -> None:
 
     @functools.wraps(original_ray)
     def initialize_for_ray(timeout_second: float | None = None, backend: str | None = None) -> None:
-        original_ray(timeout_second=timeout_second, backend=backend or CPU_BACKEND)
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 or torch.distributed.is_initialized():
+            original_ray(timeout_second=timeout_second, backend=backend or CPU_BACKEND)
+            return
+        options: dict[str, Any] = {} if timeout_second is None else {"timeout": timedelta(seconds=timeout_second)}
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group(
+            backend=backend or CPU_BACKEND, store=store, rank=0, world_size=1, **options
+        )
 
     @functools.wraps(seam.initialize_global_process_group)
     def initialize_for_torchrun(timeout_second: float = 36000) -> tuple[int, int, int]:
