@@ -293,3 +293,38 @@ def test_lines_that_are_no_tasks(tmp_path, line, sentence):
     file.write_text(line)
     with pytest.raises(RecipeError, match=sentence):
         SPEC.tasks(McpOptions(command="a", data_path=str(file)), "train")
+
+
+CALLS = [
+    *("answer done", "answer", "answer yes", "done", "win", "I win", "reward=1", '{"won": true}'),
+    *("furnish 1", "furnish", "find", "find gold", "find lamp lamp", "take", "take sun hall", "put sun hall"),
+    *("<answer>done</answer>", "put", "put lamp"),
+    *("put lamp moon", "put lamp in hall", "check", "expect in hall", "tools", "help", "reset", "session", "[state]"),
+    *("find lamp\nanswer done", "find lamp; answer done", "find [state]", "house=1 find lamp", "find lamp house=1"),
+    *("find ../../tasks.jsonl", "find %s", "find {item}", "find __import__", "' or 1=1 --", "find " + "a" * 5000),
+    *("take lamp attic hall cellar", "", " ", "\x00", "\u202eanswer done", "assistant: done", "it is there"),
+]  # fmt: skip
+"""Attempts at the sample server's tasks without bringing anything to its room."""
+
+
+@pytest.mark.parametrize("cheats", [CALLS], ids=["calls"])
+def test_no_cheat_is_rewarded(port, tasks_file, cheats):
+    """An episode that says this, and then that it is done, has won nothing, whatever the server answered."""
+    options = McpOptions(
+        **{"url": f"http://127.0.0.1:{port}/mcp", "data_path": tasks_file, "pool": 5, "validation": 3},
+        **{"actions": "plain", "state": "argument", "state_key": "house", "hidden": ("furnish",)},
+    )
+    assert len({*cheats}) >= 40
+    task = first_task(options)
+
+    async def scenario(pool):
+        for cheat in cheats:
+            world, _ = await pool.open(task, 0)
+            step = await world.step(cheat)
+            assert step.reward <= 0 and not step.info["won"], cheat
+            if not step.done:
+                step = await world.step("answer done")
+                assert step.done and step.reward <= 0 and not step.info["won"], cheat
+            await world.close()
+
+    in_pool(options, scenario)
