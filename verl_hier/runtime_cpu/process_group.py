@@ -35,10 +35,9 @@ def use_one_backend_for_cpu(distributed: ModuleType) -> None:
             original_ray(timeout_second=timeout_second, backend=backend or CPU_BACKEND)
             return
         options: dict[str, Any] = {} if timeout_second is None else {"timeout": timedelta(seconds=timeout_second)}
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group(
-            backend=backend or CPU_BACKEND, store=store, rank=0, world_size=1, **options
-        )
+        # Any: torch's stubs do not export the store.
+        library: Any = torch.distributed
+        library.init_process_group(backend or CPU_BACKEND, store=library.HashStore(), rank=0, world_size=1, **options)
 
     @functools.wraps(seam.initialize_global_process_group)
     def initialize_for_torchrun(timeout_second: float = 36000) -> tuple[int, int, int]:
