@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,14 @@ STEPS += ("trainer.val_before_train=false", "actor_rollout_ref.actor.ppo_mini_ba
 
 
 @pytest.mark.parametrize(
-    ("recipe", "roles", "branches", "answers"),
+    ("recipe", "roles", "branches"),
     [
-        ("himac_mcp", {"planner", "executor"}, True, "You"),
-        ("himac_shop", {"planner", "executor"}, True, "page"),
-        ("grpo_textworld_express", {"agent"}, False, "You"),
+        ("himac_mcp", {"planner", "executor"}, True),
+        ("himac_shop", {"planner", "executor"}, True),
+        ("grpo_textworld_express", {"agent"}, False),
     ],
 )
-def test_two_steps_in_a_world(tmp_path: Path, recipe: str, roles: set[str], branches: bool, answers: str) -> None:
+def test_two_steps_in_a_world(tmp_path: Path, recipe: str, roles: set[str], branches: bool) -> None:
     """The roles spoke, the world answered them, and turns were trained with the credit of their group."""
     if recipe == "grpo_textworld_express":
         pytest.importorskip("textworld_express")
@@ -41,7 +40,9 @@ def test_two_steps_in_a_world(tmp_path: Path, recipe: str, roles: set[str], bran
     groups = [group for number in (1, 2) for group in read_graphs(tmp_path / "graphs" / f"step_{number:06d}")]
     assert len(groups) == 8 and {node.role for group in groups for node in group.nodes} == roles
     assert any(forked(group) for group in groups) == branches
-    assert any(answers in text for text in observations(groups))
+    acts = [node for group in groups for node in group.nodes if node.role in ("executor", "agent")]
+    assert sum(group.counts["environment_calls"] for group in groups) > len(acts) / 2
+    assert sum(node.valid for node in acts) > len(acts) / 3, "the world understands what is said to it"
     assert any(credit for group in groups for credit in group.credit)
 
 
@@ -49,8 +50,3 @@ def forked(group: RolloutGraph) -> bool:
     """Whether two turns of a group follow the same turn."""
     parents = [node.parent for node in group.nodes if node.parent >= 0]
     return len(parents) > len(set(parents))
-
-
-def observations(groups: Iterable[RolloutGraph]) -> list[str]:
-    """What the world answered, turn by turn."""
-    return [message.content for group in groups for node in group.nodes for message in node.messages]
