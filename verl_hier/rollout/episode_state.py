@@ -61,6 +61,8 @@ class EpisodeState:
         seed_name: the seeds of its turns are derived from this name.
         worker_seed_name: name of its worker's random generator; a fork has its source's.
         ahead: turns that the policy generates before they are taken.
+        waiting: whether its worker waits for the permission to take a turn.
+        paused: set while it waits, and when the episode or its worker has ended.
     """
 
     def __init__(
@@ -89,9 +91,9 @@ class EpisodeState:
         self.ahead = Ahead()
         self.grant: Grant | None = None
         self.most_tokens: int | None = None
-        self.waiting = asyncio.Event()
+        self.waiting = False
+        self.paused = asyncio.Event()
         self.permits = asyncio.Semaphore(0)
-        self.ended = asyncio.Event()
 
     @property
     def id(self) -> int:
@@ -151,7 +153,7 @@ class EpisodeState:
         self.ahead.give_up()
         if self.ahead.unused:
             self.rollout.count("unused_ahead", self.ahead.unused)
-        self.ended.set()
+        self.paused.set()
 
     def fail(self, error: EnvironmentFailure) -> EpisodeOver:
         """End it as lost to its environment; returns what to raise in the worker."""

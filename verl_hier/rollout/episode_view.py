@@ -269,7 +269,8 @@ class EpisodeView:
                             raise state.fail(error) from error
                     else:
                         state.turn_request = request
-                        state.waiting.set()
+                        state.waiting = True
+                        state.paused.set()
                         await state.permits.acquire()
                         state.turn_request = None
                         node = await sample_node(state, request, prompt + action, most - len(action))

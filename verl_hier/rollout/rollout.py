@@ -80,12 +80,7 @@ class Episode(EpisodeState):
         """Run the worker until it asks for a turn; False when the episode ends before."""
         if self._play is None and not self.over:
             self._play = asyncio.create_task(play(self._worker, self))
-        waiting, ended = asyncio.ensure_future(self.waiting.wait()), asyncio.ensure_future(self.ended.wait())
-        try:
-            await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-            ended.cancel()
+        await self.paused.wait()
         if self._play is not None and self._play.done() and not self._play.cancelled():
             error = self._play.exception()
             if error is not None:
@@ -99,7 +94,8 @@ class Episode(EpisodeState):
                 return
             self.grant = grant
             self.most_tokens = min((limit for limit in (tokens, grant.tokens) if limit is not None), default=None)
-            self.waiting.clear()
+            self.waiting = False
+            self.paused.clear()
             self.permits.release()
             try:
                 await self.ready()
@@ -146,7 +142,7 @@ class Episode(EpisodeState):
         rollout.register(fork)
         self.keep_rewards_after(kept)
         fork.force(forced or [], forced_logprobs)
-        if self.handle is not None and len(replayed) == len(answers) and self.waiting.is_set():
+        if self.handle is not None and len(replayed) == len(answers) and self.waiting:
             try:
                 fork.handle = await self.handle.fork()  # saves the replay of its actions
             except EnvironmentFailure as error:
@@ -321,7 +317,10 @@ class Rollout(TaskRollout):
 
     async def gather(self, work: Iterable[Awaitable[T]]) -> list[T]:
         """Run things side by side; the first fatal error cancels the rest and is raised."""
-        tasks = [asyncio.ensure_future(item) for item in work]
+        items = list(work)
+        if len(items) == 1:
+            return [await items[0]]
+        tasks = [asyncio.ensure_future(item) for item in items]
         try:
             return list(await asyncio.gather(*tasks))
         except BaseException:

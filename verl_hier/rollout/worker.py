@@ -42,16 +42,16 @@ async def play(worker: Worker, state: EpisodeState) -> None:
         if not state.over:
             state.end("truncated", over.reason)
     except EndIgnored:
-        state.ended.set()
+        state.paused.set()
         raise RolloutError(
             f"worker {type(worker).__name__} caught EpisodeOver, which ends an episode at its limits; it must let the "
             "exception pass, or raise it again; this is a fault of the worker plugin named by `hier.worker.name`."
         ) from None
     except (HierError, CancelledError):
-        state.ended.set()
+        state.paused.set()
         raise
     except Exception as error:
-        state.ended.set()
+        state.paused.set()
         raise RolloutError(
             f"worker {type(worker).__name__} raised {type(error).__name__}: {error}; "
             "this is a fault of the worker plugin named by `hier.worker.name`."
