@@ -1,0 +1,80 @@
+"""Train the table of a world with a method, within a budget of turns."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from verl_hier.lab.methods import Method
+from verl_hier.lab.rollouts import play
+from verl_hier.lab.update import Adam, advantages, loss_gradient
+from verl_hier.lab.world import World
+
+POINTS = 20
+"""Points of a curve."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How long and how fast a run learns.
+
+    Attributes:
+        turns: budget of turns that are played; each is a token and a call of the world.
+        tasks: tasks of a batch.
+        rate: learning rate of Adam.
+    """
+
+    turns: int = 40_000
+    tasks: int = 8
+    rate: float = 0.05
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run reached; every number is exact for the policy that it had then.
+
+    Attributes:
+        turns: turns played at each point.
+        regret: distance to the best policy, 1 for a policy that chooses at random.
+        solved: probability that the task is solved.
+        updates: optimiser steps of the whole run.
+    """
+
+    turns: list[int]
+    regret: list[float]
+    solved: list[float]
+    updates: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def learn(world: World, method: Method, seed: int, setting: Setting) -> Curve:
+    """One run from a policy that chooses at random; the same arguments give the same curve."""
+    rng = np.random.default_rng([seed, *world.name.encode()])
+    logits = np.zeros(world.legal.shape)
+    adam, loss = Adam(setting.rate), method.loss
+    found: dict[str, list[Any]] = {"turns": [], "regret": [], "solved": []}
+    played = updates = 0
+
+    def note(policy: Any) -> None:
+        found["turns"].append(played)
+        found["regret"].append(round(world.regret(policy), 6))
+        found["solved"].append(round(world.solved(policy), 6))
+
+    note(world.policy(logits))
+    while played < setting.turns:
+        policy = world.policy(logits)
+        batch = play(world, policy, setting.tasks, method.shape, rng)
+        played += batch.calls
+        weighted = advantages(batch.table, method.credit(batch.table), loss.weight_by)
+        old = policy[batch.state, batch.action]
+        for _ in range(loss.epochs):
+            logits = adam.step(logits, loss_gradient(world, logits, batch, weighted, old, loss.clip))
+            updates += 1
+        if played >= len(found["turns"]) * setting.turns / POINTS:
+            note(world.policy(logits))
+    return Curve(found["turns"], found["regret"], found["solved"], updates)

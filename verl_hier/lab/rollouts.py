@@ -1,0 +1,168 @@
+"""Rollouts in a world of the lab, in arrays, and their turn table.
+
+A batch plays several tasks; each begins in a state of its own. A shape says which episodes a task has: so many roots, and
+after which turns each path goes on as several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.lab.world import World
+from verl_hier.testing.tables import make_table
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which episodes each task has.
+
+    Attributes:
+        roots: first turns.
+        branches: number of a turn to how many paths follow each turn of this number.
+    """
+
+    roots: int = 8
+    branches: Mapping[int, int] = field(default_factory=dict)
+
+
+CHAINS = Shape()
+"""Eight independent episodes."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What was played; T turns, a turn that several episodes share once, parents before their children.
+
+    Attributes:
+        table: the turn table.
+        state: (T,) state before the turn.
+        action: (T,) what was chosen.
+        calls: actions that the world was asked for, which is T.
+    """
+
+    table: TurnTable
+    state: Array
+    action: Array
+
+    @property
+    def calls(self) -> int:
+        """Actions in the world."""
+        return len(self.state)
+
+
+def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.Generator) -> Batch:
+    """Play a batch.
+
+    Args:
+        world: the world.
+        policy: (S, A) probabilities.
+        tasks: how many.
+        shape: which episodes each of them has.
+        rng: draws the start of each task, the actions and the moves, turn by turn for all paths at once.
+    """
+    begin = draw(np.tile(world.start, (tasks, 1)), rng)
+    here = {
+        "group": np.repeat(np.arange(tasks), shape.roots),
+        "state": np.repeat(begin, shape.roots),
+        "parent": np.full(tasks * shape.roots, -1),
+        "plan": np.full(tasks * shape.roots, -1),
+        "segment": np.full(tasks * shape.roots, -1),
+    }
+    turns: list[dict[str, Array]] = []
+    count = 0
+    for turn in range(world.horizon):
+        if not len(here["state"]):
+            break
+        state = here["state"]
+        action = draw(policy[state], rng)
+        after = draw(world.moves[state, action], rng)
+        number = count + np.arange(len(state))
+        plans = (world.level[state] == 0) & (world.level.max() > 0)
+        segment = here["segment"] + (plans | (here["segment"] < 0))
+        done = world.over[after]
+        turns.append(
+            {
+                **here,
+                "segment": segment,
+                "action": action,
+                "after": after,
+                "turn": np.full(len(state), turn),
+                "reward": world.reward[state, action],
+                "done": done,
+                "truncated": ~done & (turn == world.horizon - 1),
+                "plan": np.where(plans, -1, here["plan"]),
+            }
+        )
+        count += len(state)
+        goes_on = np.repeat(np.flatnonzero(~done), shape.branches.get(turn, 1))
+        here = {
+            "group": here["group"][goes_on],
+            "state": after[goes_on],
+            "parent": number[goes_on],
+            "plan": np.where(plans, number, here["plan"])[goes_on],
+            "segment": segment[goes_on],
+        }
+    columns = {name: np.concatenate([each[name] for each in turns]) for name in turns[0]}
+    return Batch(table_of(world, policy, columns), columns["state"], columns["action"])
+
+
+def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnTable:
+    """The turn table of what was played, with the values of the exact critic.
+
+    A turn is one token, with its log-prob and the entropy of the policy. The critic's columns are `value` and, for double
+    critics, `q1`, `q2`, `v1` and `v2`: the exact values at the turn's number and state.
+    """
+    state, action, turn = columns["state"], columns["action"], columns["turn"]
+    values, action_values = world.values(policy)
+    chance = policy[state]
+    logs = np.log(np.where(chance > 0, chance, 1.0))
+    entropy = -(chance * logs).sum(axis=1)
+    value = values[turn, state]
+    action_value = action_values[turn, state, action]
+    logprob = logs[np.arange(len(state)), action]
+    step = {name: columns[name] for name in ("group", "parent", "plan", "segment", "reward", "done", "truncated")}
+    table = make_table(
+        {
+            **step,
+            "turn": turn,
+            "level": world.level[state],
+            "role": world.role[state],
+            "agent": world.role[state],
+            "anchor": state,
+            "entropy": entropy,
+            "value": value,
+            "v1": value,
+            "v2": value,
+            "q1": action_value,
+            "q2": action_value,
+        },
+        tokens={
+            "turn": np.arange(len(state)),
+            "logprob": logprob,
+            "entropy": entropy,
+            "value": value,
+            "action": np.ones(len(state), np.bool_),
+        },
+        names={"role": world.roles, "agent": world.roles},
+        anchors=[str(number) for number in range(len(world.start))],
+    )
+    table.episodes["success"] = world.goal[columns["after"][table.episodes["leaf"]]].astype(np.float64)
+    return table
+
+
+def draw(chances: Array, rng: np.random.Generator) -> Array:
+    """(N,) a number for each row of (N, K) probabilities."""
+    sums = np.cumsum(chances, axis=1)
+    sums[:, -1] = np.inf  # the sum of a row may be slightly below 1
+    drawn: Array = (rng.random(len(chances))[:, None] >= sums).sum(axis=1)
+    # A row that ends in zeros must not give one of its zeros by rounding.
+    last = chances.shape[1] - 1 - (chances[:, ::-1] > 0).argmax(axis=1)
+    return np.minimum(drawn, last)
