@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,15 +79,18 @@ def method(name: str, host: PluginHost | None = None, options: Mapping[str, Any]
         raise HierError(f"--methods {name}: the shape must be one of {', '.join(shapes)}.")
     if base in REFERENCES:
         return Method(name, REFERENCES[base], shapes.get(wanted, CHAINS))
-    spec = (host or PluginHost.load({"builtin": True})).spec("estimator", base)
+    spec = (host or PluginHost.load({})).spec("estimator", base)
+    assert isinstance(spec, EstimatorSpec)
     missing = unfed(spec)
     if missing:
-        raise HierError(
-            f"--methods {name}: the worlds of the lab do not fill the column {missing[0]!r}, which it needs."
-        )
+        raise HierError(f"--methods {name}: no world of the lab fills the column {missing[0]!r}, which it needs.")
     built = build_options(spec, dict(options or {}))
     shape = shapes[wanted] if wanted else shape_of(spec)
-    return Method(name, lambda table: estimate(spec, table, built), shape)
+    return Method(name, partial(_credit, spec, built), shape)
+
+
+def _credit(spec: EstimatorSpec, options: Any, table: TurnTable) -> Credit:
+    return estimate(spec, table, options)
 
 
 def unfed(spec: EstimatorSpec) -> list[str]:

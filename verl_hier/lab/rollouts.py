@@ -1,7 +1,7 @@
 """Rollouts in a world of the lab, in arrays, and their turn table.
 
-A batch plays several tasks; each begins in a state of its own. A shape says which episodes a task has: so many roots, and
-after which turns each path goes on as several.
+A batch plays several tasks; each begins in a state of its own. A shape says which episodes a task has: so many roots,
+and after which turns each path goes on as several.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.G
 def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnTable:
     """The turn table of what was played, with the values of the exact critic.
 
-    A turn is one token, with its log-prob and the entropy of the policy. The critic's columns are `value` and, for double
-    critics, `q1`, `q2`, `v1` and `v2`: the exact values at the turn's number and state.
+    A turn is one token, with its log-prob and the entropy of the policy. The critic's columns are `value` and, for
+    double critics, `q1`, `q2`, `v1` and `v2`: the exact values at the turn's number and state.
     """
     state, action, turn = columns["state"], columns["action"], columns["turn"]
     values, action_values = world.values(policy)

@@ -54,7 +54,8 @@ class World:
     @cached_property
     def over(self) -> Array:
         """(S,) bool, states that end an episode."""
-        return ~self.legal.any(axis=1)
+        found: Array = np.logical_not(self.legal.any(axis=1))
+        return found
 
     def policy(self, logits: Array) -> Array:
         """(S, A) probabilities of a table of logits; 0 for actions that are not legal."""

@@ -40,6 +40,7 @@ LAYERS = {
     "served": {"graph", "rollout"},
     "rewards": {"environments", "rollout", "served"},
     "viewer": {"credit", "graph"},
+    "lab": {"credit", "graph", "host", "testing"},
     "testing": {"credit", "environments", "graph", "host", "hookspecs", "rollout", "sandbox", "training"},
 }
 OPEN_TO_PLUGINS = {

@@ -1,0 +1,175 @@
+"""`lab`: estimators on small worlds whose best policy and gradient are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from verl_hier.cli.inspect import Enable, RecipeOption, enabled
+from verl_hier.cli.options import new_file, whole
+from verl_hier.cli.output import LIST, heading, line, table
+from verl_hier.errors import HierError
+
+if TYPE_CHECKING:
+    from verl_hier.host.manager import PluginHost
+
+
+class Question(str, Enum):
+    """What the lab is asked."""
+
+    worlds = "worlds"
+    run = "run"
+    bias = "bias"
+    recommend = "recommend"
+
+
+class Horizon(str, Enum):
+    """How long the tasks of a problem are."""
+
+    short = "short"
+    long = "long"
+
+
+class Reward(str, Enum):
+    """What the reward of a problem is like."""
+
+    dense = "dense"
+    sparse = "sparse"
+    delayed = "delayed"
+    noisy = "noisy"
+
+
+class Agents(str, Enum):
+    """Who acts."""
+
+    one = "one"
+    planner = "planner"
+    team = "team"
+
+
+class ForkCost(str, Enum):
+    """What a copy of an episode costs in the environment of a problem."""
+
+    low = "low"
+    high = "high"
+
+
+def lab(
+    question: Annotated[Question, typer.Argument(help="What to do.")] = Question.worlds,
+    methods: Annotated[str, typer.Option(help="Estimators: a,b,c@tree, or all.")] = "",
+    worlds: Annotated[str, typer.Option(help="Worlds: a,b,c, or all.")] = "",
+    seeds: Annotated[int, whole("Runs of each method in each world.")] = 30,
+    budget: Annotated[str, typer.Option(help="turns=N, calls=N or tokens=N; all the same here.")] = "turns=40000",
+    batches: Annotated[int, whole("Batches for `bias`.", least=20)] = 2000,
+    quick: Annotated[bool, typer.Option("--quick", help="3 worlds, 6 methods, 5 seeds.")] = False,
+    horizon: Annotated[Horizon, typer.Option(help="For `recommend`: length of the tasks.")] = Horizon.long,
+    reward: Annotated[Reward, typer.Option(help="For `recommend`: the reward.")] = Reward.sparse,
+    agents: Annotated[Agents, typer.Option(help="For `recommend`: who acts.")] = Agents.one,
+    fork_cost: Annotated[ForkCost, typer.Option(help="For `recommend`: price of a fork.")] = ForkCost.low,
+    out: Annotated[Path | None, new_file("Keep the runs of `run` here, and go on from it.", ".json")] = None,
+    recipe: RecipeOption = None,
+    enable: Enable = None,
+) -> None:
+    """Compare estimators on small worlds with known answers."""
+    from verl_hier.host.manager import PluginHost
+
+    plugins = enabled(recipe, enable)
+    host = PluginHost.load(plugins, "estimator")
+    if question is Question.worlds:
+        _worlds()
+    elif question is Question.run:
+        _run(host, plugins, methods, worlds, seeds, _turns(budget), quick, out)
+    elif question is Question.bias:
+        _bias(host, methods, worlds, batches)
+    else:
+        _recommend(host, horizon, reward, agents, fork_cost is ForkCost.low)
+
+
+def _worlds() -> None:
+    from verl_hier.lab.worlds import WORLDS
+
+    rows = [(world.name, str(world.horizon), f"{world.best:.2f}", world.difficulty) for world in WORLDS.values()]
+    table(rows, head=("world", "turns", "best", "what is difficult"), width=LIST)
+
+
+def _turns(budget: str) -> int:
+    name, _, number = budget.partition("=")
+    if name not in ("turns", "calls", "tokens") or not number.isdigit() or int(number) < 1:
+        raise HierError(f"--budget {budget}: say turns=N, calls=N or tokens=N with a whole number above 0.")
+    return int(number)
+
+
+def _run(
+    host: PluginHost,
+    plugins: Mapping[str, bool],
+    methods: str,
+    worlds: str,
+    seeds: int,
+    turns: int,
+    quick: bool,
+    out: Path | None,
+) -> None:
+    from verl_hier.lab import study
+    from verl_hier.lab.learn import Setting
+    from verl_hier.lab.worlds import WORLDS
+
+    all_ = study.feedable(host)
+    plain = ",".join(study.QUICK_METHODS), ",".join(study.QUICK_WORLDS)
+    known = [*all_, *host.specs("estimator")]
+    chosen = study.names(methods or (plain[0] if quick else "all"), known, "--methods", all_)
+    places = study.names(worlds or (plain[1] if quick else "all"), WORLDS, "--worlds", [*WORLDS])
+    count = min(seeds, 5) if quick else seeds
+    cells = [(name, world, seed) for name in chosen for world in places for seed in range(count)]
+    found = study.study(cells, Setting(turns), out, plugins)
+    for world in places:
+        heading(f"{world}: {WORLDS[world].difficulty}")
+        rows = []
+        for name in chosen:
+            each = study.summarise(found[name, world, seed] for seed in range(count))
+            numbers = [_with(pair) for pair in (each.regret, each.area, each.solved)]
+            rows.append((name, *numbers, each.verdict))
+        table(rows, head=("method", "regret", "mean regret", "solved", ""), width=LIST)
+
+
+def _bias(host: PluginHost, methods: str, worlds: str, batches: int) -> None:
+    from verl_hier.lab import study
+    from verl_hier.lab.bias import measure
+    from verl_hier.lab.methods import method
+    from verl_hier.lab.worlds import WORLDS
+
+    all_ = study.feedable(host)
+    known = [*all_, *host.specs("estimator")]
+    chosen = study.names(methods or "all", known, "--methods", all_)
+    for world in study.names(worlds or ",".join(study.QUICK_WORLDS), WORLDS, "--worlds", [*WORLDS]):
+        heading(f"{world}: gradients of {batches} batches against the exact one")
+        rows = []
+        for name in chosen:
+            found = measure(WORLDS[world], method(name, host), batches)
+            low, high = found.interval
+            sign = "unbiased" if found.unbiased else "biased"
+            rows.append((name, f"{found.bias:.3f}", f"{low:.3f} to {high:.3f}", sign, f"{found.noise:.3g}"))
+        table(rows, head=("method", "bias", "95 % interval", "", "noise a turn"), width=LIST)
+
+
+def _recommend(host: PluginHost, horizon: Horizon, reward: Reward, agents: Agents, fork: bool) -> None:
+    from verl_hier.host.specs import EstimatorSpec
+    from verl_hier.lab.advice import advise, worlds_for
+    from verl_hier.lab.methods import shape_of
+    from verl_hier.lab.study import stored
+
+    specs = [spec for spec in host.specs("estimator").values() if isinstance(spec, EstimatorSpec)]
+    trees = [spec.name for spec in specs if shape_of(spec).branches]
+    places = worlds_for(horizon.value, reward.value, agents.value)
+    found = advise(stored(), places, trees, fork)
+    line(f"Worlds that stand for such a problem: {', '.join(places)}.")
+    rows = [(each.method, _with((each.area, each.width)), ", ".join(each.learned)) for each in found[:10]]
+    table(rows, head=("method", "mean regret", "learns in"), width=LIST)
+    line("Small worlds with a table for a policy: docs/lab.md says what that does not show.")
+
+
+def _with(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:.3f} ± {pair[1]:.3f}"

@@ -1,0 +1,198 @@
+"""Many runs of the lab: methods times worlds times seeds, in pieces that a file keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_hier.errors import HierError
+from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import EstimatorSpec
+from verl_hier.lab.learn import Setting, learn
+from verl_hier.lab.methods import REFERENCES, method, unfed
+from verl_hier.lab.worlds import WORLDS
+
+QUICK_WORLDS = ("decisive", "two_clocks", "early_end")
+QUICK_METHODS = ("reinforce", "grpo", "gigpo", "rloo", "himac", "tree_grpo")
+LEARNS, STALLS = 0.25, 0.75
+"""Mean regrets up to which a method learns, and from which on it does not."""
+# Quantiles of Student's t at 0.975 for 1 to 30 degrees of freedom; beyond these, the normal one.
+_T: tuple[float, ...] = (
+    *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13),
+    *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
+)
+Cell = tuple[str, str, int]
+"""Method, world and seed of a run."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the seeds of a method reached in a world, each with the half width of its 95 % interval.
+
+    Attributes:
+        regret: at the end.
+        area: mean regret over the whole budget: how fast it learned.
+        solved: probability that a task is solved, at the end.
+        seeds: how many.
+    """
+
+    regret: tuple[float, float]
+    area: tuple[float, float]
+    solved: tuple[float, float]
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """In a word, by the regret at the end."""
+        if self.regret[0] <= LEARNS:
+            return "learns"
+        return "does not learn" if self.regret[0] >= STALLS else "learns in part"
+
+
+STORED = Path(__file__).with_name("results.json")
+"""What comes with the package: the summary of every method that the worlds can feed, in every world."""
+Table = dict[tuple[str, str], Summary]
+"""Method and world to what its seeds reached."""
+
+
+def stored() -> Table:
+    """The summaries that come with the package."""
+    held = json.loads(STORED.read_text(encoding="utf-8"))["summaries"]
+    return {
+        (each["method"], each["world"]): Summary(
+            tuple(each["regret"]), tuple(each["area"]), tuple(each["solved"]), each["seeds"]
+        )
+        for each in held
+    }
+
+
+def store(table: Table, setting: Setting, file: Path = STORED) -> None:
+    """Write summaries as `stored` reads them."""
+    lines = [
+        json.dumps({"method": name, "world": world, **asdict(summary)}) for (name, world), summary in table.items()
+    ]
+    text = ",\n".join(lines)
+    with atomic_write(file) as target:
+        content = f'{{"setting": {json.dumps(asdict(setting))}, "summaries": [\n{text}\n]}}\n'
+        target.write_text(content, encoding="utf-8")
+
+
+def feedable(host: PluginHost) -> list[str]:
+    """The references and every estimator whose columns the worlds fill, by name."""
+    specs = [spec for spec in host.specs("estimator").values() if isinstance(spec, EstimatorSpec)]
+    return [*REFERENCES, *sorted(spec.name for spec in specs if not spec.native and not unfed(spec))]
+
+
+def names(text: str, known: Iterable[str], option: str, all_: Sequence[str]) -> list[str]:
+    """The names of a list with commas; `all` is every one.
+
+    Raises:
+        HierError: for an empty list or an unknown name.
+    """
+    chosen = list(all_) if text == "all" else [each.strip() for each in text.split(",") if each.strip()]
+    known = list(known)
+    wrong = [each for each in chosen if each.partition("@")[0] not in known]
+    if wrong or not chosen:
+        raise HierError(f"{option} {text}: {wrong[0] if wrong else 'nothing'!r} is not one of {', '.join(known)}.")
+    return chosen
+
+
+def run(cell: Cell, setting: Setting, enabled: Mapping[str, Any]) -> dict[str, Any]:
+    """The curve of one run, for JSON."""
+    name, world, seed = cell
+    return learn(WORLDS[world], method(name, PluginHost.load(enabled)), seed, setting).to_dict()
+
+
+def study(
+    cells: Sequence[Cell],
+    setting: Setting,
+    file: Path | None = None,
+    enabled: Mapping[str, Any] | None = None,
+    processes: int | None = None,
+    note: Callable[[int, int], None] = lambda done, all_: None,
+) -> dict[Cell, dict[str, Any]]:
+    """Run what a file does not hold yet, and keep each run there.
+
+    Args:
+        cells: the runs.
+        setting: of all of them.
+        file: JSON; runs of the same setting that it holds are not repeated.
+        enabled: `hier.plugins`, for estimators of one's own.
+        processes: side by side; as many as there are cores when omitted.
+        note: called with the numbers of runs that are done, and of all.
+
+    Raises:
+        HierError: when the file holds runs of another setting, or something else.
+    """
+    found = _read(file, setting) if file is not None and file.exists() else {}
+    missing = [cell for cell in cells if cell not in found]
+    work = partial(run, setting=setting, enabled=dict(enabled or {}))
+    for number, (cell, curve) in enumerate(zip(missing, _mapped(work, missing, processes), strict=True), start=1):
+        found[cell] = curve
+        note(len(cells) - len(missing) + number, len(cells))
+        if file is not None and (number % 50 == 0 or number == len(missing)):
+            _write(file, setting, found)
+    return {cell: found[cell] for cell in cells}
+
+
+def _mapped(
+    work: Callable[[Cell], dict[str, Any]], cells: Sequence[Cell], processes: int | None
+) -> Iterator[dict[str, Any]]:
+    count = min(processes or os.cpu_count() or 1, len(cells))
+    if count <= 1:
+        yield from map(work, cells)
+        return
+    with ProcessPoolExecutor(count) as pool:
+        yield from pool.map(work, cells, chunksize=4)
+
+
+def summarise(runs: Iterable[Mapping[str, Any]]) -> Summary:
+    """What the seeds of a method reached in a world."""
+    each = list(runs)
+    return Summary(
+        _interval([run["regret"][-1] for run in each]),
+        _interval([float(np.mean(run["regret"])) for run in each]),
+        _interval([run["solved"][-1] for run in each]),
+        len(each),
+    )
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return float(np.mean(values)), math.inf
+    quantile = _T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96
+    return float(np.mean(values)), float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def _read(file: Path, setting: Setting) -> dict[Cell, dict[str, Any]]:
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+        same = held["setting"] == asdict(setting)
+        runs = {(str(each["method"]), str(each["world"]), int(each["seed"])): each["curve"] for each in held["runs"]}
+        for curve in runs.values():
+            summarise([curve])
+    except (ValueError, KeyError, TypeError, IndexError, UnicodeDecodeError) as error:
+        raise HierError(f"{file} holds no runs of the lab; name another file with --out.") from error
+    if not same:
+        raise HierError(f"{file} holds runs of another budget; name another file with --out.")
+    return runs
+
+
+def _write(file: Path, setting: Setting, found: Mapping[Cell, Mapping[str, Any]]) -> None:
+    runs = [
+        {"method": name, "world": world, "seed": seed, "curve": found[name, world, seed]}
+        for name, world, seed in sorted(found)
+    ]
+    lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in runs)
+    with atomic_write(file) as target:
+        target.write_text(f'{{"setting": {json.dumps(asdict(setting))}, "runs": [\n{lines}\n]}}\n', encoding="utf-8")
