@@ -130,8 +130,11 @@ def _run(
         rows = []
         for name in chosen:
             each = study.summarise(found[name, world, seed] for seed in range(count))
-            numbers = [_with(pair) for pair in (each.regret, each.area, each.solved)]
-            rows.append((name, *numbers, each.verdict))
+            if each is None:
+                rows.append((name, "", "", "", "needs other roles"))
+                continue
+            regret, area, solved = (_with(pair) for pair in (each.regret, each.area, each.solved))
+            rows.append((name, regret, area, solved, each.verdict))
         table(rows, head=("method", "regret", "mean regret", "solved", ""), width=LIST)
 
 

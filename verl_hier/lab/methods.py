@@ -67,7 +67,7 @@ def method(name: str, host: PluginHost | None = None, options: Mapping[str, Any]
 
     Args:
         name: `grpo`, or `grpo@tree` for another shape: `chains`, `nested` or `tree`.
-        host: where the estimator is registered; the built-in plugins and those that are installed when omitted.
+        host: where the estimator is registered; the built-in plugins when omitted.
         options: of the estimator, over its own defaults.
 
     Raises:
@@ -79,7 +79,7 @@ def method(name: str, host: PluginHost | None = None, options: Mapping[str, Any]
         raise HierError(f"--methods {name}: the shape must be one of {', '.join(shapes)}.")
     if base in REFERENCES:
         return Method(name, REFERENCES[base], shapes.get(wanted, CHAINS))
-    spec = (host or PluginHost.load({})).spec("estimator", base)
+    spec = (host or PluginHost.load({"builtin": True}, "estimator")).spec("estimator", base)
     assert isinstance(spec, EstimatorSpec)
     missing = unfed(spec)
     if missing:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_hier.errors import HierError
+from verl_hier.errors import CreditError, HierError
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec
@@ -65,15 +65,15 @@ Table = dict[tuple[str, str], Summary]
 """Method and world to what its seeds reached."""
 
 
-def stored() -> Table:
+def stored(file: Path = STORED) -> Table:
     """The summaries that come with the package."""
-    held = json.loads(STORED.read_text(encoding="utf-8"))["summaries"]
-    return {
-        (each["method"], each["world"]): Summary(
-            tuple(each["regret"]), tuple(each["area"]), tuple(each["solved"]), each["seeds"]
-        )
-        for each in held
-    }
+    held = json.loads(file.read_text(encoding="utf-8"))["summaries"]
+    return {(each["method"], each["world"]): _summary(each) for each in held}
+
+
+def _summary(held: Mapping[str, Any]) -> Summary:
+    regret, area, solved = ((held[name][0], held[name][1]) for name in ("regret", "area", "solved"))
+    return Summary(regret, area, solved, held["seeds"])
 
 
 def store(table: Table, setting: Setting, file: Path = STORED) -> None:
@@ -108,9 +108,12 @@ def names(text: str, known: Iterable[str], option: str, all_: Sequence[str]) -> 
 
 
 def run(cell: Cell, setting: Setting, enabled: Mapping[str, Any]) -> dict[str, Any]:
-    """The curve of one run, for JSON."""
+    """The curve of one run, for JSON; `refused` alone, with the reason, where the estimator misses something."""
     name, world, seed = cell
-    return learn(WORLDS[world], method(name, PluginHost.load(enabled)), seed, setting).to_dict()
+    try:
+        return learn(WORLDS[world], method(name, PluginHost.load(enabled, "estimator")), seed, setting).to_dict()
+    except CreditError as error:
+        return {"refused": str(error)}
 
 
 def study(
@@ -136,7 +139,7 @@ def study(
     """
     found = _read(file, setting) if file is not None and file.exists() else {}
     missing = [cell for cell in cells if cell not in found]
-    work = partial(run, setting=setting, enabled=dict(enabled or {}))
+    work = partial(run, setting=setting, enabled=dict(enabled or {"builtin": True}))
     for number, (cell, curve) in enumerate(zip(missing, _mapped(work, missing, processes), strict=True), start=1):
         found[cell] = curve
         note(len(cells) - len(missing) + number, len(cells))
@@ -156,9 +159,11 @@ def _mapped(
         yield from pool.map(work, cells, chunksize=4)
 
 
-def summarise(runs: Iterable[Mapping[str, Any]]) -> Summary:
-    """What the seeds of a method reached in a world."""
+def summarise(runs: Iterable[Mapping[str, Any]]) -> Summary | None:
+    """What the seeds of a method reached in a world; None where the method was refused."""
     each = list(runs)
+    if any("refused" in run for run in each):
+        return None
     return Summary(
         _interval([run["regret"][-1] for run in each]),
         _interval([float(np.mean(run["regret"])) for run in each]),

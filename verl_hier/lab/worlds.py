@@ -187,7 +187,7 @@ def two_agents() -> World:
     sketch = Sketch(2)
     for turn in range(6):
         who = turn % 2
-        sketch.agent(turn, 1, ("leader", "helper")[who])
+        sketch.agent(turn, 1, ("pioneer", "observer")[who])
         for action in range(2):
             earned = (0.8, 0.2)[who] / 3 * float(action == (turn // 2) % 2)
             sketch.act(turn, action, "end" if turn == 5 else turn + 1, reward=earned)
