@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 
 import docs_baselines
+import docs_lab
 import docs_papers
 import typer
 import yaml
@@ -377,6 +378,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "part_pages": part_pages,
     "redteam": redteam,
     **docs_baselines.BLOCKS,
+    **docs_lab.BLOCKS,
     **docs_papers.BLOCKS,
 }
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from verl_hier.errors import CreditError, HierError
 from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.graph.bounded_reading import read_json
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier.lab.learn import Setting, learn
@@ -180,17 +181,30 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _read(file: Path, setting: Setting) -> dict[Cell, dict[str, Any]]:
+    held = read_json(file)
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))
         same = held["setting"] == asdict(setting)
         runs = {(str(each["method"]), str(each["world"]), int(each["seed"])): each["curve"] for each in held["runs"]}
-        for curve in runs.values():
-            summarise([curve])
-    except (ValueError, KeyError, TypeError, IndexError, UnicodeDecodeError) as error:
-        raise HierError(f"{file} holds no runs of the lab; name another file with --out.") from error
+        sound = all(map(_is_curve, runs.values()))
+    except (KeyError, TypeError, ValueError):
+        same = sound = False
+        runs = {}
+    if not sound:
+        raise HierError(f"{file} holds no runs of the lab; name another file with --out.")
     if not same:
         raise HierError(f"{file} holds runs of another budget; name another file with --out.")
     return runs
+
+
+def _is_curve(curve: Any) -> bool:
+    """Whether something is what `run` returns."""
+    if not isinstance(curve, dict) or isinstance(curve.get("refused"), str):
+        return isinstance(curve, dict)
+    columns = [curve.get(name) for name in ("turns", "regret", "solved")]
+    if not all(isinstance(column, list) and column for column in columns):
+        return False
+    numbers = [number for column in columns if column for number in column]
+    return all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
 
 
 def _write(file: Path, setting: Setting, found: Mapping[Cell, Mapping[str, Any]]) -> None:

@@ -17,7 +17,7 @@ QUICK = ("compare", "sft", "conformance")
 TARGETS = (
     *("credit", "credit --out", "export", "replay", "import --from chat", "import --from verl", "check", "eval", "sft"),
     "compare",
-    *("conformance", "env python_tool", "env search"),
+    *("conformance", "lab run", "env python_tool", "env search"),
 )
 
 
