@@ -124,6 +124,12 @@ class EpisodeView:
         return levels is None or level in levels
 
     @property
+    def stand_ins(self) -> Mapping[str, str]:
+        """Roles that the sampler leaves out of this episode, to see what they contribute: they take no turn, and where
+        others would read one of their messages they read this text, or nothing where it is empty."""
+        return self._state.stand_ins
+
+    @property
     def longest_quote(self) -> int:
         """Characters of a text that a worker puts into later prompts; see `Limits`."""
         return self._rollout.limits.quote_characters

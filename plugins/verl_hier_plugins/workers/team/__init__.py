@@ -18,5 +18,6 @@ def hier_workers() -> WorkerSpec:
         source="Dr. MAS, arXiv 2602.08847; MARFT, arXiv 2504.16129; CORY, arXiv 2410.06101; MATPO, arXiv 2510.04678; "
         "WideSeek-R1, arXiv 2602.04634",
         active_roles=TeamOptions.levels,
+        stand_ins=True,
         provides=("format", "access_calls", "limit_failed", "repeat_failed", "answered"),
     )

@@ -51,6 +51,9 @@ class _Conversation:
         begun, spoken, name, answer = len(self._said), dict.fromkeys(options.roles, 0), order.names[0], None
         while name != END and spoken[name] < (order.rounds or 1) and not self._scene.over:
             spoken[name] += 1
+            if name in self._scene.episode.stand_ins:
+                name = self._stand_in(name)
+                continue
             visit = await self._speak(name, begun)
             if visit.said is not None:
                 self._said.append(visit.said)
@@ -62,6 +65,13 @@ class _Conversation:
                 visit.turn.reward(-options.roles[name].format_penalty)
             name = following or name
         return answer
+
+    def _stand_in(self, name: str) -> str:
+        """What stands for the message of a role that is left out; returns who speaks next."""
+        text = self._scene.episode.stand_ins[name]
+        if text:
+            self._said.append(self._scene.message(name, text))
+        return self._scene.options.order.after(name, text) or name
 
     async def _speak(self, name: str, begun: int) -> Visit:
         """One role's turns; `begun` is the number of messages before the conversation."""
@@ -92,6 +102,8 @@ class _Lead:
     async def play(self) -> None:
         """Give tasks and read reports until an answer, the environment or a limit ends the episode."""
         scene, topology = self._scene, self._scene.options.topology
+        if self._name in scene.episode.stand_ins:
+            return
         context = scene.context(self._name)
         scene.tell(context, self._name, "prompt")
         rounds, turn = topology.rounds or 10, None
@@ -152,12 +164,20 @@ class _Lead:
         scene, visits = self._scene, list[Visit]()
         for task in tasks:
             self._given += 1
+            if task.role in scene.episode.stand_ins:
+                visits.append(self._stand_in(task))
+                continue
             context = scene.context(task.role, agent=f"{task.role} {self._given}")
             scene.tell(context, task.role, "prompt", task=task)
             visits.append(Visit(scene, task.role, context, task))
         while (busy := [visit for visit in visits if visit.said is None]) and not scene.over:
             await self._round(busy)
         return [visit.said for visit in visits if visit.said is not None]
+
+    def _stand_in(self, task: Message) -> Visit:
+        """The report of a role that is left out, without a turn."""
+        scene, text = self._scene, self._scene.episode.stand_ins[task.role]
+        return Visit(scene, task.role, scene.context(task.role), task, said=scene.message(task.role, text))
 
     async def _round(self, busy: list[Visit]) -> None:
         scene, ready = self._scene, list[Visit]()
