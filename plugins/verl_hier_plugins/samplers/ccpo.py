@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verl_hier.graph.nodes import RolloutGraph
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
-from verl_hier.rollout import Episode, Rollout, Sampler
+from verl_hier.rollout import Rollout, Sampler
 from verl_hier.rollout.branching import at_least, play_out, start_episodes
 
 SOLO = "solo_return"
@@ -36,25 +36,37 @@ class CCPOSampler(Sampler):
         """See `Sampler.sample`."""
         joint = await play_out(rollout, start_episodes(rollout, rollout.n))
         left_out = dict.fromkeys(self._options.without, "")
-        solos = start_episodes(rollout, len(joint), trained=False, stand_ins=left_out)
+        solos = []
+        for episode in joint:
+            solos += start_episodes(rollout, 1, trained=False, stand_ins=left_out, solo_of=episode.id)
         for solo in solos:
             solo.trained = False
+            solo.withhold()
         await play_out(rollout, solos)
-        note_solos(rollout, joint, solos)
+        rollout.count("solo_episodes", sum(solo.complete for solo in solos))
+        note_solos(rollout.graph)
 
 
-def note_solos(rollout: Rollout, joint: Sequence[Episode], solos: Sequence[Episode]) -> None:
-    """Write the return of the solo episode on the turns of the joint episode of the same number.
+def note_solos(graph: RolloutGraph) -> None:
+    """Write the return of each solo episode on the turns of its joint episode.
 
     Where a solo episode is missing, its turns get the mean of the others, and their own return where there is none.
     """
-    known = [solo.ret for solo in solos if solo.complete]
-    rollout.count("solo_episodes", len(known))
-    for number, episode in enumerate(joint):
-        solo = solos[number] if number < len(solos) and solos[number].complete else None
-        other = sum(known) / len(known) if known else episode.ret
-        for node in episode.nodes:
-            node.extra[SOLO] = float(other if solo is None else solo.ret)
+    solos = {episode.decision["solo_of"]: episode.ret for episode in graph.complete() if "solo_of" in episode.decision}
+    mean = sum(solos.values()) / len(solos) if solos else None
+    for episode in graph.complete():
+        alone = episode.ret
+        if "solo_of" not in episode.decision:
+            alone = solos.get(episode.id, episode.ret if mean is None else mean)
+        for number in graph.path(episode.id):
+            graph.nodes[number].extra[SOLO] = float(alone)
+
+
+@hookimpl
+def hier_graph_finished(graph: RolloutGraph, validate: bool) -> None:
+    """The returns as they are once every reward is there."""
+    if any("solo_of" in episode.decision for episode in graph.episodes):
+        note_solos(graph)
 
 
 @hookimpl

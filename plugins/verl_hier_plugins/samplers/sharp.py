@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from verl_hier.graph.nodes import RolloutGraph
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import Count
 from verl_hier.host.specs import SamplerSpec
@@ -37,15 +37,11 @@ class SHARPSampler(Sampler):
         complete = await play_out(rollout, start_episodes(rollout, rollout.n))
         places = [place for episode in complete for place in self._places(episode)]
         masked = await fork_episodes(rollout, places)
+        for fork in masked:
+            fork.withhold()
         await play_out(rollout, masked)
-        found: dict[tuple[int, str], list[float]] = {}
-        for place, fork in zip(places, masked, strict=False):
-            # Where nobody speaks after the mask, the fork has no turn of its own, and the return of the shared ones.
-            if fork.complete or fork.record.error == EndReason.IDLE:
-                found.setdefault((place.episode.id, place.decision["masked"]), []).append(fork.ret)
-        rollout.count("masked_episodes", sum(map(len, found.values())))
-        for episode in complete:
-            self._note(episode, found)
+        rollout.count("masked_episodes", sum(fork.complete for fork in masked))
+        note_masked(rollout.graph)
 
     def _places(self, episode: Episode) -> list[ForkPoint]:
         """Where the masked episodes leave an episode: before the first turn of each role."""
@@ -60,11 +56,26 @@ class SHARPSampler(Sampler):
             for _ in range(options.replays)
         ]
 
-    def _note(self, episode: Episode, found: Mapping[tuple[int, str], list[float]]) -> None:
-        """Write on each turn what its episode returns without its role; without such an episode, its own return."""
-        for node in episode.nodes:
-            known = found.get((episode.id, node.role))
-            node.extra[MASKED] = float(sum(known) / len(known) if known else episode.ret)
+
+def note_masked(graph: RolloutGraph) -> None:
+    """Write on each turn what its episode returns with its role masked; without such an episode, its own return."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for fork in graph.episodes:
+        # Where nobody speaks after the mask, the fork has no turn of its own, and the return of the shared ones.
+        if "masked" in fork.decision and (fork.status in ("finished", "truncated") or fork.error == EndReason.IDLE):
+            found.setdefault((fork.source, fork.decision["masked"]), []).append(fork.ret)
+    for episode in graph.complete():
+        for node in (graph.nodes[number] for number in graph.path(episode.id)):
+            if node.episode == episode.id:
+                known = found.get((episode.id, node.role))
+                node.extra[MASKED] = float(sum(known) / len(known) if known else episode.ret)
+
+
+@hookimpl
+def hier_graph_finished(graph: RolloutGraph, validate: bool) -> None:
+    """The returns as they are once every reward is there."""
+    if any("masked" in episode.decision for episode in graph.episodes):
+        note_masked(graph)
 
 
 @hookimpl
