@@ -1,4 +1,4 @@
-"""CCPO's first version: rewards of roles against the history of both outcomes (arXiv 2603.21563), docs/methods/ccpo.md."""
+"""CCPO's first version: roles against the history of both outcomes (arXiv 2603.21563), docs/methods/ccpo.md."""
 
 from __future__ import annotations
 
