@@ -244,8 +244,8 @@ class Rollout(TaskRollout):
             greedy: sample at temperature 0.
             trained: whether it is a leaf to train. Its turns are trained all the same where forks share them, unless
                 its own `trained` is set to False.
-            decision: why; stored with the episode. `stand_ins`, a role to a text each, leaves roles out of it: they take
-                no turn, and the text stands for their messages (`EpisodeView.stand_ins`).
+            decision: why; stored with the episode. `stand_ins`, a role to a text each, leaves roles out of it: they
+                take no turn, and the text stands for their messages (`EpisodeView.stand_ins`).
 
         Raises:
             BudgetSpent: when no further leaf is allowed.

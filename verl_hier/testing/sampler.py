@@ -353,8 +353,8 @@ def check_uses(subject: _Subject) -> None:
             )
     if subject.left_out and subject.spec.leaves_out is None:
         subject.fail(
-            "leaves roles out of episodes, and its spec does not say which (`leaves_out`), so that a recipe would start "
-            "with a worker that cannot do without them."
+            "leaves roles out of episodes, and its spec does not say which (`leaves_out`), so that a recipe would "
+            "start with a worker that cannot do without them."
         )
 
 

@@ -138,12 +138,12 @@ def check_stand_ins(recipe: ComposedRecipe) -> None:
     for role in sampler.spec.leaves_out(sampler.options):
         if role not in known:
             raise RecipeError(
-                f"hier.sampler: {sampler.spec.name!r} leaves out the role {role!r}{did_you_mean(role, known)}, which the "
-                f"worker does not have; it has {', '.join(known)}."
+                f"hier.sampler: {sampler.spec.name!r} leaves out the role {role!r}{did_you_mean(role, known)}, which "
+                f"the worker does not have; it has {', '.join(known)}."
             )
     if len(known) < 2:
         raise RecipeError(
-            f"hier.sampler.name: {sampler.spec.name!r} leaves roles out of episodes, and the worker has one role alone; "
+            f"hier.sampler.name: {sampler.spec.name!r} leaves roles out of episodes, and the worker has one role; "
             "name at least two in hier.worker.roles."
         )
 
