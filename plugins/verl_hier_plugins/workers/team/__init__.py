@@ -2,6 +2,7 @@
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
+from verl_hier_plugins.workers.team.options import RatingOptions as RatingOptions
 from verl_hier_plugins.workers.team.options import RoleOptions as RoleOptions
 from verl_hier_plugins.workers.team.options import TeamOptions as TeamOptions
 from verl_hier_plugins.workers.team.order import TopologyOptions as TopologyOptions
@@ -19,5 +20,5 @@ def hier_workers() -> WorkerSpec:
         "WideSeek-R1, arXiv 2602.04634",
         active_roles=TeamOptions.levels,
         stand_ins=True,
-        provides=("format", "access_calls", "limit_failed", "repeat_failed", "answered"),
+        provides=("format", "access_calls", "limit_failed", "repeat_failed", "answered", "rates", "share"),
     )

@@ -6,9 +6,9 @@ import re
 
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
-from verl_hier_plugins.workers.team.options import TeamOptions
+from verl_hier_plugins.workers.team.options import RatingOptions, TeamOptions
 from verl_hier_plugins.workers.team.order import ANSWER, END
-from verl_hier_plugins.workers.team.visit import Message, Scene, Visit
+from verl_hier_plugins.workers.team.visit import UNSTATED, Message, Scene, Visit, stated_share
 
 
 class Team(Worker):
@@ -29,6 +29,8 @@ class Team(Worker):
         talk = _Conversation(scene)
         while not scene.over:
             answer = await talk.hold()
+            if options.ratings is not None and not scene.over:
+                await talk.rate(options.ratings)
             if answer is not None and not scene.over:
                 await scene.act(options.answer_action.format(content=answer.text), answer.turns[-1:])
             if options.topology.each == "task":
@@ -65,6 +67,21 @@ class _Conversation:
                 visit.turn.reward(-options.roles[name].format_penalty)
             name = following or name
         return answer
+
+    async def rate(self, ratings: RatingOptions) -> None:
+        """Let roles that have spoken say what the first one of them has contributed."""
+        scene = self._scene
+        for name in ratings.roles:
+            context = self._contexts.get(name)
+            if context is None:
+                continue
+            heard = [each for each in self._said[self._read[name] :] if each.role != name]
+            self._read[name] = len(self._said)
+            scene.ask(context, ratings, heard)
+            turn = await scene.episode.generate(context, segment=scene.segment, max_tokens=ratings.max_tokens)
+            share = stated_share(turn.text)
+            turn.mark(format=int(share is not None), access_calls=0, limit_failed=0, repeat_failed=0, answered=0)
+            turn.mark(rates=1, share=UNSTATED if share is None else share)
 
     def _stand_in(self, name: str) -> str:
         """What stands for the message of a role that is left out; returns who speaks next."""
@@ -135,7 +152,7 @@ class _Lead:
     async def _speak(self, context: Context) -> Turn:
         scene, role = self._scene, self._scene.options.roles[self._name]
         turn = await scene.episode.generate(context, segment=scene.segment, max_tokens=role.max_tokens)
-        turn.mark(format=1, access_calls=0, limit_failed=0, repeat_failed=0, answered=0)
+        turn.mark(format=1, access_calls=0, limit_failed=0, repeat_failed=0, answered=0, rates=0, share=UNSTATED)
         return turn
 
     def _read(self, turn: Turn) -> list[Message]:
