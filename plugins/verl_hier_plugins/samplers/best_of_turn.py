@@ -31,8 +31,10 @@ class BestOfTurnOptions:
 
     candidates: Literal["turn", "slot"] = "turn"
     """What is sampled n times before the best one goes on. `turn`: the next turn, so that every agent is given the best
-    one of the agent before it (the paper). `slot`: the turns of all agents in a step, each slot by itself, and the
-    best slot is the one whose last agent earned most (the released code)."""
+    one of the agent before it (the paper). `slot`: the turns of all agents in a step, each slot by itself (the released
+    code)."""
+    slot_by: Literal["first", "last"] = "first"
+    """The agent of a step whose reward decides which slot goes on; in the released code the first one."""
     alpha: NonNegative = 1.0
     """Weight of the environment's reward (team) beside the worker's reward of the turn (local)."""
     progress: str | None = None
@@ -81,7 +83,7 @@ class BestOfTurn(Sampler):
         return candidates[best] if candidates else None
 
     def _reward(self, rollout: Rollout, candidate: Episode, shared: int) -> float:
-        """alpha * team + local of the turns after the first `shared` nodes, noted on each; returns the last one.
+        """alpha * team + local of the turns after the first `shared` nodes, noted on each; returns the deciding one.
 
         The agents of a slot share what its actions earn, and keep what the worker gave each of them.
         """
@@ -103,7 +105,7 @@ class BestOfTurn(Sampler):
         for node in nodes:
             own = earned[node.turn] - sum(call.step.reward for call in transcript.turns[node.turn].calls)
             node.extra[REWARD] = shared_reward + own
-        return float(nodes[-1].extra[REWARD])
+        return float(nodes[0 if self._options.slot_by == "first" else -1].extra[REWARD])
 
     def _rise(self, before: list[StepResult], calls: list[StepResult]) -> float:
         """How much the `progress` number rose by the calls of a turn; 0 without calls."""
