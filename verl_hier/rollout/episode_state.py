@@ -104,6 +104,11 @@ class EpisodeState:
         return dict(self.record.decision.get("stand_ins", {}))
 
     @property
+    def speakers(self) -> tuple[str, ...]:
+        """The role that the sampler wants to speak in each segment from the first one on; see `EpisodeView.speakers`."""
+        return tuple(self.record.decision.get("speakers", ()))
+
+    @property
     def over(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.record.status != "running"

@@ -226,6 +226,26 @@ def test_crossed_agents_must_not_read_each_other():
         play("magrpo", {"joint": "cross", "steps": 1}, worker, lambda p, s: str(s.seed % 7), 2)
 
 
+def test_a_search_chooses_what_is_refined_and_by_whom():
+    """A role whose solutions earn nothing is asked less often, and each solution has one of the chosen roles."""
+    roles = {"good": {"action": "pay 0.9", "prompt": "good"}, "bad": {"action": "pay 0.0", "prompt": "bad", "level": 1}}
+    worker = {"roles": roles, "topology": {"each": "step"}}
+    graph, _ = play("mars2", {"roles": ["good", "bad"]}, worker, lambda prompt, sampling: "x", 16)
+    assert len(graph.nodes) == 16
+    said = [node.role for node in graph.nodes]
+    assert said.count("good") > said.count("bad") > 0
+    leaves = {episode.leaf for episode in graph.complete()}
+    inner = {node.parent for node in graph.nodes}
+    assert not leaves & inner and len((leaves | inner) - {-1}) == 16, "every solution is a leaf or is refined"
+    for episode in graph.complete():
+        path = [graph.nodes[n] for n in graph.path(episode.id)]
+        assert [node.role for node in path] == episode.decision["speakers"]
+        assert [node.segment for node in path] == list(range(len(path)))
+    assert np.isfinite(credit_of("mars2", build_table([graph]))).all()
+    with pytest.raises(RecipeError, match=r"hier.sampler.roles: there is no role 'god' .did you mean 'good'"):
+        play("mars2", {"roles": ["god"]}, worker, lambda prompt, sampling: "x", 2)
+
+
 @pytest.mark.parametrize(("slot_by", "goes_on"), [("first", 0), ("last", 1)])
 def test_slots_play_all_agents_of_a_step(slot_by, goes_on):
     """AT-GRPO as released: agents of a slot share what it earns, and a badly formed answer costs its agent alone."""
@@ -266,5 +286,5 @@ def test_a_critic_that_is_missing_is_named():
     from verl_hier.errors import CreditError
 
     graph, _ = play("ccpo", {}, PAIR, answer_with_thought, 2)
-    with pytest.raises(CreditError, match="value_last.*critic.enable: true and hier.value_heads"):
+    with pytest.raises(CreditError, match=r"value_last.*critic.enable: true and hier.value_heads"):
         credit_of("c3", build_table([graph]), variant="value_only")

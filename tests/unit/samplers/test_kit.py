@@ -30,7 +30,8 @@ def in_steps(role: dict[str, Any]) -> Any:
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((name, {}, {}) for name in SPECS if name not in ("rollback", "treerpo", "ccpo", "magrpo")),
+    *((name, {}, {}) for name in SPECS if name not in ("rollback", "treerpo", "ccpo", "magrpo", "mars2")),
+    ("mars2", {"roles": ["first", "second"], "batch": 2}, {"worker": TEAM, "worker_options": in_steps({})}),
     ("ccpo", {"without": ["planner"]}, {}),
     ("c3", {"fanout": [2, 2, 2], "replays": 2, "train_rest": True}, {}),
     ("magrpo", {"stop_above": 0.4}, {"worker": TEAM, "worker_options": in_steps({})}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
 from verl_hier_plugins.workers.team.options import RatingOptions, TeamOptions
@@ -51,6 +52,11 @@ class _Conversation:
         """Let roles speak until the order or the environment ends it; returns the message of the role that answers."""
         options, order = self._scene.options, self._scene.options.order
         begun, spoken, name, answer = len(self._said), dict.fromkeys(options.roles, 0), order.names[0], None
+        alone = self._chosen()
+        if alone is not None:
+            visit = await self._speak(alone, begun)
+            self._said += [] if visit.said is None else [visit.said]
+            return visit.said if options.answer_from is not None else None
         while name != END and spoken[name] < (order.rounds or 1) and not self._scene.over:
             spoken[name] += 1
             if name in self._scene.episode.stand_ins:
@@ -67,6 +73,20 @@ class _Conversation:
                 visit.turn.reward(-options.roles[name].format_penalty)
             name = following or name
         return answer
+
+    def _chosen(self) -> str | None:
+        """The role that the sampler wants to speak alone in this segment."""
+        scene = self._scene
+        speakers = scene.episode.speakers
+        if scene.segment >= len(speakers):
+            return None
+        name = speakers[scene.segment]
+        if name not in scene.options.roles:
+            raise RecipeError(
+                f"hier.sampler.roles: there is no role {name!r}{did_you_mean(name, scene.options.roles)}; the team has "
+                f"{', '.join(scene.options.roles)}."
+            )
+        return name
 
     async def rate(self, ratings: RatingOptions) -> None:
         """Let roles that have spoken say what the first one of them has contributed."""
