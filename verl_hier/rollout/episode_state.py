@@ -105,7 +105,7 @@ class EpisodeState:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """The role that the sampler wants to speak in each segment from the first one on; see `EpisodeView.speakers`."""
+        """The role that the sampler wants to speak in each segment; see `EpisodeView.speakers`."""
         return tuple(self.record.decision.get("speakers", ()))
 
     @property

@@ -251,7 +251,7 @@ def test_slots_play_all_agents_of_a_step(slot_by, goes_on):
     """AT-GRPO as released: agents of a slot share what it earns, and a badly formed answer costs its agent alone."""
     role = {"action": "pay 0{content}", "action_tag": "a", "format_penalty": 0.5}
     worker = {"roles": {"first": role, "second": {**role, "level": 1}}, "topology": {"each": "step"}}
-    texts = ["<a>4</a>", "5", "1", "<a>0</a>", *["<a>2</a>"] * 40]
+    texts = ["<a>4</a>", "5", "1", "<a>0</a>", *["<a>2</a>"] * 200]
     graph, _ = play("best_of_turn", {"candidates": "slot", "slot_by": slot_by}, worker, in_order(texts), 2)
     step = [node for node in graph.nodes if node.segment == 0]
     assert [(node.text, node.extra["candidate_reward"]) for node in step] == [
