@@ -255,6 +255,7 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "sepo": fork_fixtures.sepo,
     "mars2": fork_fixtures.mars2,
     "magrpo": fork_fixtures.magrpo,
+    "ppr_renorm": fork_fixtures.ppr_renorm,
     "hierarchical_grpo": fork_fixtures.hierarchical_grpo,
     "epo": state_fixtures.epo,
     "gdro": state_fixtures.gdro,

@@ -171,3 +171,15 @@ def hierarchical_grpo(case: Case) -> Outputs:
     shown = [float(value) if trace["trained"] else None for value, (_, trace) in zip(values, traces, strict=True)]
     cuts = np.cumsum([0, *map(len, case["episodes"])])
     return {"advantages": [shown[start:stop] for start, stop in pairwise(cuts)]}
+
+
+def ppr_renorm(case: Case) -> dict[str, Any]:
+    """Trajectories whose turns but the last have a score and its maximum."""
+    options = estimator("ppr").options(renorm=case["renorm"], beta=case["beta"])
+    found = []
+    for trajectory in case["trajectories"]:
+        scores = [np.nan if each is None else each[0] / each[1] for each in trajectory["step_scores"]]
+        outcome = [0.0] * len(scores) + [trajectory["outcome"]]
+        table = make_table({"episode": [0] * len(outcome), "reward": outcome, "judge": [*scores, 0.0]})
+        found.append(plugin_module("estimators.ppr").rewards(table, options))
+    return {"out": found}

@@ -71,6 +71,8 @@ VARIANTS = {
         {"roles": ("planner",), "event_bonus": False},
         {"reward": "history"},
     ],
+    "ppr": [{"renorm": False, "gamma": 0.9, "lam": 0.9}],
+    "m_grpo": [{"norm_by_std": False, "sound": 0.0}],
     "sharp": [{"norm_by_std": False}],
     "sepo": [{"first": ("planner",), "centre_by_task": False, "norm_by_std": True}],
     "mars2": [{"advantage": "rloo", "mix": 1.0}, {"advantage": "mean", "mix": 0.0}],
