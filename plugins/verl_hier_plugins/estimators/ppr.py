@@ -55,7 +55,7 @@ def hier_estimators() -> EstimatorSpec:
         PPROptions,
         summary="GAE over steps that a judge has scored, centred by the outcome",
         source="arXiv 2509.25598; Zhuohao-Li/ppr verl/trainer/main_ppo.py",
-        requires=("parent", "return", "reward", "done", "judge", "value", "trained"),
+        requires=("parent", "return", "done", "judge", "value", "trained"),
         needs_groups=False,
         needs_critic=True,
         confidence="A",
