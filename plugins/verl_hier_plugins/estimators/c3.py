@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Bools, Credit, Floats, Ints, group_advantage, group_ids, group_mean, trained_only
+from verl_hier.credit import Bools, Centre, Credit, Floats, Ints, group_advantage, group_ids, group_mean, trained_only
 from verl_hier.credit.trees import depths, run_starts
 from verl_hier.errors import CreditError
 from verl_hier.graph.turn_table import TurnTable
@@ -71,7 +71,7 @@ def compared(returns: Floats, values: Floats | None, keys: Ints, where: Bools, o
     """
 
     def centred(scores: Floats) -> Floats:
-        centre = "leave_one_out" if options.baseline == "loo" else "mean"
+        centre: Centre = "leave_one_out" if options.baseline == "loo" else "mean"
         return group_advantage(scores, keys, where=where, centre=centre, scale="none", singleton="zero")
 
     if values is None:

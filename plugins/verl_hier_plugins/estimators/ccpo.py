@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Floats, group_ids, group_mean, step_mean, turn_advantage
+from verl_hier.credit import Floats, Scale, group_ids, group_mean, step_mean, turn_advantage
 from verl_hier.credit.paths import code_mask
 from verl_hier.errors import CreditError
 from verl_hier.graph.turn_table import TurnTable
@@ -47,7 +47,7 @@ def advantage(table: TurnTable, options: CCPOOptions) -> Floats:
         CreditError: when `reward: history` has no schedule that fills its column.
     """
     scores = history(table) if options.reward == "history" else rewards(table, options)
-    scale = "sample" if options.norm_by_std else "none"
+    scale: Scale = "sample" if options.norm_by_std else "none"
     return turn_advantage(table, scores, ("group", "role"), weight_by="role", scale=scale, eps=options.eps)
 
 

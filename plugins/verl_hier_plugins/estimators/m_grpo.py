@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Floats, trained_only, turn_advantage
+from verl_hier.credit import Floats, Scale, trained_only, turn_advantage
 from verl_hier.credit.groups import group_ids
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
@@ -35,7 +35,7 @@ def advantage(table: TurnTable, options: MGRPOOptions) -> Floats:
     Each episode has one vote among the sub-agents of its task, however many it has, as if their number had been
     aligned by repeating and leaving out.
     """
-    scale = "sample" if options.norm_by_std else "none"
+    scale: Scale = "sample" if options.norm_by_std else "none"
     main = np.asarray(table["level"]) == 0
     scores = rewards(table, options)
     found = np.zeros(len(table))

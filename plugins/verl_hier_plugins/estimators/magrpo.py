@@ -25,9 +25,9 @@ from verl_hier.host.specs import EstimatorSpec
 
 __all__ = ["JointSteps", "MAGRPOOptions", "advantage", "joint_returns"]
 KERNELS: dict[str, Normalisation] = {
-    "mean": {"centre": "mean"},
-    "rloo": {"centre": "leave_one_out"},
-    "raw": {"centre": "none"},
+    "mean": {"centre": "mean", "scale": "none", "singleton": "zero"},
+    "rloo": {"centre": "leave_one_out", "scale": "none", "singleton": "zero"},
+    "raw": {"centre": "none", "scale": "none", "singleton": "zero"},
 }
 
 
@@ -65,9 +65,7 @@ def advantage(table: TurnTable, options: MAGRPOOptions) -> Floats:
         np.maximum.at(best, groups[counted], scores[counted])
         values = np.where(counted, scores - np.where(counted, best[groups], 0.0), 0.0)
     else:
-        values = group_advantage(
-            scores, groups, where=counted, scale="none", singleton="zero", **KERNELS[options.baseline]
-        )
+        values = group_advantage(scores, groups, where=counted, **KERNELS[options.baseline])
     return trained_only(table, values[first][keys])
 
 

@@ -23,9 +23,9 @@ from verl_hier.host.constraints import NonNegative, ZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 KERNELS: dict[str, Normalisation] = {
-    "group_norm": {"centre": "mean", "scale": "sample", "eps": 1e-9},
-    "rloo": {"centre": "leave_one_out", "scale": "none"},
-    "mean": {"centre": "mean", "scale": "none"},
+    "group_norm": {"centre": "mean", "scale": "sample", "eps": 1e-9, "singleton": "zero"},
+    "rloo": {"centre": "leave_one_out", "scale": "none", "singleton": "zero"},
+    "mean": {"centre": "mean", "scale": "none", "singleton": "zero"},
 }
 
 
@@ -49,7 +49,7 @@ def advantage(table: TurnTable, options: MARS2Options) -> Floats:
     shaped = shaped_rewards(table, reward, start, options)
     counted = solution & np.asarray(table["trained"], bool)
     kernel = KERNELS[options.advantage]
-    found = group_advantage(shaped, group_ids(table["group"]), where=counted, singleton="zero", **kernel)
+    found = group_advantage(shaped, group_ids(table["group"]), where=counted, **kernel)
     return trained_only(table, found[start])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Credit, Floats, turn_advantage
+from verl_hier.credit import Credit, Floats, Scale, turn_advantage
 from verl_hier.credit.paths import code_mask
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
@@ -41,7 +41,7 @@ class SEPOOptions:
 
 def advantage(table: TurnTable, options: SEPOOptions) -> Credit:
     """Credit per turn: reward of its role among the episodes of the task. Turns that rate are left out of the loss."""
-    scale = "sample" if options.norm_by_std else "none"
+    scale: Scale = "sample" if options.norm_by_std else "none"
     rates = np.nan_to_num(np.asarray(table["rates"], np.float64)) > 0
     values = turn_advantage(
         table,

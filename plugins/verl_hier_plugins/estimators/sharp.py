@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Floats, group_ids, optional, turn_advantage
+from verl_hier.credit import Floats, Scale, group_ids, optional, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative
@@ -30,7 +30,7 @@ class SHARPOptions:
 
 def advantage(table: TurnTable, options: SHARPOptions) -> Floats:
     """(T,) reward of the turn's agent in its episode, among the episodes of the task with such an agent."""
-    scale = "sample" if options.norm_by_std else "none"
+    scale: Scale = "sample" if options.norm_by_std else "none"
     return turn_advantage(
         table,
         rewards(table, options),
