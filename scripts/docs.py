@@ -88,6 +88,7 @@ def facts_of(spec: Spec) -> Iterator[tuple[str, str]]:
 
 NEEDS = {
     "needs_fork": "an environment that can fork, by itself or by replay",
+    "leaves_out": "a worker whose roles can be left out of episodes",
     "needs_top_logprobs": "a rollout server that returns top-k log-probs",
     "needs_scores": "a rollout server that returns log-probs of prompts",
     "needs_stop_strings": "a rollout server that stops at strings",

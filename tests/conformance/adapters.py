@@ -10,7 +10,14 @@ from functools import partial
 
 import numpy as np
 
-from tests.conformance import branch_fixtures, critic_fixtures, state_fixtures, team_fixtures, tree_fixtures
+from tests.conformance import (
+    branch_fixtures,
+    critic_fixtures,
+    fork_fixtures,
+    state_fixtures,
+    team_fixtures,
+    tree_fixtures,
+)
 from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import ActorConfig, Case, Outputs, first_seen, on_mask
 from tests.conformance.rounds import replay
@@ -242,6 +249,14 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "branpo_sampler": branch_fixtures.branpo_sampler,
     "grpo_roc": branch_fixtures.grpo_roc,
     "t2po_resample": branch_fixtures.t2po_resample,
+    "c3": fork_fixtures.c3,
+    "ccpo": fork_fixtures.ccpo,
+    "ccpo_history": fork_fixtures.ccpo_history,
+    "sepo": fork_fixtures.sepo,
+    "mars2": fork_fixtures.mars2,
+    "magrpo": fork_fixtures.magrpo,
+    "ppr_renorm": fork_fixtures.ppr_renorm,
+    "hierarchical_grpo": fork_fixtures.hierarchical_grpo,
     "epo": state_fixtures.epo,
     "gdro": state_fixtures.gdro,
     "matpo": team_fixtures.matpo,

@@ -21,6 +21,7 @@ SMALL = {
     "aepo": {"initial_rollouts": 2, "dynamic": True},
     "arpo": {"initial_rollouts": 2},
     "at2po": {"chains": 2, "turns": 2},
+    "c3": {"fanout": [2, 2]},
     "nested": {"plans": 2},
     "tree_grpo": {"trees": 2, "leaves": 2},
     "treerpo": {"children": 2, "depth": 2, "segment_tokens": 4},

@@ -31,6 +31,8 @@ _FACTS = (
     ("needs_fork", "needs an environment that forks"),
     ("needs_top_logprobs", "needs the likeliest tokens' log-probs"),
     ("needs_scores", "needs log-probs of prompts"),
+    ("stand_ins", "roles can be left out of episodes"),
+    ("leaves_out", "leaves roles out of episodes"),
     ("needs_stop_strings", "needs a server that stops at strings"),
     ("needs_groups", "needs groups"),
     ("needs_critic", "needs a critic"),

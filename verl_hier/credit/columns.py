@@ -61,6 +61,13 @@ COLUMNS: dict[str, Column] = {
     "smoothing": Column("present weight of the entropy smoothing", "schedule", _SCHEDULE),
     "own_return": Column("return of the role in the episode", "schedule", _SCHEDULE),
     "baseline": Column("running mean of such returns before the episode", "schedule", _SCHEDULE),
+    "solo_return": Column("return of the same task without some of the roles", "sampler", _SAMPLER),
+    "masked_return": Column("return of the episode with the messages of the turn's role masked", "sampler", _SAMPLER),
+    "history_reward": Column("reward of the role by the history of both outcomes", "schedule", _SCHEDULE),
+    "completion": Column("which of its agent's completions in this joint step", "sampler", _SAMPLER),
+    "rates": Column("whether the turn rates who has contributed", "worker", _WORKER),
+    "share": Column("the first agent's part of the contribution, as the turn rates it", "worker", _WORKER),
+    "value_last": Column("critic at the end of the turn", "critic", "hier.value_heads: {last: 1.0}"),
     "skill_used": Column("whether the turn used a stored skill", "worker", _WORKER),
 }
 

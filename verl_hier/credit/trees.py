@@ -151,3 +151,19 @@ def inherit_zero(parent: ArrayLike, values: ArrayLike) -> Floats:
         over = np.maximum(up, 0)
         result, up = np.where(open_, result[over], result), np.where(open_, up[over], up)
     return result
+
+
+def run_starts(parent: ArrayLike, *columns: ArrayLike) -> Ints:
+    """(T,) first node of the run that each node belongs to: nodes on one way up that agree in all columns, such as the
+    turns of an agent that make one message, or the turns of all agents in one step."""
+    ids = check_parents(parent)
+    kind = group_ids(*columns)
+    inside = np.zeros(ids.size, np.bool_) if ids.size == 0 else (ids >= 0) & (kind[ids] == kind)
+    up, found = np.where(inside, ids, -1), np.arange(ids.size)
+    for _ in range(ids.size.bit_length() + 1):
+        open_ = up >= 0
+        if not open_.any():
+            break
+        over = np.where(open_, up, 0)
+        found, up = np.where(open_, found[over], found), np.where(open_, up[over], -1)
+    return found

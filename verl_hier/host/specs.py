@@ -183,11 +183,13 @@ class WorkerSpec(Spec):
             when it cannot.
             `verl-hier distill` makes data for workers that have it.
         needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
+        stand_ins: whether its episodes heed `EpisodeView.stand_ins`, so that a sampler can leave roles out of them.
     """
 
     kind: ClassVar[Kind] = "worker"
     roles: Mapping[str, int] = field(default_factory=dict)
     provides: tuple[str, ...] = ()
+    stand_ins: bool = False
     active_roles: Callable[[Any], Iterable[str] | Mapping[str, int]] | None = None
     transcribe: Callable[[Any, Any], list[str]] | None = None
     needs_stop_strings: bool = False
@@ -212,6 +214,9 @@ class SamplerSpec(Spec):
         needs_top_logprobs: refuses rollout servers that return only the chosen token's log-prob.
         needs_scores: refuses rollout servers that return no log-probs of prompts (`Rollout.score`, `Episode.force`);
             `needs_scores(options) -> bool` where it depends on the options.
+        leaves_out: `leaves_out(options) -> Iterable[str]`, roles that the options name and that it leaves out of some
+            episodes; refuses workers that do not have them, or do not heed `EpisodeView.stand_ins`. None: it leaves out
+            no role.
         provides: turn-table columns that this sampler fills besides the standard ones.
     """
 
@@ -221,6 +226,7 @@ class SamplerSpec(Spec):
     needs_fork: bool = False
     needs_top_logprobs: bool = False
     needs_scores: bool | Callable[[Any], bool] = False
+    leaves_out: Callable[[Any], Iterable[str]] | None = None
     provides: tuple[str, ...] = ()
 
     def needs(self, name: str, options: Any) -> bool:

@@ -25,11 +25,13 @@ class ForkPoint:
         episode: the source.
         after: nodes to share, see `Episode.fork`; None for all that it has so far.
         decision: why; stored with the fork.
+        trained: see `Episode.fork`.
     """
 
     episode: Episode
     after: int | None = None
     decision: dict[str, Any] = field(default_factory=dict)
+    trained: bool = True
 
     def with_decision(self, **decision: Any) -> ForkPoint:
         """The same point with a decision."""
@@ -61,7 +63,7 @@ async def fork_episodes(rollout: Rollout, places: Sequence[ForkPoint], beside: i
         for place in places:
             if len(made) + beside >= rollout.budget.turns_left:
                 break
-            made.append(await place.episode.fork(place.after, **place.decision))
+            made.append(await place.episode.fork(place.after, trained=place.trained, **place.decision))
     except BudgetSpent:
         pass
     _count_skipped(rollout, len(places) - len(made))
@@ -94,6 +96,36 @@ async def advance_turn(
         await rollout.advance(unfinished)
     discard_idle(rollout, episodes)
     return [episode for episode in episodes if episode.complete or not episode.over]
+
+
+async def advance_part(
+    rollout: Rollout, episodes: Iterable[Episode], goes_on: Callable[[Episode], bool]
+) -> list[Episode]:
+    """Turns of each episode, one at least, for as long as `goes_on` says so of an episode that waits for the next one.
+
+    Returns:
+        Those that are still running, in their order.
+    """
+    episodes = waiting = list(episodes)
+    while waiting:
+        alive = await advance_turn(rollout, waiting)
+        waiting = [episode for episode in alive if not episode.over and goes_on(episode)]
+    return [episode for episode in episodes if not episode.over]
+
+
+def within_message(episode: Episode) -> bool:
+    """Whether the agent that took the last turn takes the next one too, in the same segment: what it says until then is
+    one message, to others or to the environment."""
+    last, following = episode.last_node, episode.turn_request
+    if last is None or following is None:
+        return False
+    return (last.agent, last.segment) == (following.context.agent, following.segment)
+
+
+def within_segment(episode: Episode) -> bool:
+    """Whether the next turn belongs to the segment of the last one, such as a step that several agents take jointly."""
+    last, following = episode.last_node, episode.turn_request
+    return last is not None and following is not None and last.segment == following.segment
 
 
 def _in_a_turn(episode: Episode) -> bool:

@@ -101,6 +101,16 @@ class EpisodeState:
         return self.record.id
 
     @property
+    def stand_ins(self) -> dict[str, str]:
+        """Roles that take no turn in it, and the text that stands for each of their messages; see `Rollout.start`."""
+        return dict(self.record.decision.get("stand_ins", {}))
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """The role that the sampler wants to speak in each segment; see `EpisodeView.speakers`."""
+        return tuple(self.record.decision.get("speakers", ()))
+
+    @property
     def over(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.record.status != "running"

@@ -124,6 +124,18 @@ class EpisodeView:
         return levels is None or level in levels
 
     @property
+    def stand_ins(self) -> Mapping[str, str]:
+        """Roles that the sampler leaves out of this episode, to see what they contribute: they take no turn, and where
+        others would read one of their messages they read this text, or nothing where it is empty."""
+        return self._state.stand_ins
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """The role that the sampler wants to speak alone in each segment, from the first one on, where agents are arms
+        of a search; behind its end the worker decides. Workers that do not know it decide always."""
+        return self._state.speakers
+
+    @property
     def longest_quote(self) -> int:
         """Characters of a text that a worker puts into later prompts; see `Limits`."""
         return self._rollout.limits.quote_characters

@@ -108,6 +108,7 @@ class Episode(EpisodeState):
         *,
         forced: list[int] | None = None,
         forced_logprobs: list[float] | None = None,
+        trained: bool = True,
         **decision: Any,
     ) -> Episode:
         """A new episode that shares the first `after` nodes (all of them when omitted) and goes on by itself.
@@ -116,7 +117,9 @@ class Episode(EpisodeState):
             after: number of shared nodes, 0 to `len(path)`; see `boundaries`.
             forced: token ids that its next node begins with instead of sampling them; a whole turn when they end it.
             forced_logprobs: log p of each of them; see `force`.
-            decision: why; stored with the episode and with the first node that it makes.
+            trained: False makes it evaluation-only: it is no leaf, and the turns that it makes are not trained.
+            decision: why; stored with the episode and with the first node that it makes. `stand_ins` leaves out roles,
+                see `Rollout.start`; none of them may have taken one of the shared turns.
 
         Raises:
             BudgetSpent: when no further leaf is allowed.
@@ -133,13 +136,21 @@ class Episode(EpisodeState):
                 break
             replayed.append(event)
         rollout.count("forks")
+        if left_out := {**self.stand_ins, **decision.get("stand_ins", {})}:
+            decision["stand_ins"] = left_out
         record = EpisodeRecord(
-            len(rollout.episodes), source=self.id, shared=shared, tree=self.record.tree, decision=decision
+            len(rollout.episodes),
+            source=self.id,
+            shared=shared,
+            tree=self.record.tree,
+            trained=trained,
+            decision=decision,
         )
         record.leaf = path[shared - 1] if shared else -1
         seed_name = f"{self.seed_name}>{record.id}@{shared}"
         fork = Episode(rollout, record, rollout.make_worker(), seed_name, self.worker_seed_name, replayed)
         rollout.register(fork)
+        fork.trained = trained
         self.keep_rewards_after(kept)
         fork.force(forced or [], forced_logprobs)
         if self.handle is not None and len(replayed) == len(answers) and self.waiting:
@@ -224,6 +235,13 @@ class Rollout(TaskRollout):
 
     def start(self, *, greedy: bool = False, trained: bool = True, **decision: Any) -> Episode:
         """A fresh episode. `trained=False` makes it evaluation-only: it is no leaf to train.
+
+        Args:
+            greedy: sample at temperature 0.
+            trained: whether it is a leaf to train. Its turns are trained all the same where forks share them, unless
+                its own `trained` is set to False.
+            decision: why; stored with the episode. `stand_ins`, a role to a text each, leaves roles out of it: they
+                take no turn, and the text stands for their messages (`EpisodeView.stand_ins`).
 
         Raises:
             BudgetSpent: when no further leaf is allowed.

@@ -39,7 +39,8 @@ class UnfinishedEpisode:
     def left_in(cls, graph: RolloutGraph) -> Iterator[UnfinishedEpisode]:
         """The episodes that a finished rollout leaves to later steps."""
         for record in graph.episodes:
-            if record.status == "pruned" and record.error == EndReason.LEFT_UNFINISHED and record.leaf >= 0:
+            left = record.status == "pruned" and record.error == EndReason.LEFT_UNFINISHED and record.leaf >= 0
+            if left and "stand_ins" not in record.decision:
                 yield cls(graph.step, _origin(graph, record), _detached(graph, graph.path(record.id)))
 
     @classmethod

@@ -60,6 +60,13 @@ TURN_FILLS: dict[str, Fill] = {
     "smoothing": lambda rng, n: np.full(n, 0.9),
     "own_return": lambda rng, n: rng.normal(size=n),
     "baseline": lambda rng, n: rng.normal(size=n),
+    "solo_return": lambda rng, n: rng.integers(0, 2, n).astype(float),
+    "masked_return": lambda rng, n: rng.integers(0, 2, n).astype(float),
+    "value_last": lambda rng, n: rng.random(n),
+    "history_reward": lambda rng, n: rng.normal(size=n),
+    "completion": lambda rng, n: rng.integers(0, 3, n),
+    "rates": lambda rng, n: rng.integers(0, 2, n),
+    "share": lambda rng, n: rng.integers(1, 10, n) / 10,
 }
 TOKEN_FILLS: dict[str, Fill] = {
     "value": lambda rng, n: rng.normal(size=n),
@@ -115,7 +122,9 @@ def random_table(
     given = {k.removeprefix("tokens."): v for k, v in extra.items() if k.startswith("tokens.")}
     for name, fill in {**TOKEN_FILLS, **given}.items():
         tokens[name] = fill(rng, len(turn))
-    table = make_table(base, tokens=tokens, names={"role": ROLES, "agent": ROLES}, anchors=[f"s{i}" for i in range(4)])
+    table = make_table(
+        base, tokens=tokens, names={"role": (*ROLES, "thinker"), "agent": ROLES}, anchors=[f"s{i}" for i in range(4)]
+    )
     evaluated = ~table.episodes["trained"]
     table.episodes["withheld"] = evaluated & (rng.random(len(evaluated)) < 0.5)
     return table

@@ -43,15 +43,21 @@ class _PlanAndWalk(Worker):
 
     async def run(self, episode: EpisodeView) -> None:
         step = await episode.reset()
-        plan = await episode.generate(episode.context("planner").observe(f"plan: {step.text}"))
-        executor = episode.context("executor").observe(f"{plan.text}: {step.text}", sources=[plan.node])
-        while not (step.done or step.truncated):
+        without, plan = episode.stand_ins, None
+        if "planner" not in without:
+            plan = await episode.generate(episode.context("planner").observe(f"plan: {step.text}"))
+        said = without.get("planner", "") if plan is None else plan.text
+        sources = [] if plan is None else [plan.node]
+        executor = episode.context("executor").observe(f"{said}: {step.text}", sources=sources)
+        while not (step.done or step.truncated or "executor" in without):
             turn = await episode.generate(executor, plan=plan)
             step = await episode.act(turn.text)
             executor.observe(step.text)
 
 
-PLAN_AND_WALK = WorkerSpec("plan_and_walk", lambda options: _PlanAndWalk(), roles={"planner": 0, "executor": 1})
+PLAN_AND_WALK = WorkerSpec(
+    "plan_and_walk", lambda options: _PlanAndWalk(), roles={"planner": 0, "executor": 1}, stand_ins=True
+)
 
 
 def _walk(prompt: str, sampling: Sampling) -> str:
@@ -98,6 +104,7 @@ class _Subject:
     Attributes:
         asked: what it has asked for, by the name of the need (`USES`).
         columns: columns that turns have.
+        left_out: roles that it has left out of episodes.
         expected: leaves that the sampler said it would make in the last play.
         spent: what the last play has cost.
     """
@@ -114,6 +121,7 @@ class _Subject:
     tokenizer: CharacterTokenizer = field(default_factory=CharacterTokenizer)
     asked: set[str] = field(default_factory=set)
     columns: set[str] = field(default_factory=set)
+    left_out: set[str] = field(default_factory=set)
     expected: int = 0
     spent: Mapping[str, float] = field(default_factory=dict)
 
@@ -153,6 +161,7 @@ class _Subject:
         }
         forked = any(episode.source >= 0 for episode in graph.episodes)
         self.asked |= {*(f"needs_{what}" for what in spoken.asked), *["needs_fork"] * forked}
+        self.left_out |= {role for episode in graph.episodes for role in episode.decision.get("stand_ins", ())}
         self.columns |= {name for node in graph.nodes for name in node.extra}
         assert isinstance(graph, RolloutGraph)
         return graph
@@ -342,6 +351,11 @@ def check_uses(subject: _Subject) -> None:
             subject.fail(
                 f"does {USES[name]}, and its spec does not say `{name}=True`, so that a recipe without it would start."
             )
+    if subject.left_out and subject.spec.leaves_out is None:
+        subject.fail(
+            "leaves roles out of episodes, and its spec does not say which (`leaves_out`), so that a recipe would "
+            "start with a worker that cannot do without them."
+        )
 
 
 def check_declared(subject: _Subject) -> None:

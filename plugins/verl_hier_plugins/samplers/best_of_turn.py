@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
@@ -10,7 +11,15 @@ from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
-from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, start_episodes
+from verl_hier.rollout.branching import (
+    ForkPoint,
+    advance_part,
+    advance_turn,
+    at_least,
+    fork_episodes,
+    start_episodes,
+    within_segment,
+)
 from verl_hier.rollout.transcript import Transcript
 
 REWARD = "candidate_reward"
@@ -20,6 +29,12 @@ REWARD = "candidate_reward"
 class BestOfTurnOptions:
     """Options of `best_of_turn`. `actor_rollout_ref.rollout.n` is the number of candidates at every turn."""
 
+    candidates: Literal["turn", "slot"] = "turn"
+    """What is sampled n times before the best one goes on. `turn`: the next turn, so that every agent is given the best
+    one of the agent before it (the paper). `slot`: the turns of all agents in a step, each slot by itself (the released
+    code)."""
+    slot_by: Literal["first", "last"] = "first"
+    """The agent of a step whose reward decides which slot goes on; in the released code the first one."""
     alpha: NonNegative = 1.0
     """Weight of the environment's reward (team) beside the worker's reward of the turn (local)."""
     progress: str | None = None
@@ -43,12 +58,20 @@ class BestOfTurn(Sampler):
             shared = len(line.path)
             places = [ForkPoint(line, decision={"candidate": number}) for number in range(1, rollout.n)]
             candidates = [line, *await fork_episodes(rollout, places, beside=1)]
-            alive = await advance_turn(rollout, candidates)
+            await self._play(rollout, candidates)
+            alive = [episode for episode in candidates if episode.complete or not episode.over]
             moved = [episode for episode in alive if len(episode.path) > shared]
             if moved:
                 turns += 1
                 rollout.expected = 1 + turns * (rollout.n - 1)
             line = self._choose(rollout, moved, shared)
+
+    async def _play(self, rollout: Rollout, candidates: list[Episode]) -> None:
+        """The turns that are compared."""
+        if self._options.candidates == "turn":
+            await advance_turn(rollout, candidates)
+        else:
+            await advance_part(rollout, candidates, within_segment)
 
     def _choose(self, rollout: Rollout, candidates: list[Episode], shared: int) -> Episode | None:
         """The candidate to go on from, None without any; the others end here and are trained."""
@@ -60,18 +83,29 @@ class BestOfTurn(Sampler):
         return candidates[best] if candidates else None
 
     def _reward(self, rollout: Rollout, candidate: Episode, shared: int) -> float:
-        """alpha * team + local of the turn after the first `shared` nodes; noted on them."""
-        nodes = candidate.nodes[shared:]
-        transcript = Transcript.of(candidate)
-        calls = [call.step for call in transcript.turns[-1].calls]
-        team = sum(step.reward for step in calls)
-        local = sum(node.reward for node in nodes) - team
-        past = [call.step for turn in transcript.turns[:-1] for call in turn.calls]
+        """alpha * team + local of the turns after the first `shared` nodes, noted on each; returns the deciding one.
+
+        The agents of a slot share what its actions earn, and keep what the worker gave each of them.
+        """
+        nodes, transcript = candidate.nodes[shared:], Transcript.of(candidate)
+        first = nodes[0].turn
+        played = [call.step for turn in transcript.turns[first:] for call in turn.calls]
+        past = [call.step for turn in transcript.turns[:first] for call in turn.calls]
         before = past if transcript.opening is None else [transcript.opening, *past]
-        reward = self._options.alpha * (team + self._rise(before, calls)) + local
+        team = sum(step.reward for step in played)
+        shared_reward = self._options.alpha * (team + self._rise(before, played))
+        earned = dict.fromkeys(range(first, nodes[-1].turn + 1), 0.0)
         for node in nodes:
-            node.extra[REWARD] = reward
-        return reward
+            earned[node.turn] += node.reward
+        for moved in rollout.earlier_rewards:
+            # The environment's rewards as they were given, not where they were credited.
+            for node, amount in ((moved.credited, -moved.amount), (moved.given, moved.amount)):
+                if node in nodes:
+                    earned[node.turn] += amount
+        for node in nodes:
+            own = earned[node.turn] - sum(call.step.reward for call in transcript.turns[node.turn].calls)
+            node.extra[REWARD] = shared_reward + own
+        return float(nodes[0 if self._options.slot_by == "first" else -1].extra[REWARD])
 
     def _rise(self, before: list[StepResult], calls: list[StepResult]) -> float:
         """How much the `progress` number rose by the calls of a turn; 0 without calls."""

@@ -20,8 +20,23 @@ from verl_hier.testing import check_sampler
 HOST = PluginHost.load({"builtin": True})
 SPECS: dict[str, Any] = HOST.specs("sampler")
 REACT: Any = HOST.spec("worker", "react")
+TEAM: Any = HOST.spec("worker", "team")
+
+
+def in_steps(role: dict[str, Any]) -> Any:
+    """A team of two that acts again and again."""
+    roles = {"first": role, "second": {**role, "action": "{content}", "level": 1}}
+    return build_options(TEAM, {"roles": roles, "topology": {"each": "step"}})
+
+
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((name, {}, {}) for name in SPECS if name not in ("rollback", "treerpo")),
+    *((name, {}, {}) for name in SPECS if name not in ("rollback", "treerpo", "ccpo", "magrpo", "mars2")),
+    ("mars2", {"roles": ["first", "second"], "batch": 2}, {"worker": TEAM, "worker_options": in_steps({})}),
+    ("ccpo", {"without": ["planner"]}, {}),
+    ("c3", {"fanout": [2, 2, 2], "replays": 2, "train_rest": True}, {}),
+    ("magrpo", {"stop_above": 0.4}, {"worker": TEAM, "worker_options": in_steps({})}),
+    ("magrpo", {"joint": "cross"}, {"worker": TEAM, "worker_options": in_steps({"sees": []}), "n": (2,)}),
+    ("best_of_turn", {"candidates": "slot"}, {"worker": TEAM, "worker_options": in_steps({})}),
     ("treerpo", {"children": 2, "depth": 2, "segment_tokens": 7}, {}),
     ("rollback", {}, {"worker": REACT, "answer": wander}),  # rolls back failures that were corrected
     ("nested", {"plans": 2, "select": "random", "greedy_trial": False}, {}),

@@ -16,6 +16,8 @@ from verl_hier.training.schedule import Phase, Schedule
 
 SPECS: dict[str, Any] = PluginHost.load({"builtin": True}).specs("schedule")
 VARIANTS = [
+    ("agents", {"period": 3, "order": "reverse", "rounds": 2}),
+    ("ccpo_history", {"roles": ("planner",), "least": 1, "decay": 0.5}),
     ("alternating", {"period": 3, "levels": (1, 0, 1)}),
     ("bottom_up", {"steps": (7,), "roles": ("executor", "planner")}),
     ("epo", {"compare": "turn", "steps": None}),

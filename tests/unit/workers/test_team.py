@@ -175,6 +175,7 @@ def test_a_lead_without_an_answer_is_flagged():
     graph = play(LEAD, "well")
     assert graph.nodes[0].extra == {
         "format": 0, "access_calls": 0, "limit_failed": 0, "repeat_failed": 0, "answered": 0, "failure": "no_tag",
+        "rates": 0, "share": 0.5,
     }  # fmt: skip
 
 

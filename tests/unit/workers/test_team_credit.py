@@ -50,7 +50,12 @@ class InTurn(Sampler):
             await rollout.start().run()
 
 
-def play(options: Mapping[str, Any], episodes: Sequence[Sequence[str]], limits: Limits | None = None) -> Any:
+def play(
+    options: Mapping[str, Any],
+    episodes: Sequence[Sequence[str]],
+    limits: Limits | None = None,
+    sampler: Sampler | None = None,
+) -> Any:
     """The graph of one task whose episodes say these texts."""
     said = iter([text for texts in episodes for text in texts])
     graph, _ = asyncio.run(
@@ -59,7 +64,7 @@ def play(options: Mapping[str, Any], episodes: Sequence[Sequence[str]], limits: 
             options=build_options(TEAM, options),
             answer=lambda prompt, sampling: next(said),
             environment=Till,
-            sampler=InTurn(),
+            sampler=sampler or InTurn(),
             n=len(episodes),
             tokenizer=CharacterTokenizer(),
             limits=limits or Limits(40, 100, 5000),

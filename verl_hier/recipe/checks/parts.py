@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from verl_hier.compat.servers.table import TOP_LOGPROBS, rollout_server, servers_with
 from verl_hier.credit.columns import missing_column
-from verl_hier.errors import RecipeError
+from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, Spec, WorkerSpec
@@ -118,6 +118,33 @@ def check_sampler(recipe: ComposedRecipe) -> None:
         raise RecipeError(
             f"hier.sampler.name: estimator {parts.estimator.spec.name!r} needs turns with several children, and "
             f"{sampler.name!r} never branches; choose one that does ({', '.join(able) or 'none installed'})."
+        )
+
+
+@rule
+def check_stand_ins(recipe: ComposedRecipe) -> None:
+    """Refuse a sampler that leaves roles out of episodes with a worker that does not, or does not have them."""
+    parts, host = recipe.parts, recipe.host
+    sampler, worker = parts.sampler, parts.worker
+    if sampler.spec.leaves_out is None:
+        return
+    if not worker.spec.stand_ins:
+        able = [name for name, spec in host.specs("worker").items() if getattr(spec, "stand_ins", False)]
+        raise RecipeError(
+            f"hier.worker.name: sampler {sampler.spec.name!r} plays episodes without some of the roles, which worker "
+            f"{worker.spec.name!r} cannot do; choose one that can ({', '.join(able) or 'none installed'})."
+        )
+    known = worker.spec.levels(worker.options)
+    for role in sampler.spec.leaves_out(sampler.options):
+        if role not in known:
+            raise RecipeError(
+                f"hier.sampler: {sampler.spec.name!r} leaves out the role {role!r}{did_you_mean(role, known)}, which "
+                f"the worker does not have; it has {', '.join(known)}."
+            )
+    if len(known) < 2:
+        raise RecipeError(
+            f"hier.sampler.name: {sampler.spec.name!r} leaves roles out of episodes, and the worker has one role; "
+            "name at least two in hier.worker.roles."
         )
 
 

@@ -2,6 +2,7 @@
 
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
+from verl_hier_plugins.workers.team.options import RatingOptions as RatingOptions
 from verl_hier_plugins.workers.team.options import RoleOptions as RoleOptions
 from verl_hier_plugins.workers.team.options import TeamOptions as TeamOptions
 from verl_hier_plugins.workers.team.order import TopologyOptions as TopologyOptions
@@ -18,5 +19,6 @@ def hier_workers() -> WorkerSpec:
         source="Dr. MAS, arXiv 2602.08847; MARFT, arXiv 2504.16129; CORY, arXiv 2410.06101; MATPO, arXiv 2510.04678; "
         "WideSeek-R1, arXiv 2602.04634",
         active_roles=TeamOptions.levels,
-        provides=("format", "access_calls", "limit_failed", "repeat_failed", "answered"),
+        stand_ins=True,
+        provides=("format", "access_calls", "limit_failed", "repeat_failed", "answered", "rates", "share"),
     )

@@ -78,6 +78,18 @@ class RoleOptions:
         )
 
 
+@dataclass(frozen=True)
+class RatingOptions:
+    """How roles rate, at the end of a conversation, who has contributed to it."""
+
+    roles: tuple[str, ...]
+    """Who rates, one after the other, each in its own context; the first of them is the one whose part is asked for."""
+    prompt: Heard = "{said} | part of the first agent, from 0.1 to 0.9:"
+    """What they read."""
+    max_tokens: Count | None = None
+    """Limit of such a turn, below the recipe's."""
+
+
 def _default_roles() -> dict[str, RoleOptions]:
     return {"adviser": RoleOptions(), "actor": RoleOptions(action="{content}")}
 
@@ -105,6 +117,9 @@ class TeamOptions:
     answer_action: str = "{content}"
     """The action that this answer, or that of a lead, makes in the environment, with {content}."""
 
+    ratings: RatingOptions | None = None
+    """Ratings at the end of a conversation, before its answer is given; omitted: none."""
+
     def __post_init__(self) -> None:
         check_action_template("answer_action", self.answer_action)
         if not self.roles:
@@ -117,6 +132,7 @@ class TeamOptions:
             "topology.order": topology.order,
             "topology.ends": topology.ends,
             "topology.edges": [*topology.edges, *(to for edges in topology.edges.values() for to in edges.values())],
+            "ratings.roles": () if self.ratings is None else self.ratings.roles,
             "answer_from": () if self.answer_from is None else (self.answer_from,),
         }
         named |= {f"roles.{name}.sees": role.sees or () for name, role in self.roles.items()}
@@ -146,6 +162,8 @@ class TeamOptions:
             raise ValueError(
                 f"roles: {idle[0]} has nothing to do in this {topology.kind}; name it in the topology or leave it out"
             )
+        if self.ratings is not None and (topology.kind == "lead" or self.answer_from is None):
+            raise ValueError("ratings: roles rate before the answer is given; name who answers in `answer_from`")
         acts = topology.kind == "lead" or self.answer_from or any(role.action for role in self.roles.values())
         if not acts:
             raise ValueError("roles: nobody acts; give a role an `action`, or name who answers in `answer_from`")

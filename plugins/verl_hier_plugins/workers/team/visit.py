@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,18 @@ from verl_hier.environments.base import StepResult
 from verl_hier.rollout import Context, EpisodeView, Turn
 from verl_hier.rollout.prompts import fields, fill, observe
 from verl_hier_plugins.workers.react import parse_action
-from verl_hier_plugins.workers.team.options import RoleOptions, TeamOptions
+from verl_hier_plugins.workers.team.options import RatingOptions, RoleOptions, TeamOptions
+
+UNSTATED = 0.5
+"""The part of a role of which nothing readable was said."""
+_NUMBER = re.compile(r"\d*\.\d+|\d+")
+
+
+def stated_share(text: str) -> float | None:
+    """The last number of a rating; None when there is none from 0.1 to 0.9."""
+    numbers = _NUMBER.findall(text)
+    share = float(numbers[-1]) if numbers else 0.0
+    return share if 0.1 <= share <= 0.9 else None
 
 
 @dataclass(frozen=True)
@@ -55,15 +67,24 @@ class Scene:
         self, context: Context, name: str, prompt: str, said: Sequence[Message] = (), task: Message | None = None
     ) -> None:
         """Add a prompt of a role to its context, with what others have said or with its task."""
-        role, template = self.options.roles[name], self.options.message
-        lines = [fill(template, {"role": each.role, "text": each.text}, "message") for each in said]
-        joined, given = self.options.between.join(lines), "" if task is None else task.text
+        role, given = self.options.roles[name], "" if task is None else task.text
         turns: Mapping[str, list[Turn]] = {
             "said": [turn for each in said for turn in each.turns],
             "task": [] if task is None else list(task.turns),
         }
-        known = fields(self.episode, self.last, self.first, said=joined, task=given)
+        known = fields(self.episode, self.last, self.first, said=self._joined(said), task=given)
         observe(context, role, prompt, known, turns, prefix=f"roles.{name}.")
+
+    def ask(self, context: Context, ratings: RatingOptions, said: Sequence[Message]) -> None:
+        """Add the question who has contributed to a context."""
+        turns = {"said": [turn for each in said for turn in each.turns]}
+        known = fields(self.episode, self.last, self.first, said=self._joined(said), task="")
+        observe(context, ratings, "prompt", known, turns, prefix="ratings.")
+
+    def _joined(self, said: Sequence[Message]) -> str:
+        template = self.options.message
+        lines = [fill(template, {"role": each.role, "text": each.text}, "message") for each in said]
+        return self.options.between.join(lines)
 
     def message(self, name: str, text: str, turns: tuple[Turn, ...] = ()) -> Message:
         """What others read of a text."""
@@ -126,6 +147,7 @@ class Visit:
 
     def _note(self, turn: Turn, failure: str | None, acted: bool) -> None:
         turn.mark(format=int(failure is None), access_calls=int(acted), limit_failed=0, repeat_failed=0, answered=0)
+        turn.mark(rates=0, share=UNSTATED)
         if failure is not None:
             turn.mark(valid=False, failure=failure)
             turn.reward(-self.role.format_penalty)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
-from verl_hier_plugins.workers.team.options import TeamOptions
+from verl_hier_plugins.workers.team.options import RatingOptions, TeamOptions
 from verl_hier_plugins.workers.team.order import ANSWER, END
-from verl_hier_plugins.workers.team.visit import Message, Scene, Visit
+from verl_hier_plugins.workers.team.visit import UNSTATED, Message, Scene, Visit, stated_share
 
 
 class Team(Worker):
@@ -29,6 +30,8 @@ class Team(Worker):
         talk = _Conversation(scene)
         while not scene.over:
             answer = await talk.hold()
+            if options.ratings is not None and not scene.over:
+                await talk.rate(options.ratings)
             if answer is not None and not scene.over:
                 await scene.act(options.answer_action.format(content=answer.text), answer.turns[-1:])
             if options.topology.each == "task":
@@ -49,8 +52,16 @@ class _Conversation:
         """Let roles speak until the order or the environment ends it; returns the message of the role that answers."""
         options, order = self._scene.options, self._scene.options.order
         begun, spoken, name, answer = len(self._said), dict.fromkeys(options.roles, 0), order.names[0], None
+        alone = self._chosen()
+        if alone is not None:
+            visit = await self._speak(alone, begun)
+            self._said += [] if visit.said is None else [visit.said]
+            return visit.said if options.answer_from is not None else None
         while name != END and spoken[name] < (order.rounds or 1) and not self._scene.over:
             spoken[name] += 1
+            if name in self._scene.episode.stand_ins:
+                name = self._stand_in(name)
+                continue
             visit = await self._speak(name, begun)
             if visit.said is not None:
                 self._said.append(visit.said)
@@ -62,6 +73,42 @@ class _Conversation:
                 visit.turn.reward(-options.roles[name].format_penalty)
             name = following or name
         return answer
+
+    def _chosen(self) -> str | None:
+        """The role that the sampler wants to speak alone in this segment."""
+        scene = self._scene
+        speakers = scene.episode.speakers
+        if scene.segment >= len(speakers):
+            return None
+        name = speakers[scene.segment]
+        if name not in scene.options.roles:
+            raise RecipeError(
+                f"hier.sampler.roles: there is no role {name!r}{did_you_mean(name, scene.options.roles)}; the team has "
+                f"{', '.join(scene.options.roles)}."
+            )
+        return name
+
+    async def rate(self, ratings: RatingOptions) -> None:
+        """Let roles that have spoken say what the first one of them has contributed."""
+        scene = self._scene
+        for name in ratings.roles:
+            context = self._contexts.get(name)
+            if context is None:
+                continue
+            heard = [each for each in self._said[self._read[name] :] if each.role != name]
+            self._read[name] = len(self._said)
+            scene.ask(context, ratings, heard)
+            turn = await scene.episode.generate(context, segment=scene.segment, max_tokens=ratings.max_tokens)
+            share = stated_share(turn.text)
+            turn.mark(format=int(share is not None), access_calls=0, limit_failed=0, repeat_failed=0, answered=0)
+            turn.mark(rates=1, share=UNSTATED if share is None else share)
+
+    def _stand_in(self, name: str) -> str:
+        """What stands for the message of a role that is left out; returns who speaks next."""
+        text = self._scene.episode.stand_ins[name]
+        if text:
+            self._said.append(self._scene.message(name, text))
+        return self._scene.options.order.after(name, text) or name
 
     async def _speak(self, name: str, begun: int) -> Visit:
         """One role's turns; `begun` is the number of messages before the conversation."""
@@ -92,6 +139,8 @@ class _Lead:
     async def play(self) -> None:
         """Give tasks and read reports until an answer, the environment or a limit ends the episode."""
         scene, topology = self._scene, self._scene.options.topology
+        if self._name in scene.episode.stand_ins:
+            return
         context = scene.context(self._name)
         scene.tell(context, self._name, "prompt")
         rounds, turn = topology.rounds or 10, None
@@ -123,7 +172,7 @@ class _Lead:
     async def _speak(self, context: Context) -> Turn:
         scene, role = self._scene, self._scene.options.roles[self._name]
         turn = await scene.episode.generate(context, segment=scene.segment, max_tokens=role.max_tokens)
-        turn.mark(format=1, access_calls=0, limit_failed=0, repeat_failed=0, answered=0)
+        turn.mark(format=1, access_calls=0, limit_failed=0, repeat_failed=0, answered=0, rates=0, share=UNSTATED)
         return turn
 
     def _read(self, turn: Turn) -> list[Message]:
@@ -152,12 +201,20 @@ class _Lead:
         scene, visits = self._scene, list[Visit]()
         for task in tasks:
             self._given += 1
+            if task.role in scene.episode.stand_ins:
+                visits.append(self._stand_in(task))
+                continue
             context = scene.context(task.role, agent=f"{task.role} {self._given}")
             scene.tell(context, task.role, "prompt", task=task)
             visits.append(Visit(scene, task.role, context, task))
         while (busy := [visit for visit in visits if visit.said is None]) and not scene.over:
             await self._round(busy)
         return [visit.said for visit in visits if visit.said is not None]
+
+    def _stand_in(self, task: Message) -> Visit:
+        """The report of a role that is left out, without a turn."""
+        scene, text = self._scene, self._scene.episode.stand_ins[task.role]
+        return Visit(scene, task.role, scene.context(task.role), task, said=scene.message(task.role, text))
 
     async def _round(self, busy: list[Visit]) -> None:
         scene, ready = self._scene, list[Visit]()
