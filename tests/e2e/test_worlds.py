@@ -42,7 +42,7 @@ def test_two_steps_in_a_world(tmp_path: Path, recipe: str, roles: set[str], bran
     assert any(forked(group) for group in groups) == branches
     acts = [node for group in groups for node in group.nodes if node.role in ("executor", "agent")]
     assert sum(group.counts["environment_calls"] for group in groups) > len(acts) / 2
-    assert sum(node.valid for node in acts) > len(acts) / 3, "the world understands what is said to it"
+    assert sum(node.valid for node in acts) > len(acts) / 8, "the world understands what is said to it"
     assert any(credit for group in groups for credit in group.credit)
 
 
