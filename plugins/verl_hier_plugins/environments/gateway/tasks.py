@@ -1,0 +1,75 @@
+"""Tasks for agents: those of a file, or generated ones for the sample agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from verl_hier.environments.splits import SPLITS, hash_number
+from verl_hier.errors import RecipeError
+from verl_hier.graph.bounded_reading import parse_json, text_lines
+from verl_hier_plugins.environments.gateway.options import SCORERS, GatewayOptions
+from verl_hier_plugins.environments.gateway.sample import house
+
+
+def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
+    """The tasks of a split, in a fixed order: `{instruction, answers, data_source, id}` and what the agent needs.
+
+    Raises:
+        RecipeError: for an invalid file or line, and for a split without tasks.
+    """
+    if split not in SPLITS:
+        raise RecipeError(f"hier.environment: gateway has no split {split!r}; it has {', '.join(SPLITS)}.")
+    limit = options.pool if split == "train" else options.validation
+    if not options.data_path:
+        return _houses(split, limit)
+    option = "validation_path" if split != "train" and options.validation_path else "data_path"
+    file = Path(getattr(options, option)).expanduser()
+    if not file.is_file():
+        raise RecipeError(f"hier.environment.{option}: there is no file {file}.")
+    found: list[dict[str, Any]] = []
+    for number, line in text_lines(file):
+        where = f"hier.environment.{option}: line {number}"
+        task = _checked(parse_json(line, f"line {number} of {file}"), options, where)
+        if options.validation_path or _split_of(str(task["instruction"])) == split:
+            found.append({"data_source": "gateway", "id": f"{split}-{len(found):05d}", **task})
+        if len(found) == limit > 0:
+            break
+    if not found:
+        raise RecipeError(f"hier.environment.{option}: {file} has no task for the split {split!r}.")
+    return found
+
+
+def _split_of(text: str) -> str:
+    """The split of a task when one file serves all splits: a tenth each for `val` and `test`."""
+    return {0: "val", 1: "test"}.get(hash_number(text, 4) % 10, "train")
+
+
+def _houses(split: str, size: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    # 7200 different tasks; a hundred thousand numbers name all but a few of them.
+    for number in range(100_000):
+        rooms, thing, room = house(number)
+        content = f"{rooms} {thing}"
+        if len(found) == size:
+            break
+        if content in seen or _split_of(content) != split:
+            continue
+        seen.add(content)
+        task = {"instruction": f"find {thing}", "rooms": rooms, "answers": [room], "goal": thing}
+        found.append({**task, "data_source": "gateway", "id": f"{split}-{len(found):05d}"})
+    return found
+
+
+def _checked(task: Any, options: GatewayOptions, where: str) -> dict[str, Any]:
+    if not isinstance(task, dict) or not isinstance(task.get("instruction"), str):
+        raise RecipeError(f"{where} is no task; it needs the text `instruction`.")
+    if "answer" in task:
+        task["answers"] = [task.pop("answer")]
+    answers = task.get("answers")
+    if options.scorer in SCORERS and not (isinstance(answers, list) and answers):
+        raise RecipeError(f"{where} has no `answer`, which the scorer {options.scorer} needs.")
+    if answers is not None:
+        task["answers"] = [str(answer) for answer in answers] if isinstance(answers, list) else [str(answers)]
+    return task
