@@ -9,7 +9,7 @@ set_default_openai_api("chat_completions")
 set_tracing_disabled(True)
 
 
-async def play(task):
+async def play(task: dict) -> str:
     """Returns the room that the policy names."""
     rooms = task["rooms"]
 

@@ -8,7 +8,7 @@ import os
 from openai import OpenAI
 
 
-def play(task):
+def play(task: dict) -> str:
     """Returns the room that the policy names."""
     client = OpenAI()
     rooms = task["rooms"]

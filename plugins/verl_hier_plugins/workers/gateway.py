@@ -97,8 +97,8 @@ def _request(step: StepResult) -> Mapping[str, Any]:
     request = step.info.get("request")
     if not isinstance(request, Mapping):
         raise RecipeError(
-            "hier.environment.name: the worker `gateway` answers requests of agent programs, which this environment does "
-            "not show; choose the environment `gateway`, or another worker."
+            "hier.environment.name: the worker `gateway` answers requests of agent programs, which this environment "
+            "does not show; choose the environment `gateway`, or another worker."
         )
     return request
 
@@ -115,4 +115,5 @@ def hier_workers() -> WorkerSpec:
         active_roles=GatewayWorkerOptions.levels,
         provides=("edited",),
         needs_stop_strings=True,
+        needs_info=("request",),
     )

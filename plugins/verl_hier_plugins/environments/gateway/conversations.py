@@ -10,8 +10,9 @@ from verl_hier_plugins.environments.gateway.messages import ChatRequest, Message
 from verl_hier_plugins.environments.mcp.tools import HERMES, Tool
 
 Begins = Literal["", "first", "again", "edited"]
-"""How a request stands to the conversations before it. Empty: it continues one. `first`: it begins one. `again`: it asks
-what was asked before, for another answer. `edited`: its client has changed what was said, so a new context begins."""
+"""How a request stands to the conversations before it. Empty: it continues one. `first`: it begins one. `again`: it
+asks what was asked before, for another answer. `edited`: its client has changed what was said, so a new context
+begins."""
 
 
 @dataclass

@@ -55,8 +55,8 @@ class Inbox:
     async def ask(self, body: Any, agent: str) -> Any:
         """Wait for the answer to a request.
 
-        A client that went away and asks the same once more, as clients do after a time-out, gets the answer to its first
-        request.
+        A client that went away and asks the same once more, as clients do after a time-out, gets the answer to its
+        first request.
 
         Raises:
             RefusedRequest: when it is none, or too many wait.

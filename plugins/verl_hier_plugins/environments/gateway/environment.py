@@ -1,4 +1,4 @@
-"""The gateway environment: an agent program plays, its requests are observations, and the policy's turns are answers."""
+"""The gateway environment: an agent program plays, its requests are observations, the policy's turns their answers."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from verl_hier_plugins.environments.gateway.endpoint import Asked, Endpoint, Inb
 from verl_hier_plugins.environments.gateway.messages import reply_to
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 from verl_hier_plugins.environments.gateway.scoring import Scorer, scorer_of
+from verl_hier_plugins.environments.gateway.tasks import require_agent
 
 PATIENCE_S = 2.0
 """Seconds for which a repeated agent that asks something else may still ask what is recorded."""
@@ -224,6 +225,7 @@ def _hash(*said: str) -> str:
 @asynccontextmanager
 async def service(options: GatewayOptions) -> AsyncIterator[Callable[[], GatewayEnvironment]]:
     """One endpoint for all episodes of a process."""
+    require_agent(options)
     score = scorer_of(options)
     async with serving(options) as endpoint:
         yield lambda: GatewayEnvironment(endpoint, score)

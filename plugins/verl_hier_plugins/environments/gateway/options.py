@@ -19,11 +19,11 @@ class GatewayOptions:
     """The agent as a function, `package.module:function` or `path/to/file.py:function`: it is called with the task and
     returns the result; it may be a coroutine. Empty, and without `command`, is the sample agent."""
     command: str = ""
-    """The agent as a command line instead: the task comes on its standard input as JSON, its result is what it writes to
-    its standard output."""
+    """The agent as a command line instead: the task comes on its standard input as JSON, its result is what it writes
+    to its standard output."""
     python: str = ""
-    """Interpreter that runs `agent`, such as one of another virtual environment with the agent's framework; empty is the
-    one of the environment's process."""
+    """Interpreter that runs `agent`, such as one of another virtual environment with the agent's framework; empty is
+    the one of the environment's process."""
     folder: str = ""
     """Folder in which the agent runs; empty is that of the run."""
     secrets: tuple[str, ...] = ()
@@ -44,8 +44,8 @@ class GatewayOptions:
     won_at: float = 1.0
     """Score from which on a task counts as won."""
     actions: Literal["hermes", "plain"] = "hermes"
-    """How the tools of an agent are explained to the policy, and how it calls them: as JSON in `<tool_call>` tags, or in
-    plain words, `look hall`. Both are understood."""
+    """How the tools of an agent are explained to the policy, and how it calls them: as JSON in `<tool_call>` tags, or
+    in plain words, `look hall`. Both are understood."""
     max_calls: Count = 16
     """Requests that are answered in one episode; with the next one it is truncated."""
     agent_s: Positive = 120.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
     if split not in SPLITS:
         raise RecipeError(f"hier.environment: gateway has no split {split!r}; it has {', '.join(SPLITS)}.")
     limit = options.pool if split == "train" else options.validation
+    require_agent(options)
     if not options.data_path:
         return _houses(split, limit)
     option = "validation_path" if split != "train" and options.validation_path else "data_path"
@@ -31,13 +35,34 @@ def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
     for number, line in text_lines(file):
         where = f"hier.environment.{option}: line {number}"
         task = _checked(parse_json(line, f"line {number} of {file}"), options, where)
-        if options.validation_path or _split_of(str(task["instruction"])) == split:
+        if options.validation_path or _split_of(json.dumps(task, sort_keys=True)) == split:
             found.append({"data_source": "gateway", "id": f"{split}-{len(found):05d}", **task})
         if len(found) == limit > 0:
             break
     if not found:
         raise RecipeError(f"hier.environment.{option}: {file} has no task for the split {split!r}.")
     return found
+
+
+def require_agent(options: GatewayOptions) -> None:
+    """Refuse an agent that cannot be started, as far as that shows before it is.
+
+    Raises:
+        RecipeError: naming the line.
+    """
+    folder = Path(options.folder).expanduser()
+    if not folder.is_dir():
+        raise RecipeError(f"hier.environment.folder: there is no folder {folder}.")
+    if options.python and shutil.which(str(Path(options.python).expanduser())) is None:
+        raise RecipeError(f"hier.environment.python: {options.python} is no program.")
+    place = options.agent.rpartition(":")[0]
+    if place.endswith(".py") and not (folder / place).is_file():
+        raise RecipeError(f"hier.environment.agent: there is no file {folder / place}.")
+    if options.command:
+        program = shlex.split(options.command)[0]
+        # One with a folder in it is looked for where the agent runs.
+        if shutil.which(str(folder / program) if "/" in program else program) is None:
+            raise RecipeError(f"hier.environment.command: {program} is no program.")
 
 
 def _split_of(text: str) -> str:
