@@ -13,6 +13,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.graph.bounded_reading import parse_json, text_lines
 from verl_hier_plugins.environments.gateway.options import SCORERS, GatewayOptions
 from verl_hier_plugins.environments.gateway.sample import house
+from verl_hier_plugins.environments.gateway.scoring import scorer_of
 
 
 def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
@@ -25,6 +26,7 @@ def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
         raise RecipeError(f"hier.environment: gateway has no split {split!r}; it has {', '.join(SPLITS)}.")
     limit = options.pool if split == "train" else options.validation
     require_agent(options)
+    scorer_of(options)
     if not options.data_path:
         return _houses(split, limit)
     option = "validation_path" if split != "train" and options.validation_path else "data_path"
