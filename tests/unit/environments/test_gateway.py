@@ -141,7 +141,7 @@ def test_a_named_scorer_decides(agent, tmp_path, monkeypatch):
     assert last.reward == 0.5 and last.info["won"]
     with pytest.raises(RecipeError, match="returned 'much', which is no number"):
         played(options, "great")
-    with pytest.raises(RecipeError, match="hier.environment.scorer: module 'nowhere'"):
+    with pytest.raises(RecipeError, match=r"hier\.environment\.scorer: module 'nowhere'"):
         played(replace(options, scorer="nowhere:f"))
     *_, last = played(
         agent('def play(task):\n    return ask("q")', scorer="number"), "7 or 12", task={"answers": ["12.0"]}
@@ -150,9 +150,7 @@ def test_a_named_scorer_decides(agent, tmp_path, monkeypatch):
 
 
 def test_a_command_reads_its_task_and_writes_its_result(agent, tmp_path):
-    options = agent(
-        'if __name__ == "__main__":\n    print(json.load(sys.stdin)["instruction"], file=sys.stderr)\n    print(ask("q"))'
-    )
+    options = agent('if __name__ == "__main__":\n    print(ask(json.load(sys.stdin)["instruction"]))')
     options = replace(options, agent="", command="python3 agent.py")
     *_, last = played(options, "right")
     assert last.info["result"] == "right" and last.reward == 1
@@ -190,7 +188,8 @@ def test_an_answer_may_come_back_in_another_form(agent):
     code = """
     def play(task):
         tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"room": {}}}}}]
-        messages = [{"role": "developer", "content": [{"type": "text", "text": "sys"}]}, {"role": "user", "content": "q"}]
+        messages = [{"role": "developer", "content": [{"type": "text", "text": "sys"}]}]
+        messages += [{"role": "user", "content": "q"}]
         said = send({"messages": messages, "tools": tools})[1]["choices"][0]
         assert said["finish_reason"] == "tool_calls", said
         (call,) = said["message"]["tool_calls"]
@@ -294,7 +293,7 @@ def test_hostile_bytes_keys_and_paths_are_refused(agent):
         key = os.environ["OPENAI_API_KEY"]
         good = {"messages": [{"role": "user", "content": "q"}]}
         tried = [
-            send(b"\\xff\\xfe{"), send(b"["*100000), send(b""), send(b"{" + b" " * 2000000),
+            send(b"\\xff\\xfe{"), send(b"["*60000), send(b""), send(b"{" + b" " * 2000000),
             send(good, key="wrong"), send(good, key=key[:-1]), send(good, path="/responses"), send(good, path="/../x"),
         ]
         assert all("message" in said["error"] for _, said in tried)
@@ -305,21 +304,31 @@ def test_hostile_bytes_keys_and_paths_are_refused(agent):
     assert last.reward == 1
 
 
-def test_more_requests_at_once_than_may_wait_are_refused(agent):
+def test_more_requests_at_once_than_may_wait_are_refused(agent, tmp_path):
     code = """
     def play(task):
         said = []
-        threads = [threading.Thread(target=lambda: said.append(send({"messages": [{"role": "user", "content": "q"}]})))
-                   for _ in range(5)]
+        body = {"messages": [{"role": "user", "content": "q"}]}
+        threads = [threading.Thread(target=lambda: said.append(send(body))) for _ in range(5)]
         for thread in threads:
             thread.start()
-            time.sleep(0.05)
+        while len(said) < 2:
+            time.sleep(0.01)
+        open("refused", "w").close()
         for thread in threads:
             thread.join()
         return " ".join(sorted(str(status) for status, _ in said))
     """
-    *_, last = played(agent(code, most_at_once=3), "a", "b", "c")
-    assert last.info["result"] == "200 200 200 429 429"
+
+    async def scenario(pool):
+        handle, _ = await pool.open(TASK, 0)
+        while not (tmp_path / "refused").exists():
+            await asyncio.sleep(0.01)
+        for action in "abc":
+            last = await handle.step(action)
+        assert last.info["result"] == "200 200 200 429 429"
+
+    in_pool(agent(code, most_at_once=3), scenario)
 
 
 def test_a_client_that_asks_again_after_a_time_out_gets_the_first_answer(agent):
@@ -469,7 +478,7 @@ def test_a_fork_runs_the_agent_again_on_its_answers(agent, tmp_path):
 
     async def refused(pool):
         source, _ = await pool.open(TASK, 0)
-        with pytest.raises(RecipeError, match="hier.environment.repeatable"):
+        with pytest.raises(RecipeError, match=r"hier\.environment\.repeatable"):
             await (await source.fork()).step("right")
 
     in_pool(failing, refused)
@@ -493,7 +502,7 @@ def test_requests_side_by_side_are_repeated_in_the_recorded_order(agent):
     """
 
     async def scenario(pool):
-        source, first = await pool.open(TASK, 0)
+        source, _ = await pool.open(TASK, 0)
         for _ in range(5):
             asked = source.steps[-1]
             await source.step(f"{asked.info['request']['context']}")
@@ -576,7 +585,7 @@ def test_edits_begin_contexts_and_are_counted_and_agents_have_roles(agent):
     ]  # fmt: skip
     assert [node.extra["edited"] for node in graph.nodes] == [0, 0, 1, 0]
     assert [node.extra.get("failure") for node in graph.nodes] == [None, None, "history_edited", None]
-    with pytest.raises(RecipeError, match="hier.worker.agents: a request is of the agent 'checker'"):
+    with pytest.raises(RecipeError, match=r"hier\.worker\.agents: a request is of the agent 'checker'"):
         roll_out_through(agent(code), lambda prompt, sampling: "right", SideBySide(), n=1)
 
 

@@ -83,16 +83,18 @@ class AgentProcess:
 
     async def stop(self) -> None:
         """End it and what it has started in its process group."""
-        self._kill()
+        if not self.ended.is_set():
+            self._kill()
         await self._watching
 
     async def _watch(self, most: int) -> None:
         assert self._process.stdout is not None and self._process.stderr is not None
         reading = asyncio.gather(self._read(self._process.stdout, most), self._follow(self._process.stderr))
         try:
-            await self._process.wait()
+            await _exit_of(self._process.pid)
             # A program that it has left behind may hold its output open.
             self._kill()
+            await self._process.wait()
             self.result = (await reading)[0]
         finally:
             reading.cancel()
@@ -111,3 +113,18 @@ class AgentProcess:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+async def _exit_of(pid: int) -> None:
+    """Wait until a child has exited; asyncio's own `wait` also waits for the ends of its pipes."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # it has, and was reaped
+        return
+    exited, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(descriptor, exited.set)
+    try:
+        await exited.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
