@@ -384,18 +384,46 @@ def test_a_hanging_agent_costs_its_own_episode(agent, tmp_path):
     in_pool(agent(code), scenario, time_limit_s=3.0)
 
 
-def test_a_dying_agent_is_scored_or_lost(agent):
+@pytest.mark.parametrize("preload", [True, False])
+def test_a_dying_agent_is_scored_or_lost(agent, preload):
     code = 'def play(task):\n    said = ask("q")\n    raise ValueError("no " + said)'
-    _, last = played(agent(code), "right")
-    assert (
-        last.done and last.reward == 0 and last.info["ended"] == "died" and "ValueError: no right" in last.info["died"]
-    )
-    failure = lost(agent(code, crashes="lose"), "right")
+    _, last = played(agent(code, preload=preload), "right")
+    assert last.done and last.reward == 0 and last.info["ended"] == "died"
+    assert "ValueError: no right" in last.info["died"]
+    failure = lost(agent(code, preload=preload, crashes="lose"), "right")
     assert failure.kind == "raised" and "the agent died with status 1: ValueError: no right" in failure.message
-    failure = lost(agent("def play(task):\n    os._exit(3)"))
+    failure = lost(agent("def play(task):\n    os._exit(3)", preload=preload))
     assert failure.kind == "raised" and "ended before its first request" in failure.message
-    assert "agent.py has no function play" in lost(agent("def other(task): pass")).message
-    assert "No module named 'nowhere'" in lost(agent("import nowhere")).message
+    failure = lost(agent('def play(task):\n    sys.exit("no luck")', preload=preload))
+    assert "ended before its first request: no luck" in failure.message
+    assert "agent.py has no function play" in lost(agent("def other(task): pass", preload=preload)).message
+    assert "No module named 'nowhere'" in lost(agent("import nowhere", preload=preload)).message
+    early = 'KEY = os.environ.get("OPENAI_API_KEY")\ndef play(task):\n    return ask("q", key=KEY)'
+    if preload:
+        assert "hier.environment.preload: false" in lost(agent(early)).message
+    else:
+        assert played(agent(early, preload=False), "right")[-1].reward == 1
+
+
+def test_the_process_that_imported_the_agent_may_die(agent, tmp_path):
+    code = """
+    import signal
+    def play(task):
+        said = ask("q")
+        if said == "kill":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        return said
+    """
+
+    async def scenario(pool):
+        (bad, _), (other, _) = [await pool.open(TASK, 0) for _ in range(2)]
+        assert (await bad.step("kill")).info["ended"] == "died"
+        assert (await other.step("right")).info["ended"] == "died"  # the copies end with their source
+        again, _ = await pool.open(TASK, 0)
+        assert (await again.step("right")).reward == 1
+
+    in_pool(agent(code), scenario)
 
 
 def test_limits_of_calls_time_and_result(agent):

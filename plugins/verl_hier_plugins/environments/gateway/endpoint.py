@@ -126,7 +126,11 @@ class Endpoint:
     def _inbox(self, request: web.Request) -> Inbox:
         inbox = self._inboxes.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
         if inbox is None:
-            raise RefusedRequest("the key is that of no episode that is under way; it is in OPENAI_API_KEY.", 401)
+            raise RefusedRequest(
+                "the key is that of no episode that is under way; it is in OPENAI_API_KEY when the agent's function is "
+                "called, and where its module reads it earlier the recipe says hier.environment.preload: false.",
+                401,
+            )
         return inbox
 
 

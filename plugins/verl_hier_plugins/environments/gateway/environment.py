@@ -15,7 +15,7 @@ from typing import Any
 from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
-from verl_hier_plugins.environments.gateway.agent import AgentProcess
+from verl_hier_plugins.environments.gateway.agent import AgentProcess, Agents
 from verl_hier_plugins.environments.gateway.conversations import Conversation, Conversations, said_of
 from verl_hier_plugins.environments.gateway.endpoint import Asked, Endpoint, Inbox, serving
 from verl_hier_plugins.environments.gateway.messages import reply_to
@@ -49,11 +49,12 @@ class GatewayEnvironment(AsyncEnvironment):
         shown: the present observation.
     """
 
-    def __init__(self, endpoint: Endpoint, score: Scorer) -> None:
+    def __init__(self, endpoint: Endpoint, agents: Agents, score: Scorer) -> None:
         self.task: Mapping[str, Any] = {}
         self.exchanges: list[tuple[str, str]] = []
         self.shown = ""
         self._endpoint = endpoint
+        self._agents = agents
         self._options = endpoint.options
         self._score = score
         self._inbox: Inbox | None = None
@@ -124,7 +125,7 @@ class GatewayEnvironment(AsyncEnvironment):
         }
         given = {name: value for name, value in task.items() if name not in self._options.hidden}
         async with self._endpoint.starts:
-            self._agent = await AgentProcess.start(self._options, given, surroundings)
+            self._agent = await self._agents.start(given, surroundings)
             step = await self._next(True, like)
         if step.done or step.truncated:
             raise RuntimeError(f"the agent ended before its first request: {self._agent.log}")
@@ -226,6 +227,9 @@ def _hash(*said: str) -> str:
 async def service(options: GatewayOptions) -> AsyncIterator[Callable[[], GatewayEnvironment]]:
     """One endpoint for all episodes of a process."""
     require_agent(options)
-    score = scorer_of(options)
+    score, agents = scorer_of(options), Agents(options)
     async with serving(options) as endpoint:
-        yield lambda: GatewayEnvironment(endpoint, score)
+        try:
+            yield lambda: GatewayEnvironment(endpoint, agents, score)
+        finally:
+            await agents.close()

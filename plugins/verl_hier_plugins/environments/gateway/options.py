@@ -24,6 +24,9 @@ class GatewayOptions:
     python: str = ""
     """Interpreter that runs `agent`, such as one of another virtual environment with the agent's framework; empty is
     the one of the environment's process."""
+    preload: bool = True
+    """Whether one process imports the function of `agent` once and copies itself for each episode. Switch it off for a
+    module that makes its client, or starts threads, when it is imported."""
     folder: str = ""
     """Folder in which the agent runs; empty is that of the run."""
     secrets: tuple[str, ...] = ()
