@@ -1,9 +1,9 @@
 """Runs agents: `launch.py <parent pid> command <word>…`, `… function <reference>`, or `… server <reference> <fd>`.
 
 Any Python runs this file, which needs the standard library alone. What it starts ends with the process that started
-it. A command and a function get their task from the standard input. A server imports the function once and makes a copy
-of itself for each run that it is asked for at the socket `fd`. A function's result goes to the standard output, and what
-it prints to the log.
+it. A command and a function get their task from the standard input. A server imports the function once and makes a
+copy of itself for each run that it is asked for at the socket `fd`. A function's result goes to the standard output,
+and what it prints to the log.
 """
 
 from __future__ import annotations
