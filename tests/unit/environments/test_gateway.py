@@ -305,6 +305,12 @@ def test_hostile_bytes_keys_and_paths_are_refused(agent):
     assert last.reward == 1
 
 
+def test_the_longest_request_arrives(agent):
+    code = "def play(task):\n    return ask(chr(0x4e2d) * 150_000)"
+    first, last = played(agent(code, request_characters=150_000), "right")
+    assert len(first.info["request"]["messages"][0][1]) == 150_000 and last.reward == 1
+
+
 def test_more_requests_at_once_than_may_wait_are_refused(agent, tmp_path):
     code = """
     def play(task):
@@ -399,7 +405,7 @@ def test_a_dying_agent_is_scored_or_lost(agent, preload):
     assert "ended before its first request: no luck" in failure.message
     assert "agent.py has no function play" in lost(agent("def other(task): pass", preload=preload)).message
     assert "No module named 'nowhere'" in lost(agent("import nowhere", preload=preload)).message
-    early = 'KEY = os.environ.get("OPENAI_API_KEY")\ndef play(task):\n    return ask("q", key=KEY)'
+    early = 'KEY = os.environ.get("OPENAI_API_KEY")\ndef play(task):\n    return ask("q", key=KEY or "none")'
     if preload:
         assert "hier.environment.preload: false" in lost(agent(early)).message
     else:
@@ -665,6 +671,7 @@ OPTIONS = [
     ({"scorer": "exact"}, "scorer is one of"),
     ({"pool": 0}, "at least 1"),
     ({"max_calls": 0}, "at least 1"),
+    ({"request_characters": 150_001}, "at most 150000"),
     ({"agent_s": 0}, "above 0"),
 ]
 

@@ -184,7 +184,7 @@ def _calls(text: str, tools: Mapping[str, Tool], number: int) -> tuple[str, list
 
 def _message(given: Any, place: int) -> Message:
     where = f"message {place}"
-    if not isinstance(given, Mapping) or given.get("role") not in ROLES:
+    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str) or given["role"] not in ROLES:
         raise RefusedRequest(f"{where} has to be an object with a `role` of {', '.join(ROLES)}.")
     role = ROLES[given["role"]]
     content = _text(given.get("content"), where)

@@ -8,6 +8,8 @@ from typing import Literal
 
 from verl_hier.host.constraints import Count, CountOrZero, Positive
 
+MOST_CHARACTERS = 150_000
+"""Of a request: the `info` of a step takes a mebibyte, in which JSON may write a character as six bytes."""
 SCORERS = ("exact_match", "f1", "number")
 
 
@@ -82,6 +84,8 @@ class GatewayOptions:
             raise ValueError("validation_path needs data_path, the tasks of the training split")
         if self.scorer not in SCORERS and not all(self.scorer.partition(":")[::2]):
             raise ValueError(f"scorer is one of {', '.join(SCORERS)}, or package.module:function; got {self.scorer!r}")
+        if self.request_characters > MOST_CHARACTERS:
+            raise ValueError(f"request_characters must be at most {MOST_CHARACTERS}, got {self.request_characters}")
         if not self.data_path and min(self.pool, self.validation) < 1:
             raise ValueError("pool and validation must be at least 1 for generated tasks")
 
