@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from tests.fixtures.trainer import verl_hier
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.ops.runs import RUNS, Run
+from verl_hier_plugins.environments.gateway import SPEC as GATEWAY
+from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +50,45 @@ def test_two_steps_in_a_world(tmp_path: Path, recipe: str, roles: set[str], bran
     assert any(credit for group in groups for credit in group.credit)
 
 
+def test_two_steps_of_agent_programs(tmp_path: Path) -> None:
+    """The loop around the `openai` client and the agent on the Agents SDK, which know nothing of verl-hier, are trained
+    with the tokens that they were answered with; the SDK's tool was called."""
+    pytest.importorskip("openai")
+    pytest.importorskip("agents")
+    verl_hier(tmp_path, "coldstart", "grpo_gateway", *SHORT)
+    files = {}
+    for split in ("train", "val"):
+        tasks = GATEWAY.tasks(GatewayOptions(pool=24, validation=8), split)
+        lines = [json.dumps({**task, "by": ("sdk", "loop")[number % 2]}) for number, task in enumerate(tasks)]
+        files[split] = tmp_path / f"{split}.jsonl"
+        files[split].write_text("\n".join(lines))
+    agent = Path(__file__).parents[1] / "fixtures" / "both_agents.py"
+    tasks = [f"hier.environment.data_path={files['train']}", f"hier.environment.validation_path={files['val']}"]
+    store = f"hier.store.path={tmp_path}/graphs"
+    verl_hier(tmp_path, "train", "grpo_gateway", *STEPS, *tasks, f"hier.environment.agent={agent}:play", store)
+    run = Run.all_in(tmp_path / RUNS / "grpo_gateway")[-1]
+    steps = [step for step in run.metrics() if "actor/grad_norm" in step]
+    assert len(steps) == 2
+    for step in steps:
+        assert step["hier/episodes/failed"] == 0 and step["hier/rows/trained"] > 0
+        assert step["actor/grad_norm"] > 0, "nobody earned more or less than the others"
+    groups = [group for number in (1, 2) for group in read_graphs(tmp_path / "graphs" / f"step_{number:06d}")]
+    read = {message.role for group in groups for node in group.nodes for message in node.messages}
+    assert {"system", "user", "tool"} <= read and any("is" in text.split() for text in observations(groups))
+    for group in groups:
+        for node in group.nodes:
+            if node.context >= 0:
+                before = group.nodes[node.context]
+                told = group.prompt(before.id) + before.action
+                assert group.prompt(node.id)[: len(told)] == told, "an answer was tokenised again"
+
+
 def forked(group: RolloutGraph) -> bool:
     """Whether two turns of a group follow the same turn."""
     parents = [node.parent for node in group.nodes if node.parent >= 0]
     return len(parents) > len(set(parents))
+
+
+def observations(groups: Iterable[RolloutGraph]) -> list[str]:
+    """What the world answered, turn by turn."""
+    return [message.content for group in groups for node in group.nodes for message in node.messages]

@@ -184,6 +184,7 @@ class WorkerSpec(Spec):
             `verl-hier distill` makes data for workers that have it.
         needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
         stand_ins: whether its episodes heed `EpisodeView.stand_ins`, so that a sampler can leave roles out of them.
+        needs_info: names in the `info` of a reset that it reads; refuses environments that do not show them.
     """
 
     kind: ClassVar[Kind] = "worker"
@@ -193,6 +194,7 @@ class WorkerSpec(Spec):
     active_roles: Callable[[Any], Iterable[str] | Mapping[str, int]] | None = None
     transcribe: Callable[[Any, Any], list[str]] | None = None
     needs_stop_strings: bool = False
+    needs_info: tuple[str, ...] = ()
 
     def levels(self, options: Any) -> dict[str, int]:
         """The roles that take turns with these options, each with its level. No other role may take one."""

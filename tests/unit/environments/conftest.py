@@ -11,6 +11,7 @@ NEEDS = {
     "test_retrieval.py": ("aiohttp", "bm25s"),
     "test_mcp.py": ("mcp", "aiohttp"),
     "test_openenv.py": ("aiohttp",),
+    "test_gateway.py": ("aiohttp",),
 }
 
 collect_ignore_glob = [files for files, packages in NEEDS.items() if not all(map(find_spec, packages))]

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.asked_line import AskedLine
 from tests.fixtures.tiers import quick
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Sampling, Worker
 from verl_hier.testing import check_worker
+from verl_hier.testing.line import Line
 from verl_hier.testing.scene import Answer
 
 SPECS: dict[str, Any] = PluginHost.load({"builtin": True}).specs("worker")
@@ -50,6 +52,8 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("designer_executor", {}, pick("solver", "solver ; solver", "right")),
     ("dual_loop", {}, None),
     ("dual_loop", {"router": "refiner", "empty_plan_penalty": 0.1}, pick("right", "strategic", "")),
+    ("gateway", {}, None),
+    ("gateway", {"agents": {"walker": {}, "checker": {"level": 1, "begins": "checker"}}}, None),
     ("planner_executor", {}, pick("one ; two", "right", "<sub_done>")),
     ("planner_executor", {"action_tag": "action", "plan_penalty": 0.1}, pick("<action>right</action>", "a\nb")),
     ("react", {}, None),
@@ -82,7 +86,8 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
 )
 def test_every_builtin_passes(name: str, options: dict[str, Any], answer: Answer | None) -> None:
     spec = SPECS[name]
-    check_worker(spec, build_options(spec, options), answer=answer)
+    environment = AskedLine if spec.needs_info else Line
+    check_worker(spec, build_options(spec, options), answer=answer, environment=environment)
 
 
 def test_no_builtin_is_left_out() -> None:

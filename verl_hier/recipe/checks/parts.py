@@ -11,7 +11,7 @@ from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, Spec, WorkerSpec
 from verl_hier.recipe.checks.rule import needs_critic, rule, value
-from verl_hier.recipe.checks.world import names_states
+from verl_hier.recipe.checks.world import info_names, names_states
 from verl_hier.recipe.composed import ComposedRecipe
 
 TOKEN_COLUMNS = ("turn", "logprob", "entropy")
@@ -85,6 +85,25 @@ def check_kl(recipe: ComposedRecipe) -> None:
             f"algorithm.use_kl_in_reward: estimator {estimator.name!r} credits turns and sees no KL "
             f"penalty on "
             "tokens; use actor_rollout_ref.actor.use_kl_loss, or hier.estimator.name: verl."
+        )
+
+
+@rule
+def check_info(recipe: ComposedRecipe) -> None:
+    """Refuse a worker that reads what the environment does not show."""
+    worker, environment = recipe.parts.worker.spec, recipe.parts.environment.spec
+    shown = info_names(recipe) if worker.needs_info else None
+    lacking = [name for name in worker.needs_info if shown is not None and name not in shown]
+    if lacking:
+        able = [
+            name
+            for name, spec in recipe.host.specs("environment").items()
+            if {*worker.needs_info} <= {*(getattr(spec, "info", None) or ())}
+        ]
+        raise RecipeError(
+            f"hier.worker.name: {worker.name!r} reads {lacking[0]!r} in the `info` of answers, which environment "
+            f"{environment.name!r} does not show; choose another worker, or an environment that does "
+            f"({', '.join(able) or 'none installed'})."
         )
 
 

@@ -1,0 +1,33 @@
+"""Gateway: the policy as an OpenAI-compatible endpoint for agents that know nothing of verl-hier.
+
+Doc page: docs/environments/gateway.md.
+"""
+
+from verl_hier.environments.splits import SPLITS, pool
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier_plugins.environments.gateway.options import GatewayOptions
+
+SPEC = EnvironmentSpec(
+    "gateway",
+    lazy("verl_hier_plugins.environments.gateway.environment:service"),
+    GatewayOptions,
+    tasks=lazy("verl_hier_plugins.environments.gateway.tasks:tasks"),
+    fork="recorded",
+    names_states=True,
+    info=("won", "score", "request"),
+    splits=SPLITS,
+    pool=pool,
+    asynchronous=True,
+    secrets=("secrets",),
+    scoring=("scorer", "won_at"),
+    summary="an agent program of any framework, to which the policy is an OpenAI-compatible endpoint",
+    source="OpenAI's chat completions",
+    extra="gateway",
+    modules=("aiohttp",),
+)
+
+
+@hookimpl
+def hier_environments() -> EnvironmentSpec:
+    return SPEC

@@ -1,0 +1,177 @@
+"""The endpoint: one HTTP server a process, at which every episode has a key of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from verl_hier_plugins.environments.gateway.messages import ChatRequest, RefusedRequest, read_request
+from verl_hier_plugins.environments.gateway.options import GatewayOptions
+
+AGENT_HEADER = "X-Agent"
+BYTES_PER_CHARACTER = 8
+"""Of a body, at most: JSON may write a character as six bytes, and has its own signs."""
+SECRET = "[secret]"
+
+
+class Asked:
+    """A request of an agent that waits for the policy.
+
+    Attributes:
+        request: the request.
+        answer: the body of the answer, once there is one.
+        left: whether its client has gone; the policy is not asked for one that does not come back.
+    """
+
+    def __init__(self, request: ChatRequest) -> None:
+        self.request = request
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.left = False
+
+
+class Inbox:
+    """The requests of one episode.
+
+    Attributes:
+        key: the secret that its agent shows.
+        waiting: requests that the policy has not been asked yet, in the order of their arrival.
+        changed: set when one arrives.
+    """
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self.waiting: list[Asked] = []
+        self.changed = asyncio.Event()
+        self._options = options
+        self._unheard: dict[str, Asked] = {}
+        self._open = 0
+
+    async def ask(self, body: Any, agent: str) -> Any:
+        """Wait for the answer to a request.
+
+        A client that went away and asks the same once more, as clients do after a time-out, gets the answer to its
+        first request.
+
+        Raises:
+            RefusedRequest: when it is none, or too many wait.
+        """
+        request = read_request(body, agent, self._options.request_characters)
+        if self._open >= self._options.most_at_once:
+            raise RefusedRequest(
+                f"{self._open} requests of this agent wait already; raise hier.environment.most_at_once.", 429
+            )
+        asked = self._unheard.pop(request.digest, None)
+        if asked is None:
+            asked = Asked(request)
+            self.waiting.append(asked)
+        asked.left = False
+        self.changed.set()
+        self._open += 1
+        try:
+            return await asyncio.shield(asked.answer)
+        except asyncio.CancelledError:
+            asked.left = True
+            self._unheard[request.digest] = asked
+            raise
+        finally:
+            self._open -= 1
+
+
+class Endpoint:
+    """The server, and the episodes that it serves by their keys.
+
+    Attributes:
+        url: the base URL that clients are given.
+        starts: limits how many agents are started at once.
+    """
+
+    def __init__(self, options: GatewayOptions) -> None:
+        self.options = options
+        self.url = ""
+        self.starts = asyncio.Semaphore(options.starts_at_once)
+        self._inboxes: dict[str, Inbox] = {}
+
+    def open(self) -> Inbox:
+        """An inbox for an episode."""
+        inbox = Inbox(self.options)
+        self._inboxes[inbox.key] = inbox
+        return inbox
+
+    def close(self, inbox: Inbox) -> None:
+        """Refuse further requests of an episode."""
+        self._inboxes.pop(inbox.key, None)
+
+    async def chat(self, request: web.Request) -> web.Response:
+        """Answer `POST /v1/chat/completions`."""
+        inbox = self._inbox(request)
+        # What an agent says reaches the policy and files; its key does not.
+        text = (await request.text()).replace(inbox.key, SECRET)
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RefusedRequest("the body of a request is no JSON.") from error
+        return web.json_response(await inbox.ask(body, request.headers.get(AGENT_HEADER, "")[:100]))
+
+    async def models(self, request: web.Request) -> web.Response:
+        """Answer `GET /v1/models`: there is one, and every name is taken for it."""
+        self._inbox(request)
+        return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model", "created": 1}]})
+
+    def _inbox(self, request: web.Request) -> Inbox:
+        inbox = self._inboxes.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
+        if inbox is None:
+            raise RefusedRequest(
+                "the key is that of no episode that is under way; it is in OPENAI_API_KEY when the agent's function is "
+                "called, and where its module reads it earlier the recipe says hier.environment.preload: false.",
+                401,
+            )
+        return inbox
+
+
+@web.middleware
+async def _in_sentences(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Errors as clients of OpenAI read them."""
+    try:
+        return await handler(request)
+    except RefusedRequest as error:
+        return _error(str(error), error.status)
+    except web.HTTPRequestEntityTooLarge:
+        return _error("the body of the request is too long; see hier.environment.request_characters.", 413)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        sentence = "there are POST /v1/chat/completions and GET /v1/models; tell the framework to use chat completions."
+        return _error(f"{request.method} {request.path[:200]} is not known here: {sentence}", error.status)
+    except (UnicodeError, LookupError):
+        return _error("the body of a request is no JSON in UTF-8.", 400)
+
+
+def _error(sentence: str, status: int) -> web.Response:
+    kind = "authentication_error" if status == 401 else "invalid_request_error"
+    said = {"message": sentence, "type": kind, "param": None, "code": None}
+    return web.json_response({"error": said}, status=status)
+
+
+@asynccontextmanager
+async def serving(options: GatewayOptions) -> AsyncIterator[Endpoint]:
+    """An endpoint at a free port of this machine's loopback."""
+    endpoint = Endpoint(options)
+    size = BYTES_PER_CHARACTER * options.request_characters + 2**16
+    app = web.Application(middlewares=[_in_sentences], client_max_size=size)
+    app.router.add_post("/v1/chat/completions", endpoint.chat)
+    app.router.add_get("/v1/models", endpoint.models)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        endpoint.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        yield endpoint
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,235 @@
+"""The gateway environment: an agent program plays, its requests are observations, the policy's turns their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from verl_hier.environments.asynchronous import AsyncEnvironment
+from verl_hier.environments.base import StepResult
+from verl_hier.errors import RecipeError
+from verl_hier_plugins.environments.gateway.agent import AgentProcess, Agents
+from verl_hier_plugins.environments.gateway.conversations import Conversation, Conversations, said_of
+from verl_hier_plugins.environments.gateway.endpoint import Asked, Endpoint, Inbox, serving
+from verl_hier_plugins.environments.gateway.messages import reply_to
+from verl_hier_plugins.environments.gateway.options import GatewayOptions
+from verl_hier_plugins.environments.gateway.scoring import Scorer, scorer_of
+from verl_hier_plugins.environments.gateway.tasks import require_agent
+
+PATIENCE_S = 2.0
+"""Seconds for which a repeated agent that asks something else may still ask what is recorded."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """How an agent has come to its end.
+
+    Attributes:
+        why: `result`, `died`, `max_calls` or `agent_s`.
+        result: what it says.
+    """
+
+    why: str
+    result: str = ""
+
+
+class GatewayEnvironment(AsyncEnvironment):
+    """One episode: one run of the agent.
+
+    Attributes:
+        task: the task.
+        exchanges: the observations so far, each with the action that answered it; for experts.
+        shown: the present observation.
+    """
+
+    def __init__(self, endpoint: Endpoint, agents: Agents, score: Scorer) -> None:
+        self.task: Mapping[str, Any] = {}
+        self.exchanges: list[tuple[str, str]] = []
+        self.shown = ""
+        self._endpoint = endpoint
+        self._agents = agents
+        self._options = endpoint.options
+        self._score = score
+        self._inbox: Inbox | None = None
+        self._agent: AgentProcess | None = None
+        self._conversations = Conversations(endpoint.options.actions)
+        self._asked: tuple[Asked, Conversation] | None = None
+        self._took_s = 0.0
+        self._anchor = ""
+
+    async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
+        """Start the agent and wait for its first request."""
+        return await self._begin(task, seed, None)
+
+    async def step(self, action: str) -> StepResult:
+        """Answer the agent's request and wait for its next one, or for its end."""
+        return await self._answer(action, None)
+
+    async def restore(
+        self, task: Mapping[str, Any], seed: int, actions: Sequence[str], steps: Sequence[StepResult]
+    ) -> Sequence[StepResult] | None:
+        """Run the agent again and answer its requests as they were answered, whatever their order now.
+
+        Raises:
+            RecipeError: when the recipe says that an agent must not be run again.
+        """
+        if not self._options.repeatable:
+            raise RecipeError(
+                "hier.environment.repeatable: this agent must not be run again, so its episodes cannot be forked or "
+                "rebuilt; allow it, or take a sampler that does not branch."
+            )
+        again = [await self._begin(task, seed, _digest_of(steps[0]))]
+        for action, step in zip(actions, steps[1:], strict=True):
+            again.append(await self._answer(action, _digest_of(step)))
+        return again
+
+    async def close(self) -> None:
+        """End the agent."""
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
+            self._endpoint.close(inbox)
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            await agent.stop()
+
+    def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Any:
+        """A scripted expert for the tasks of the sample agent; see `verl_hier.environments.expert`."""
+        from verl_hier_plugins.environments.gateway.sample import SearchExpert
+
+        return SearchExpert(self, rng, skip_stage)
+
+    def vocabulary(self) -> Iterable[str]:
+        """The words of the sample agent."""
+        from verl_hier_plugins.environments.gateway.sample import words
+
+        return words()
+
+    async def _begin(self, task: Mapping[str, Any], seed: int, like: str | None) -> StepResult:
+        self.task = task
+        self._inbox = self._endpoint.open()
+        self._anchor = json.dumps(task, sort_keys=True)
+        surroundings = {
+            "OPENAI_BASE_URL": self._endpoint.url,
+            "OPENAI_API_KEY": self._inbox.key,
+            "OPENAI_MODEL": "policy",
+            "AGENT_SEED": str(seed),
+            "PYTHONHASHSEED": "0",
+            "NO_PROXY": "127.0.0.1",
+        }
+        given = {name: value for name, value in task.items() if name not in self._options.hidden}
+        async with self._endpoint.starts:
+            self._agent = await self._agents.start(given, surroundings)
+            step = await self._next(True, like)
+        if step.done or step.truncated:
+            raise RuntimeError(f"the agent ended before its first request: {self._agent.log}")
+        return step
+
+    async def _answer(self, action: str, like: str | None) -> StepResult:
+        if self._asked is None:
+            return self._step("The agent has ended.", valid=False, done=True, info={"won": False, "score": 0.0})
+        asked, conversation = self._asked
+        self._asked = None
+        reply = reply_to(asked.request, action, len(self.exchanges))
+        self.exchanges.append((self.shown, action))
+        self._conversations.answered(conversation, reply.message)
+        self._anchor = _hash(self._anchor, self.shown, action)
+        if not asked.answer.done():
+            asked.answer.set_result(reply.body)
+        return await self._next(reply.valid, like)
+
+    async def _next(self, valid: bool, like: str | None) -> StepResult:
+        """The next request, or how the agent ended."""
+        came = await self._arrival(like)
+        if isinstance(came, Asked) and len(self.exchanges) >= self._options.max_calls:
+            came = Over("max_calls")
+        if isinstance(came, Over):
+            return await self._ended(came, valid)
+        conversation, begins, new = self._conversations.take(came.request)
+        self._asked = came, conversation
+        self.shown = "\n".join(message.content for message in new)
+        request = said_of(conversation, begins, new, came.request)
+        return self._step(self.shown, valid=valid, info={"won": False, "score": 0.0, "request": request})
+
+    async def _arrival(self, like: str | None) -> Asked | Over:
+        """Wait for a request, or for the agent's end; the time that passes is the agent's own.
+
+        Args:
+            like: the request that is recorded; others may arrive before it.
+        """
+        assert self._inbox is not None and self._agent is not None
+        inbox, agent, began = self._inbox, self._agent, time.monotonic()
+        other: float | None = None
+        try:
+            while True:
+                inbox.changed.clear()
+                now = time.monotonic()
+                here = [asked for asked in inbox.waiting if not asked.left]
+                for asked in here:
+                    if like is None or asked.request.digest == like or (other and now > other + PATIENCE_S):
+                        inbox.waiting.remove(asked)
+                        return asked
+                other = other or (now if here else None)
+                if agent.ended.is_set():
+                    return Over("result", agent.result) if agent.status == 0 else Over("died")
+                left = self._options.agent_s - self._took_s - (now - began)
+                if left <= 0:
+                    return Over("agent_s")
+                await _first_of(inbox.changed, agent.ended, min(left, PATIENCE_S / 4) if other else left)
+        finally:
+            self._took_s += time.monotonic() - began
+
+    async def _ended(self, over: Over, valid: bool) -> StepResult:
+        assert self._agent is not None
+        if over.why == "died" and self._options.crashes == "lose":
+            raise RuntimeError(f"the agent died with status {self._agent.status}: {self._agent.log}")
+        truncated = over.why in ("max_calls", "agent_s")
+        score = 0.0
+        if self.exchanges and not truncated:
+            score = await asyncio.to_thread(self._score, self.task, over.result)
+        if truncated:
+            await self._agent.stop()
+        info = {"won": score >= self._options.won_at, "score": score, "ended": over.why, "result": over.result[:2000]}
+        if over.why == "died":
+            info["died"] = self._agent.log
+        return self._step("", valid=valid, reward=score, done=not truncated, truncated=truncated, info=info)
+
+    def _step(self, text: str, **rest: Any) -> StepResult:
+        return StepResult(text=text, anchor=_hash(self._anchor, text), **rest)
+
+
+async def _first_of(changed: asyncio.Event, ended: asyncio.Event, limit_s: float) -> None:
+    waits = [asyncio.ensure_future(changed.wait()), asyncio.ensure_future(ended.wait())]
+    try:
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _digest_of(step: StepResult) -> str | None:
+    """Identity of the request that a recorded step shows; None where it shows the agent's end."""
+    request = step.info.get("request")
+    return None if request is None else str(request["digest"])
+
+
+def _hash(*said: str) -> str:
+    return hashlib.sha256("\0".join(said).encode("utf-8", "replace")).hexdigest()
+
+
+@asynccontextmanager
+async def service(options: GatewayOptions) -> AsyncIterator[Callable[[], GatewayEnvironment]]:
+    """One endpoint for all episodes of a process."""
+    require_agent(options)
+    score, agents = scorer_of(options), Agents(options)
+    async with serving(options) as endpoint:
+        try:
+            yield lambda: GatewayEnvironment(endpoint, agents, score)
+        finally:
+            await agents.close()

@@ -1,0 +1,273 @@
+"""Requests of clients, read strictly and answered in the words of OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_hier_plugins.environments.mcp.tools import CLOSE, OPEN, Tool, parse
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+NOT_DONE = {
+    "stream": "streams no answers; ask without `stream`",
+    "logprobs": "returns no log-probs; ask without `logprobs`",
+    "functions": "knows `tools` in place of the older `functions`",
+    "audio": "speaks text only",
+}
+"""Fields of a request that would change what is answered, and are refused rather than ignored."""
+CUT = "\x03"
+"""Ends an action that its token limit has cut, so that the client reads `finish_reason: length`."""
+
+
+class RefusedRequest(Exception):
+    """A request that is not answered; its text is the sentence that the client reads.
+
+    Attributes:
+        status: of the HTTP response.
+    """
+
+    def __init__(self, sentence: str, status: int = 400) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation.
+
+    Attributes:
+        role: `system`, `user`, `assistant` or `tool`.
+        content: its text as the policy reads it.
+        same: what identifies it: equal for messages that a client may send back in another form.
+    """
+
+    role: str
+    content: str
+    same: str
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What a client asks.
+
+    Attributes:
+        messages: the whole conversation.
+        tools: by name.
+        agent: who asks, by the header; empty where it says nothing.
+        stop: strings that end the answer.
+        max_tokens: limit of the answer, None for the recipe's.
+        model: name that the answer repeats.
+    """
+
+    messages: tuple[Message, ...]
+    tools: Mapping[str, Tool]
+    agent: str
+    stop: tuple[str, ...]
+    max_tokens: int | None
+    model: str
+
+    @property
+    def toolbox(self) -> str:
+        """Identity of the tools."""
+        return _digest([tool.shown() for tool in self.tools.values()])
+
+    @property
+    def digest(self) -> str:
+        """Identity of the request."""
+        said = [message.same for message in self.messages]
+        return _digest([self.agent, self.toolbox, said, self.stop, self.max_tokens])
+
+
+def read_request(body: Any, agent: str, most_characters: int) -> ChatRequest:
+    """A request of a client.
+
+    Args:
+        body: what it sent, from JSON.
+        agent: its header.
+        most_characters: limit of all texts together.
+
+    Raises:
+        RefusedRequest: for what is no request, or asks for what is not done here.
+    """
+    if not isinstance(body, Mapping):
+        raise RefusedRequest("the body of a request is a JSON object")
+    for name, sentence in NOT_DONE.items():
+        if body.get(name):
+            raise RefusedRequest(f"this endpoint {sentence}.")
+    if body.get("n", 1) not in (None, 1):
+        raise RefusedRequest("this endpoint gives one answer a request; ask with n=1, as often as you like.")
+    form = body.get("response_format")
+    if isinstance(form, Mapping) and form.get("type") != "text":
+        raise RefusedRequest(
+            "this endpoint forces no format on an answer; ask without `response_format`, or by a tool."
+        )
+    given = body.get("messages")
+    if not isinstance(given, list) or not given:
+        raise RefusedRequest("`messages` has to be a list with at least one message.")
+    messages = tuple(_message(each, place) for place, each in enumerate(given))
+    tools = {} if body.get("tool_choice") == "none" else _tools(body.get("tools"))
+    characters = sum(len(message.content) for message in messages) + sum(len(tool.shown()) for tool in tools.values())
+    if characters > most_characters:
+        raise RefusedRequest(
+            f"the messages have {characters} characters, more than the {most_characters} of "
+            "hier.environment.request_characters.",
+            413,
+        )
+    return ChatRequest(
+        messages, tools, agent, _stop(body.get("stop")), _max_tokens(body), str(body.get("model") or "policy")[:200]
+    )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the client is answered.
+
+    Attributes:
+        message: the same as a message of the conversation.
+        body: as JSON says it.
+        valid: False where the policy wrote a call that is none.
+    """
+
+    message: Message
+    body: Mapping[str, Any]
+    valid: bool
+
+
+def reply_to(request: ChatRequest, action: str, number: int) -> Reply:
+    """The answer that the text of a turn is.
+
+    Args:
+        request: what was asked.
+        action: the text, which ends with `CUT` where its token limit cut it.
+        number: of the answer in its episode; names the answer and its calls.
+    """
+    text = action.removesuffix(CUT)
+    finish = "length" if action.endswith(CUT) else "stop"
+    for stop in request.stop:
+        text = text.partition(stop)[0]
+    content, calls, valid = _calls(text, request.tools, number)
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message |= {"content": content or None, "tool_calls": calls}
+        finish = "tool_calls"
+    body = {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": 1,
+        "model": request.model,
+        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+    }
+    return Reply(_message(message, 0), body, valid)
+
+
+def _calls(text: str, tools: Mapping[str, Tool], number: int) -> tuple[str, list[dict[str, Any]], bool]:
+    """Text, calls and validity of an answer."""
+    if not tools:
+        return text, [], True
+    found = parse(text, tools)
+    if not isinstance(found, list):
+        return text, [], OPEN not in text
+    calls = [
+        {
+            "id": f"call_{number}_{place}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
+        for place, call in enumerate(found)
+    ]
+    before, tag, _ = text.partition(OPEN)
+    return before.strip() if tag else "", calls, True
+
+
+def _message(given: Any, place: int) -> Message:
+    where = f"message {place}"
+    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str) or given["role"] not in ROLES:
+        raise RefusedRequest(f"{where} has to be an object with a `role` of {', '.join(ROLES)}.")
+    role = ROLES[given["role"]]
+    content = _text(given.get("content"), where)
+    calls = given.get("tool_calls") or []
+    if not calls or role != "assistant":
+        return Message(role, content, _digest([role, content.strip(), str(given.get("tool_call_id") or "")]))
+    if not isinstance(calls, list):
+        raise RefusedRequest(f"the `tool_calls` of {where} have to be a list.")
+    made = [_call(each, where) for each in calls]
+    written = "".join(
+        f"{OPEN}{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}{CLOSE}"
+        for _, name, arguments in made
+    )
+    return Message(role, f"{content}{written}", _digest([role, content.strip(), made]))
+
+
+def _call(given: Any, where: str) -> tuple[str, str, Any]:
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise RefusedRequest(f"a call in `tool_calls` of {where} has no `function`.")
+    arguments = function.get("arguments") or "{}"
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        arguments = _clean(arguments)
+    return str(given.get("id") or ""), str(function.get("name") or ""), arguments
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a message, which may come in parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return _clean(content)
+    if not isinstance(content, list):
+        raise RefusedRequest(f"the `content` of {where} has to be a text or a list of text parts.")
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise RefusedRequest(f"{where} has a part that is no text, and this policy reads text only.")
+        texts.append(_clean(text))
+    return "".join(texts)
+
+
+def _tools(given: Any) -> dict[str, Tool]:
+    if not given:
+        return {}
+    if not isinstance(given, list):
+        raise RefusedRequest("`tools` has to be a list.")
+    found = {}
+    for each in given:
+        function = each.get("function") if isinstance(each, Mapping) and each.get("type") == "function" else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RefusedRequest("each of `tools` has to be of type `function` and has a `name`.")
+        schema = function.get("parameters")
+        schema = schema if isinstance(schema, Mapping) and schema else {"type": "object", "properties": {}}
+        if not isinstance(schema.get("properties", {}), Mapping):
+            raise RefusedRequest(f"the `parameters` of tool {function['name']!r:.60} have no `properties`.")
+        found[function["name"]] = Tool(
+            function["name"], str(function.get("description") or ""), schema, read_only=False, destructive=False
+        )
+    return found
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    stop = [given] if isinstance(given, str) else given or []
+    if not isinstance(stop, list) or len(stop) > 16 or not all(isinstance(each, str) and each for each in stop):
+        raise RefusedRequest("`stop` has to be a text or a list of at most 16 texts.")
+    return tuple(stop)
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    given = body.get("max_completion_tokens", body.get("max_tokens"))
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise RefusedRequest("`max_tokens` has to be a whole number of at least 1.")
+    return given
+
+
+def _clean(text: str) -> str:
+    """A text without halves of characters, which no tokenizer reads."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _digest(said: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,99 @@
+"""The options of the gateway: which agent, what it is given, how its result is scored, and its limits."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_hier.host.constraints import Count, CountOrZero, Positive
+
+MOST_CHARACTERS = 150_000
+"""Of a request: the `info` of a step takes a mebibyte, in which JSON may write a character as six bytes."""
+SCORERS = ("exact_match", "f1", "number")
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """Options of the `gateway` environment."""
+
+    agent: str = ""
+    """The agent as a function, `package.module:function` or `path/to/file.py:function`: it is called with the task and
+    returns the result; it may be a coroutine. Empty, and without `command`, is the sample agent."""
+    command: str = ""
+    """The agent as a command line instead: the task comes on its standard input as JSON, its result is what it writes
+    to its standard output."""
+    python: str = ""
+    """Interpreter that runs `agent`, such as one of another virtual environment with the agent's framework; empty is
+    the one of the environment's process."""
+    preload: bool = True
+    """Whether one process imports the function of `agent` once and copies itself for each episode. Switch it off for a
+    module that makes its client, or starts threads, when it is imported."""
+    folder: str = ""
+    """Folder in which the agent runs; empty is that of the run."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables with keys that the agent is given; their values are masked in all that it says."""
+    data_path: str = ""
+    """Tasks as JSONL; empty generates tasks for the sample agent."""
+    validation_path: str = ""
+    """Tasks of the held-out splits; empty holds out a fifth of `data_path`."""
+    pool: CountOrZero = 400
+    """Tasks in the training split; 0 means all of a file."""
+    validation: CountOrZero = 64
+    """Tasks in each held-out split; 0 means all of a file."""
+    hidden: tuple[str, ...] = ("answer", "answers", "goal", "data_source")
+    """Fields of a task that the agent is not given."""
+    scorer: str = "exact_match"
+    """What scores the result of an agent by its task: `exact_match`, `f1`, `number` (the last number of the result), or
+    `package.module:function`."""
+    won_at: float = 1.0
+    """Score from which on a task counts as won."""
+    actions: Literal["hermes", "plain"] = "hermes"
+    """How the tools of an agent are explained to the policy, and how it calls them: as JSON in `<tool_call>` tags, or
+    in plain words, `look hall`. Both are understood."""
+    max_calls: Count = 16
+    """Requests that are answered in one episode; with the next one it is truncated."""
+    agent_s: Positive = 120.0
+    """Seconds that an agent may take for itself in one episode; waiting for the policy does not count."""
+    most_at_once: Count = 32
+    """Requests of one episode that may wait side by side; a further one is refused with status 429."""
+    request_characters: Count = 100_000
+    """Characters of the messages of one request, above which it is refused."""
+    result_characters: Count = 20_000
+    """Characters of a result that are read."""
+    starts_at_once: Count = 4
+    """Agents that one process starts at the same time."""
+    crashes: Literal["score", "lose"] = "score"
+    """What follows when an agent dies after it was answered: its result is scored as empty, because it may have died of
+    what the policy said, or the episode is lost."""
+    repeatable: bool = True
+    """Whether an agent may be run again on its recorded answers, which forks and recovery do; its effects repeat."""
+
+    def __post_init__(self) -> None:
+        if self.agent and self.command:
+            raise ValueError("agent names a function and command starts a program; leave one of them out")
+        if (self.agent or self.command) and not self.data_path:
+            raise ValueError("an agent of your own needs data_path, the tasks that it is given")
+        if self.agent and not all(self.agent.rpartition(":")[::2]):
+            raise ValueError(f"agent is `package.module:function` or `path/to/file.py:function`, got {self.agent!r}")
+        if self.python and self.command:
+            raise ValueError("python runs the function of `agent`; write the interpreter of a command into it")
+        if self.command:
+            _check_command(self.command)
+        if self.validation_path and not self.data_path:
+            raise ValueError("validation_path needs data_path, the tasks of the training split")
+        if self.scorer not in SCORERS and not all(self.scorer.partition(":")[::2]):
+            raise ValueError(f"scorer is one of {', '.join(SCORERS)}, or package.module:function; got {self.scorer!r}")
+        if self.request_characters > MOST_CHARACTERS:
+            raise ValueError(f"request_characters must be at most {MOST_CHARACTERS}, got {self.request_characters}")
+        if not self.data_path and min(self.pool, self.validation) < 1:
+            raise ValueError("pool and validation must be at least 1 for generated tasks")
+
+
+def _check_command(command: str) -> None:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"command is no command line ({error}): {command!r}") from error
+    if not words:
+        raise ValueError("command is empty")

@@ -1,0 +1,99 @@
+"""The sample agent: it looks for a thing in the rooms of a house, and asks the policy which one to look into.
+
+The house is the agent's own; verl-hier sees none of it but what the agent asks. Its requests are made with the standard
+library; examples/agents has the same agent on the `openai` package and on the OpenAI Agents SDK.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import urllib.request
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verl_hier_plugins.environments.gateway.environment import GatewayEnvironment
+
+THINGS = ("lamp", "book", "cup", "key", "coat", "rope")
+ROOMS = ("attic", "cellar", "kitchen", "garden", "hall")
+LOOK, ANSWER = "look", "answer"
+
+
+def play(task: Mapping[str, Any]) -> str:
+    """Do a task: `instruction`, and `rooms` with what is in each. Returns the policy's answer, a room."""
+    messages = [{"role": "user", "content": opening(task)}]
+    while True:
+        said = _ask(messages)
+        messages.append({"role": "assistant", "content": said})
+        word, _, rest = said.strip().partition(" ")
+        if word == ANSWER:
+            return rest
+        room = rest if word == LOOK else ""
+        messages.append({"role": "user", "content": seen(task, room)})
+
+
+def opening(task: Mapping[str, Any]) -> str:
+    """What the agent asks first."""
+    return f"{task['instruction']} ; say {LOOK} or {ANSWER} and one of {' '.join(task['rooms'])}"
+
+
+def seen(task: Mapping[str, Any], room: str) -> str:
+    """What is in a room."""
+    thing = task["rooms"].get(room.strip())
+    return f"in {room.strip()} is {thing}" if thing else "there is no such room"
+
+
+def _ask(messages: list[dict[str, str]]) -> str:
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+def house(number: int) -> tuple[dict[str, str], str, str]:
+    """What is in the rooms of a house, the thing that is looked for, and its room."""
+    rng = random.Random(f"house-{number}")
+    rooms = rng.sample(ROOMS, 3)
+    things = rng.sample(THINGS, len(rooms))
+    place = rng.randrange(len(rooms))
+    return dict(zip(rooms, things, strict=True)), things[place], rooms[place]
+
+
+def words() -> Iterable[str]:
+    """Texts with every word of the sample agent."""
+    yield from (f"in {room} is {thing}" for room in ROOMS for thing in THINGS)
+    yield f"find lamp ; say {LOOK} or {ANSWER} and one of hall ; there is no such room ; you can say look room"
+
+
+class SearchExpert:
+    """Looks into one room after the other until it sees the thing; see `verl_hier.environments.expert.Expert`."""
+
+    def __init__(self, environment: GatewayEnvironment, rng: random.Random, skip_stage: float) -> None:
+        from verl_hier.errors import RecipeError
+
+        if "goal" not in environment.task:
+            raise RecipeError("hier.environment.data_path: the expert knows the tasks of the sample agent only.")
+        self._environment = environment
+        self._thing = environment.task["goal"]
+        # The error of demonstrations: to guess without having looked.
+        self._guess = rng.choice(list(environment.task["rooms"])) if rng.random() < skip_stage else ""
+        self.subgoals = (f"{ANSWER} {self._guess}",) if self._guess else (f"find {self._thing}",)
+
+    def advise(self, subgoal: int) -> str | None:
+        """The next thing to say."""
+        if self._guess:
+            return f"{ANSWER} {self._guess}"
+        heard = [*(shown for shown, _ in self._environment.exchanges), self._environment.shown]
+        rooms = self._environment.task["rooms"]
+        known = {room: thing for room, thing in rooms.items() if f"in {room} is {thing}" in heard}
+        found = next((room for room, thing in known.items() if thing == self._thing), None)
+        if found:
+            return f"{ANSWER} {found}"
+        return f"{LOOK} {next(room for room in rooms if room not in known)}"
+
+    def mistake(self, subgoal: int, rng: random.Random) -> str | None:
+        """To look into any room, there or not."""
+        return f"{LOOK} {rng.choice(ROOMS)}"

@@ -1,0 +1,102 @@
+"""Tasks for agents: those of a file, or generated ones for the sample agent."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from verl_hier.environments.splits import SPLITS, hash_number
+from verl_hier.errors import RecipeError
+from verl_hier.graph.bounded_reading import parse_json, text_lines
+from verl_hier_plugins.environments.gateway.options import SCORERS, GatewayOptions
+from verl_hier_plugins.environments.gateway.sample import house
+from verl_hier_plugins.environments.gateway.scoring import scorer_of
+
+
+def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
+    """The tasks of a split, in a fixed order: `{instruction, answers, data_source, id}` and what the agent needs.
+
+    Raises:
+        RecipeError: for an invalid file or line, and for a split without tasks.
+    """
+    if split not in SPLITS:
+        raise RecipeError(f"hier.environment: gateway has no split {split!r}; it has {', '.join(SPLITS)}.")
+    limit = options.pool if split == "train" else options.validation
+    require_agent(options)
+    scorer_of(options)
+    if not options.data_path:
+        return _houses(split, limit)
+    option = "validation_path" if split != "train" and options.validation_path else "data_path"
+    file = Path(getattr(options, option)).expanduser()
+    if not file.is_file():
+        raise RecipeError(f"hier.environment.{option}: there is no file {file}.")
+    found: list[dict[str, Any]] = []
+    for number, line in text_lines(file):
+        where = f"hier.environment.{option}: line {number}"
+        task = _checked(parse_json(line, f"line {number} of {file}"), options, where)
+        if options.validation_path or _split_of(json.dumps(task, sort_keys=True)) == split:
+            found.append({"data_source": "gateway", "id": f"{split}-{len(found):05d}", **task})
+        if len(found) == limit > 0:
+            break
+    if not found:
+        raise RecipeError(f"hier.environment.{option}: {file} has no task for the split {split!r}.")
+    return found
+
+
+def require_agent(options: GatewayOptions) -> None:
+    """Refuse an agent that cannot be started, as far as that shows before it is.
+
+    Raises:
+        RecipeError: naming the line.
+    """
+    folder = Path(options.folder).expanduser()
+    if not folder.is_dir():
+        raise RecipeError(f"hier.environment.folder: there is no folder {folder}.")
+    if options.python and shutil.which(str(Path(options.python).expanduser())) is None:
+        raise RecipeError(f"hier.environment.python: {options.python} is no program.")
+    place = options.agent.rpartition(":")[0]
+    if place.endswith(".py") and not (folder / place).is_file():
+        raise RecipeError(f"hier.environment.agent: there is no file {folder / place}.")
+    if options.command:
+        program = shlex.split(options.command)[0]
+        # One with a folder in it is looked for where the agent runs.
+        if shutil.which(str(folder / program) if "/" in program else program) is None:
+            raise RecipeError(f"hier.environment.command: {program} is no program.")
+
+
+def _split_of(text: str) -> str:
+    """The split of a task when one file serves all splits: a tenth each for `val` and `test`."""
+    return {0: "val", 1: "test"}.get(hash_number(text, 4) % 10, "train")
+
+
+def _houses(split: str, size: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    # 7200 different tasks; a hundred thousand numbers name all but a few of them.
+    for number in range(100_000):
+        rooms, thing, room = house(number)
+        content = f"{rooms} {thing}"
+        if len(found) == size:
+            break
+        if content in seen or _split_of(content) != split:
+            continue
+        seen.add(content)
+        task = {"instruction": f"find {thing}", "rooms": rooms, "answers": [room], "goal": thing}
+        found.append({**task, "data_source": "gateway", "id": f"{split}-{len(found):05d}"})
+    return found
+
+
+def _checked(task: Any, options: GatewayOptions, where: str) -> dict[str, Any]:
+    if not isinstance(task, dict) or not isinstance(task.get("instruction"), str):
+        raise RecipeError(f"{where} is no task; it needs the text `instruction`.")
+    if "answer" in task:
+        task["answers"] = [task.pop("answer")]
+    answers = task.get("answers")
+    if options.scorer in SCORERS and not (isinstance(answers, list) and answers):
+        raise RecipeError(f"{where} has no `answer`, which the scorer {options.scorer} needs.")
+    if answers is not None:
+        task["answers"] = [str(answer) for answer in answers] if isinstance(answers, list) else [str(answers)]
+    return task

@@ -1,0 +1,119 @@
+"""The worker of the gateway: every conversation of an agent program is a context; docs/environments/gateway.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_hier.environments.base import StepResult
+from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import CountOrZero
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout import Context, EpisodeView, Worker
+
+CUT = "\x03"
+"""Ends an action that its token limit has cut; see `verl_hier_plugins.environments.gateway.messages`."""
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """One agent of the program."""
+
+    level: CountOrZero = 0
+    """Its level, for schedules and estimators that go by levels; 0 is the highest."""
+    begins: str = ""
+    """Beginning of the first message of its conversations, by which it is known where no header names it."""
+
+
+def _default_agents() -> dict[str, AgentOptions]:
+    return {"agent": AgentOptions()}
+
+
+@dataclass(frozen=True)
+class GatewayWorkerOptions:
+    """Options of the `gateway` worker."""
+
+    agents: Mapping[str, AgentOptions] = field(default_factory=_default_agents)
+    """The agents of the program by name, which are the roles. A request belongs to the one that its header `X-Agent`
+    names, or else to the first whose `begins` its conversation begins with, or else to the first."""
+
+    def __post_init__(self) -> None:
+        if not self.agents:
+            raise ValueError("agents has to name at least one agent")
+
+    def levels(self) -> dict[str, int]:
+        """The roles with their levels."""
+        return {name: agent.level for name, agent in self.agents.items()}
+
+
+class GatewayWorker(Worker):
+    """See the module."""
+
+    def __init__(self, options: GatewayWorkerOptions) -> None:
+        self._options = options
+
+    async def run(self, episode: EpisodeView) -> None:
+        """See `Worker.run`."""
+        contexts: dict[int, Context] = {}
+        step = await episode.reset()
+        while not (step.done or step.truncated):
+            request = _request(step)
+            number = request["context"]
+            if number not in contexts:
+                contexts[number] = episode.context(self._role(request))
+            context = contexts[number]
+            for role, content in request["messages"]:
+                context.observe(content, role=role)
+            turn = await episode.generate(context, max_tokens=request["max_tokens"], stop=tuple(request["stop"]))
+            turn.mark(edited=int(request["begins"] == "edited"))
+            if request["begins"] == "edited":
+                turn.mark(failure="history_edited")
+            step = await episode.act(turn.text if turn.complete else turn.text + CUT)
+            if step.info.get("ended") == "died":
+                turn.mark(failure="agent_died")
+
+    def _role(self, request: Mapping[str, Any]) -> str:
+        agents, named = self._options.agents, request["agent"]
+        if named:
+            if named not in agents:
+                raise RecipeError(
+                    f"hier.worker.agents: a request is of the agent {named!r}, by its header X-Agent, and the recipe "
+                    f"names {', '.join(agents)}{did_you_mean(named, agents)}."
+                )
+            return str(named)
+        first = request["messages"][0][1]
+        known = (name for name, agent in agents.items() if agent.begins and first.startswith(agent.begins))
+        return next(known, next(iter(agents)))
+
+
+def _request(step: StepResult) -> Mapping[str, Any]:
+    """The request that an observation is.
+
+    Raises:
+        RecipeError: when the environment shows none.
+    """
+    request = step.info.get("request")
+    if not isinstance(request, Mapping):
+        raise RecipeError(
+            "hier.environment.name: the worker `gateway` answers requests of agent programs, which this environment "
+            "does not show; choose the environment `gateway`, or another worker."
+        )
+    return request
+
+
+@hookimpl
+def hier_workers() -> WorkerSpec:
+    return WorkerSpec(
+        "gateway",
+        GatewayWorker,
+        GatewayWorkerOptions,
+        summary="answers the requests of an agent program, each of its conversations in a context of its own",
+        source="OpenAI's chat completions",
+        doc="environments/gateway.md",
+        active_roles=GatewayWorkerOptions.levels,
+        provides=("edited",),
+        needs_stop_strings=True,
+        needs_info=("request",),
+    )

@@ -1,0 +1,705 @@
+"""The gateway against agent programs in processes of their own: sound ones, hostile ones, and ones that die."""
+
+import asyncio
+import json
+import os
+import random
+import textwrap
+import time
+from dataclasses import replace
+
+import pytest
+
+from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
+from verl_hier.environments.surroundings import ProcessOptions
+from verl_hier.errors import RecipeError
+from verl_hier.host.options import build_options
+from verl_hier.rollout import Limits, Request, Rollout, Sampler
+from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.roles import Roles
+from verl_hier.rollout.sampler import roll_out
+from verl_hier.rollout.task import RolloutSetup
+from verl_hier.testing.async_environment import check_async_environment
+from verl_hier.testing.environment import check_environment
+from verl_hier.testing.rollout import ScriptedPolicy, SideBySide, WordTokenizer
+from verl_hier_plugins.environments.gateway import SPEC
+from verl_hier_plugins.environments.gateway.messages import CUT, RefusedRequest, read_request, reply_to
+from verl_hier_plugins.environments.gateway.options import GatewayOptions
+from verl_hier_plugins.workers import gateway as worker_module
+from verl_hier_plugins.workers.gateway import hier_workers
+
+TASK = {"instruction": "go", "answers": ["right"]}
+HEAD = """
+import json, os, sys, threading, time, urllib.error, urllib.request
+
+def send(body, key=None, path="/chat/completions", **headers):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": "Bearer " + (key or os.environ["OPENAI_API_KEY"]), **headers}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, data, headers)
+    try:
+        with urllib.request.urlopen(request) as response:
+            return 200, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+def ask(*texts, **rest):
+    roles = ["user", "assistant"] * len(texts)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts)]
+    status, said = send({"model": "m", "messages": messages}, **rest)
+    assert status == 200, said
+    return said["choices"][0]["message"]["content"]
+"""
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """Writes an agent and gives the options that run it."""
+
+    def write(code, **options):
+        (tmp_path / "agent.py").write_text(HEAD + textwrap.dedent(code))
+        tasks = "\n".join(json.dumps({**TASK, "number": number}) for number in range(60))
+        (tmp_path / "tasks.jsonl").write_text(tasks)
+        return GatewayOptions(
+            agent="agent.py:play", folder=str(tmp_path), data_path=str(tmp_path / "tasks.jsonl"), **options
+        )
+
+    return write
+
+
+def in_pool(options, scenario, time_limit_s=60.0, process=ProcessOptions()):
+    async def main():
+        pool = EnvironmentPool.of(SPEC, options, time_limit_s=time_limit_s, process=process)
+        try:
+            return await scenario(pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(main())
+
+
+def played(options, *actions, task=TASK, **pool):
+    """The answers of an episode, the reset's first."""
+
+    async def scenario(pool):
+        handle, _ = await pool.open(task, 0)
+        for action in actions:
+            await handle.step(action)
+        await handle.close()
+        return handle.steps
+
+    return in_pool(options, scenario, **pool)
+
+
+def lost(options, *actions, **pool):
+    """How the episode is lost."""
+    with pytest.raises(EnvironmentFailure) as caught:
+        played(options, *actions, **pool)
+    return caught.value
+
+
+# ---- the kits ------------------------------------------------------------------------------------------------------
+
+
+def test_conforms():
+    options = GatewayOptions(pool=5, validation=3)
+    check_environment(SPEC, options, tasks=1, steps=3, any_text=True)
+    rooms = list(SPEC.tasks(options, "train")[0]["rooms"])
+    check_async_environment(SPEC, options, [f"look {room}" for room in rooms])
+
+
+# ---- requests and answers ------------------------------------------------------------------------------------------
+
+TWO_TURNS = """
+def play(task):
+    first = ask("hello")
+    return ask("hello", first, "and then?")
+"""
+
+
+def test_a_request_is_an_observation_and_a_turn_its_answer(agent):
+    first, second, last = played(agent(TWO_TURNS), "hi", "right")
+    assert first.text == "hello" and first.info["request"]["begins"] == "first"
+    assert second.text == "and then?" and second.info["request"]["messages"] == [["user", "and then?"]]
+    assert (second.info["request"]["context"], second.info["request"]["begins"]) == (0, "")
+    assert last.done and last.reward == 1 and last.info["won"] and last.info["result"] == "right"
+
+
+def test_the_agent_does_not_score_itself(agent):
+    *_, last = played(agent('def play(task):\n    ask("q")\n    return {"reward": 1, "won": True}'), "right")
+    assert last.done and last.reward == 0 and not last.info["won"]
+    *_, last = played(agent("def play(task):\n    return ask(json.dumps(task)).strip()"), "right")
+    assert last.reward == 1
+    assert "answers" not in played(agent("def play(task):\n    return ask(json.dumps(task))"))[0].text
+
+
+def test_a_named_scorer_decides(agent, tmp_path, monkeypatch):
+    (tmp_path / "judge.py").write_text("def half(task, result):\n    return 0.5 if result == 'so so' else 'much'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = agent('def play(task):\n    return ask("q")', scorer="judge:half", won_at=0.5)
+    *_, last = played(options, "so so")
+    assert last.reward == 0.5 and last.info["won"]
+    with pytest.raises(RecipeError, match="returned 'much', which is no number"):
+        played(options, "great")
+    with pytest.raises(RecipeError, match=r"hier\.environment\.scorer: module 'nowhere'"):
+        played(replace(options, scorer="nowhere:f"))
+    *_, last = played(
+        agent('def play(task):\n    return ask("q")', scorer="number"), "7 or 12", task={"answers": ["12.0"]}
+    )
+    assert last.reward == 1
+
+
+def test_a_command_reads_its_task_and_writes_its_result(agent, tmp_path):
+    options = agent('if __name__ == "__main__":\n    print(ask(json.load(sys.stdin)["instruction"]))')
+    options = replace(options, agent="", command="python3 agent.py")
+    *_, last = played(options, "right")
+    assert last.info["result"] == "right" and last.reward == 1
+
+
+# ---- conversations -------------------------------------------------------------------------------------------------
+
+
+def begins(steps):
+    return [
+        (step.info["request"]["context"], step.info["request"]["begins"]) for step in steps if "request" in step.info
+    ]
+
+
+def test_conversations_are_known_by_their_prefix(agent):
+    code = """
+    def play(task):
+        a, b = ask("main"), ask("helper")
+        c = ask("main", a, "on")
+        d = ask("helper", b, "on")
+        again = ask("main")
+        ask("main", "edited", "on")
+        ask("other", a, "on")
+        ask("main", again, "further")
+        return ask("main", a, "on", c, "last")
+    """
+    steps = played(agent(code), "a", "b", "c", "d", "e", "f", "g", "h", "right")
+    assert begins(steps) == [
+        (0, "first"), (1, "first"), (0, ""), (1, ""), (2, "again"), (3, "edited"), (4, "edited"), (2, ""), (0, ""),
+    ]  # fmt: skip
+    assert [text for _, text in steps[5].info["request"]["messages"]] == ["main", "edited", "on"]
+
+
+def test_an_answer_may_come_back_in_another_form(agent):
+    code = """
+    def play(task):
+        tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"room": {}}}}}]
+        messages = [{"role": "developer", "content": [{"type": "text", "text": "sys"}]}]
+        messages += [{"role": "user", "content": "q"}]
+        said = send({"messages": messages, "tools": tools})[1]["choices"][0]
+        assert said["finish_reason"] == "tool_calls", said
+        (call,) = said["message"]["tool_calls"]
+        call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=2)
+        messages[0] = {"role": "system", "content": "sys", "name": "x"}
+        messages += [{"role": "assistant", "content": "", "tool_calls": [call], "annotations": []}]
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": "dark"}]
+        return send({"messages": messages, "tools": tools})[1]["choices"][0]["message"]["content"]
+    """
+    call = '<tool_call>{"name": "look", "arguments": {"room": "hall"}}</tool_call>'
+    first, second, last = played(agent(code), call, "right")
+    system, _ = first.info["request"]["messages"]
+    assert system[0] == "system" and system[1].startswith("sys\n<tools>") and "look" in system[1]
+    assert begins([second]) == [(0, "")] and second.info["request"]["messages"] == [["tool", "dark"]]
+    assert last.reward == 1
+
+
+def test_calls_that_are_none_are_text_and_invalid():
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"room": {}}}}}]
+    request = read_request({"messages": [{"role": "user", "content": "q"}], "tools": tools, "stop": "END"}, "", 1000)
+    spoken = reply_to(request, "look the hall", 3)
+    (call,) = spoken.body["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"room": "the hall"} and call["id"] == "call_3_0"
+    for text in ("<tool_call>{</tool_call>", '<tool_call>{"name": "fly", "arguments": {}}</tool_call>', "<tool_call>"):
+        reply = reply_to(request, text, 0)
+        assert not reply.valid and reply.body["choices"][0]["message"]["content"] == text
+    (choice,) = reply_to(request, "so END more" + CUT, 0).body["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("so ", "length")
+    assert CUT == worker_module.CUT
+
+
+# ---- clients that are hostile --------------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "q"}
+REFUSED = [
+    ([], "JSON object"),
+    ({}, "at least one message"),
+    ({"messages": "hi"}, "has to be a list"),
+    ({"messages": [1]}, "message 0 has to be an object"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "a `role` of system"),
+    ({"messages": [{"role": "user", "content": 5}]}, "has to be a text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text only"),
+    ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "have to be a list"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "has no `function`"),
+    ({"messages": [USER], "n": 2}, "n=1"),
+    ({"messages": [USER], "stream": True}, "streams no answers"),
+    ({"messages": [USER], "logprobs": True}, "log-probs"),
+    ({"messages": [USER], "response_format": {"type": "json_object"}}, "forces no format"),
+    ({"messages": [USER], "tools": 7}, "`tools` has to be a list"),
+    ({"messages": [USER], "tools": [{"type": "web_search"}]}, "of type `function`"),
+    ({"messages": [USER], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 1}}}]},
+     "no `properties`"),
+    ({"messages": [USER], "max_tokens": 0}, "at least 1"),
+    ({"messages": [USER], "max_tokens": True}, "at least 1"),
+    ({"messages": [USER], "stop": [""]}, "`stop`"),
+    ({"messages": [USER], "stop": {"a": 1}}, "`stop`"),
+    ({"messages": [{"role": "user", "content": "x" * 1001}]}, "1001 characters"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "phrase"), REFUSED, ids=[phrase for _, phrase in REFUSED])
+def test_what_is_no_request_is_refused_in_a_sentence(body, phrase):
+    with pytest.raises(RefusedRequest) as caught:
+        read_request(body, "", 1000)
+    assert phrase in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_any_json_is_a_request_or_refused():
+    """Nothing that JSON can say raises anything else."""
+    rng = random.Random(0)
+    words = ["role", "user", "assistant", "content", "tool_calls", "function", "name", "arguments", "text", "type",
+             "messages", "tools", "stop", "max_tokens", "n", "\ud800", "{", "properties", "parameters"]  # fmt: skip
+
+    def value(depth):
+        kind = rng.randrange(8 if depth else 5)
+        if kind < 5:
+            return [rng.choice(words), rng.choice(words), None, True, rng.randrange(-2, 3)][kind]
+        if kind == 5:
+            return [value(depth - 1) for _ in range(rng.randrange(3))]
+        return {rng.choice(words): value(depth - 1) for _ in range(rng.randrange(4))}
+
+    passed = 0
+    for _ in range(20_000):
+        message = value(3)
+        if isinstance(message, dict) and rng.random() < 0.8:
+            message |= {"role": rng.choice(["user", "assistant", "tool"])}
+        body = {"messages": [message], rng.choice(words[-9:]): value(3)}
+        try:
+            request = read_request(body, "", 1000)
+        except RefusedRequest:
+            continue
+        except TypeError as error:
+            raise AssertionError(body) from error
+        passed += 1
+        assert request.digest and json.dumps(reply_to(request, "look \ud800", 0).body)
+    assert passed > 100
+
+
+def test_hostile_bytes_keys_and_paths_are_refused(agent):
+    code = """
+    def play(task):
+        key = os.environ["OPENAI_API_KEY"]
+        good = {"messages": [{"role": "user", "content": "q"}]}
+        tried = [
+            send(b"\\xff\\xfe{"), send(b"["*60000), send(b""), send(b"{" + b" " * 2000000),
+            send(good, key="wrong"), send(good, key=key[:-1]), send(good, path="/responses"), send(good, path="/../x"),
+        ]
+        assert all("message" in said["error"] for _, said in tried)
+        return ask(" ".join(str(status) for status, _ in tried) + " my key is " + key)
+    """
+    first, last = played(agent(code, request_characters=1000), "right")
+    assert first.text == "400 400 400 413 401 401 404 404 my key is [secret]"
+    assert last.reward == 1
+
+
+def test_the_longest_request_arrives(agent):
+    code = "def play(task):\n    return ask(chr(0x4e2d) * 150_000)"
+    first, last = played(agent(code, request_characters=150_000), "right")
+    assert len(first.info["request"]["messages"][0][1]) == 150_000 and last.reward == 1
+
+
+def test_more_requests_at_once_than_may_wait_are_refused(agent, tmp_path):
+    code = """
+    def play(task):
+        said = []
+        body = {"messages": [{"role": "user", "content": "q"}]}
+        threads = [threading.Thread(target=lambda: said.append(send(body))) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        while len(said) < 2:
+            time.sleep(0.01)
+        open("refused", "w").close()
+        for thread in threads:
+            thread.join()
+        return " ".join(sorted(str(status) for status, _ in said))
+    """
+
+    async def scenario(pool):
+        handle, _ = await pool.open(TASK, 0)
+        while not (tmp_path / "refused").exists():
+            await asyncio.sleep(0.01)
+        for action in "abc":
+            last = await handle.step(action)
+        assert last.info["result"] == "200 200 200 429 429"
+
+    in_pool(agent(code, most_at_once=3), scenario)
+
+
+def test_a_client_that_asks_again_after_a_time_out_gets_the_first_answer(agent):
+    code = """
+    import socket
+    def play(task):
+        host, port = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1").split(":")
+        body = json.dumps({"messages": [{"role": "user", "content": "q"}]}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(body)}\\r\\n"
+        head += f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}\\r\\n\\r\\n"
+        with socket.create_connection((host, int(port))) as gone:
+            gone.sendall(head.encode() + body)
+            time.sleep(0.5)
+        time.sleep(0.3)
+        return ask("q")
+    """
+
+    async def scenario(pool):
+        handle, first = await pool.open(TASK, 0)
+        await asyncio.sleep(0.6)
+        last = await handle.step("right")
+        assert first.text == "q" and last.done and last.info["result"] == "right"
+
+    in_pool(agent(code), scenario)
+
+
+# ---- agents that hang, die, flood or leave things behind -----------------------------------------------------------
+
+
+def test_a_hanging_agent_costs_its_own_episode(agent, tmp_path):
+    code = """
+    def play(task):
+        said = ask("q")
+        (open(f"pid-{said}", "w")).write(str(os.getpid()))
+        while said == "hang":
+            time.sleep(1)
+        return ask("q", said, "more")
+    """
+
+    async def scenario(pool):
+        (bad, _), (good, _) = [await pool.open(TASK, 0) for _ in range(2)]
+        hanging = asyncio.ensure_future(bad.step("hang"))
+        began = time.monotonic()
+        assert (await good.step("on")).text == "more" and (await good.step("right")).reward == 1
+        assert time.monotonic() - began < 2.5
+        with pytest.raises(EnvironmentFailure) as caught:
+            await hanging
+        assert caught.value.kind == "timeout" and pool.counts["timeouts"] == 1 and not pool.counts["restarts"]
+        await asyncio.sleep(0.3)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid-hang").read_text()), 0)
+
+    in_pool(agent(code), scenario, time_limit_s=3.0)
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_a_dying_agent_is_scored_or_lost(agent, preload):
+    code = 'def play(task):\n    said = ask("q")\n    raise ValueError("no " + said)'
+    _, last = played(agent(code, preload=preload), "right")
+    assert last.done and last.reward == 0 and last.info["ended"] == "died"
+    assert "ValueError: no right" in last.info["died"]
+    failure = lost(agent(code, preload=preload, crashes="lose"), "right")
+    assert failure.kind == "raised" and "the agent died with status 1: ValueError: no right" in failure.message
+    failure = lost(agent("def play(task):\n    os._exit(3)", preload=preload))
+    assert failure.kind == "raised" and "ended before its first request" in failure.message
+    failure = lost(agent('def play(task):\n    sys.exit("no luck")', preload=preload))
+    assert "ended before its first request: no luck" in failure.message
+    assert "agent.py has no function play" in lost(agent("def other(task): pass", preload=preload)).message
+    assert "No module named 'nowhere'" in lost(agent("import nowhere", preload=preload)).message
+    early = 'KEY = os.environ.get("OPENAI_API_KEY")\ndef play(task):\n    return ask("q", key=KEY or "none")'
+    if preload:
+        assert "hier.environment.preload: false" in lost(agent(early)).message
+    else:
+        assert played(agent(early, preload=False), "right")[-1].reward == 1
+
+
+def test_the_process_that_imported_the_agent_may_die(agent, tmp_path):
+    code = """
+    import signal
+    def play(task):
+        said = ask("q")
+        if said == "kill":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        return said
+    """
+
+    async def scenario(pool):
+        (bad, _), (other, _) = [await pool.open(TASK, 0) for _ in range(2)]
+        assert (await bad.step("kill")).info["ended"] == "died"
+        assert (await other.step("right")).info["ended"] == "died"  # the copies end with their source
+        again, _ = await pool.open(TASK, 0)
+        assert (await again.step("right")).reward == 1
+
+    in_pool(agent(code), scenario)
+
+
+def test_limits_of_calls_time_and_result(agent):
+    code = """
+    def play(task):
+        said = []
+        while True:
+            said += [ask(str(len(said)))]
+    """
+    steps = played(agent(code, max_calls=2), "a", "b")
+    assert steps[-1].truncated and not steps[-1].done and steps[-1].info["ended"] == "max_calls"
+    code = 'def play(task):\n    ask("q")\n    time.sleep(60)'
+    began = time.monotonic()
+    *_, last = played(agent(code, agent_s=1.5), "a")
+    assert last.truncated and last.info["ended"] == "agent_s" and time.monotonic() - began < 20
+    code = 'def play(task):\n    ask("q")\n    print("x" * 10_000_000)\n    return "y" * 10_000_000'
+    *_, last = played(agent(code, result_characters=50), "a")
+    assert last.info["result"] == "y" * 50
+
+
+def test_waiting_for_the_policy_costs_the_agent_no_time(agent):
+    async def scenario(pool):
+        handle, _ = await pool.open(TASK, 0)
+        await asyncio.sleep(2.0)
+        assert (await handle.step("right")).reward == 1
+
+    in_pool(agent('def play(task):\n    return ask("q")', agent_s=1.5), scenario)
+
+
+def test_nothing_of_an_agent_outlives_its_episode(agent, tmp_path):
+    code = """
+    import subprocess
+    def play(task):
+        child = subprocess.Popen(["sleep", "600"])
+        open("child", "w").write(str(child.pid))
+        return ask("q")
+    """
+    *_, last = played(agent(code), "right")
+    assert last.reward == 1
+    state = ""
+    for _ in range(40):
+        try:
+            state = open(f"/proc/{(tmp_path / 'child').read_text()}/stat").read().split()[2]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the agent's own process lives on ({state})")
+
+
+# ---- forks ---------------------------------------------------------------------------------------------------------
+
+NAMED_RUNS = """
+def play(task):
+    open("runs", "a").write("x")
+    said = [ask("q")]
+    while said[-1] not in ("left", "right"):
+        said += [ask("q", *sum(([word, "more"] for word in said), []))]
+    return said[-1]
+"""
+
+
+def test_a_fork_runs_the_agent_again_on_its_answers(agent, tmp_path):
+    async def scenario(pool):
+        source, _ = await pool.open(TASK, 0)
+        await source.step("up")
+        await source.step("down")
+        fork = await source.fork()
+        assert (tmp_path / "runs").read_text() == "x"
+        assert (await source.step("left")).reward == 0
+        assert (await fork.step("right")).reward == 1
+        assert (tmp_path / "runs").read_text() == "xx" and not pool.counts["replay_mismatch"]
+        await pool.kill_processes()
+        earlier = await pool.resume(TASK, 0, source.actions[:1], source.steps[:2])
+        assert (await earlier.step("right")).reward == 1
+
+    in_pool(agent(NAMED_RUNS), scenario)
+    failing = agent(NAMED_RUNS, repeatable=False)
+
+    async def refused(pool):
+        source, _ = await pool.open(TASK, 0)
+        with pytest.raises(RecipeError, match=r"hier\.environment\.repeatable"):
+            await (await source.fork()).step("right")
+
+    in_pool(failing, refused)
+
+
+def test_requests_side_by_side_are_repeated_in_the_recorded_order(agent):
+    code = """
+    import random
+    def play(task):
+        said = {}
+        def one(name):
+            time.sleep(random.random() / 3)
+            said[name] = ask(name)
+            said[name] += ask(name, said[name], "more")
+        threads = [threading.Thread(target=one, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return " ".join(said[name] for name in sorted(said))
+    """
+
+    async def scenario(pool):
+        source, _ = await pool.open(TASK, 0)
+        for _ in range(5):
+            asked = source.steps[-1]
+            await source.step(f"{asked.info['request']['context']}")
+        for _ in range(3):
+            fork = await source.fork()
+            step = source.steps[-1]
+            while not step.done:
+                step = await fork.step("z")
+            assert pool.counts["replay_mismatch"] == 0 and step.info["result"].count("z") == 3
+
+    in_pool(agent(code), scenario)
+
+
+def test_an_agent_that_does_not_repeat_itself_is_lost(agent):
+    code = 'def play(task):\n    ask("q" + os.urandom(4).hex())\n    return ask("q")'
+
+    async def scenario(pool):
+        source, _ = await pool.open(TASK, 0)
+        fork = await source.fork()
+        with pytest.raises(EnvironmentFailure, match="is not deterministic"):
+            await fork.step("a")
+        assert pool.counts["replay_mismatch"] == 1
+
+    in_pool(agent(code), scenario)
+
+
+# ---- through the worker --------------------------------------------------------------------------------------------
+
+
+class Branches(Sampler):
+    """One episode, and a fork after each of its turns."""
+
+    async def sample(self, rollout):
+        root = await rollout.start().run()
+        for after in range(1, len(root.path)):
+            await (await root.fork(after)).run()
+
+
+def roll_out_through(options, answer, sampler, worker=None, n=2, limits=Limits()):
+    spec = hier_workers()
+    chosen = build_options(spec, {"name": "gateway", **(worker or {})})
+
+    async def scenario(pool):
+        policy = ScriptedPolicy(WordTokenizer(), answer)
+        setup = RolloutSetup({DEFAULT_POLICY: policy}, PlainRenderer(policy.tokenizer), pool, limits, 0)
+        request = Request(TASK, {"uid": "u", "index": 0}, n)
+        rollout = Rollout(request, setup, lambda: spec.factory(chosen), Roles.of(spec, chosen))
+        return await roll_out(rollout, sampler), policy
+
+    return in_pool(options, scenario)
+
+
+def test_contexts_are_token_exact_and_forks_pay_nothing_twice(agent, tmp_path):
+    answers = iter(["up", "down", "left", "right", "right"])
+    graph, policy = roll_out_through(agent(NAMED_RUNS), lambda prompt, sampling: next(answers), Branches())
+    words = policy.tokenizer
+    root = [graph.nodes[number] for number in graph.path(0)]
+    assert [node.text for node in root] == ["up", "down", "left"]
+    assert [node.context for node in root] == [-1, root[0].id, root[1].id]
+    # The policy read its own tokens again, end tokens included, and nothing of them was tokenised anew.
+    assert words.decode(policy.prompts[2]) == "q <act> up <end> more <act> down <end> more <act>"
+    assert policy.prompts[2] == graph.prompt(root[2].id)
+    assert len(policy.prompts) == 5 and [graph.episodes[i].shared for i in (1, 2)] == [1, 2]
+    assert [episode.success for episode in graph.episodes] == [False, True, True]
+    assert (tmp_path / "runs").read_text() == "xxx"
+
+
+def test_edits_begin_contexts_and_are_counted_and_agents_have_roles(agent):
+    code = """
+    def play(task):
+        a = ask("plan")
+        ask("search: lamp")
+        ask("plan", a + " and more", "go")
+        return ask("check", **{"X-Agent": "checker"})
+    """
+    agents = {"planner": {"level": 0}, "searcher": {"level": 1, "begins": "search"}, "checker": {"level": 1}}
+    graph, _ = roll_out_through(agent(code), lambda prompt, sampling: "right", SideBySide(), {"agents": agents}, n=1)
+    assert [(node.role, node.level, node.context) for node in graph.nodes] == [
+        ("planner", 0, -1), ("searcher", 1, -1), ("planner", 0, -1), ("checker", 1, -1),
+    ]  # fmt: skip
+    assert [node.extra["edited"] for node in graph.nodes] == [0, 0, 1, 0]
+    assert [node.extra.get("failure") for node in graph.nodes] == [None, None, "history_edited", None]
+    with pytest.raises(RecipeError, match=r"hier\.worker\.agents: a request is of the agent 'checker'"):
+        roll_out_through(agent(code), lambda prompt, sampling: "right", SideBySide(), n=1)
+
+
+def test_limits_of_a_request_reach_the_policy(agent):
+    code = """
+    def play(task):
+        said = send({"messages": [{"role": "user", "content": "q"}], "max_completion_tokens": 2, "stop": ["end"]})[1]
+        return said["choices"][0]["finish_reason"]
+    """
+    seen = []
+
+    def answer(prompt, sampling):
+        seen.append((sampling.max_tokens, sampling.stop))
+        return "a b c d"
+
+    roll_out_through(agent(code), answer, SideBySide(), n=1)
+    assert seen == [(2, ("end",))]
+
+
+def test_an_agent_that_died_is_counted(agent):
+    code = 'def play(task):\n    ask("q")\n    raise SystemExit(1)'
+    graph, _ = roll_out_through(agent(code), lambda prompt, sampling: "right", SideBySide(), n=1)
+    assert graph.nodes[-1].extra["failure"] == "agent_died" and graph.episodes[0].ret == 0
+
+
+# ---- secrets and options -------------------------------------------------------------------------------------------
+
+
+def test_keys_reach_the_agent_and_nothing_else(agent, monkeypatch):
+    monkeypatch.setenv("GATE_CANARY", "canary-1234567890")
+    monkeypatch.setenv("NOT_NAMED", "other-1234567890")
+    code = """
+    def play(task):
+        print(dict(os.environ), file=sys.stderr)
+        return ask(os.environ["GATE_CANARY"] + " " + str(os.environ.get("NOT_NAMED")))
+    """
+    first, last = played(agent(code, secrets=("GATE_CANARY",)), "canary-1234567890")
+    assert first.text == "[secret] None" and "canary" not in str((first, last))
+
+
+OPTIONS = [
+    ({"agent": "a:b", "command": "x", "data_path": "t"}, "leave one of them out"),
+    ({"agent": "a:b"}, "needs data_path"),
+    ({"agent": "ab", "data_path": "t"}, "`package.module:function`"),
+    ({"command": "'", "data_path": "t"}, "no command line"),
+    ({"command": "a", "python": "p", "data_path": "t"}, "interpreter of a command"),
+    ({"validation_path": "v"}, "needs data_path"),
+    ({"scorer": "exact"}, "scorer is one of"),
+    ({"pool": 0}, "at least 1"),
+    ({"max_calls": 0}, "at least 1"),
+    ({"request_characters": 150_001}, "at most 150000"),
+    ({"agent_s": 0}, "above 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "phrase"), OPTIONS, ids=[phrase for _, phrase in OPTIONS])
+def test_options_that_do_not_fit_are_refused(options, phrase):
+    with pytest.raises(RecipeError, match=phrase):
+        build_options(SPEC, {"name": "gateway", **options})
+
+
+def test_what_is_not_there_is_refused_before_a_run(agent, tmp_path):
+    good = agent("")
+    for change, phrase in (
+        ({"agent": "gone.py:play"}, "hier.environment.agent: there is no file"),
+        ({"agent": "", "command": "gone-program x"}, "hier.environment.command: gone-program is no program"),
+        ({"python": "/gone/python"}, "hier.environment.python"),
+        ({"folder": "/gone"}, "hier.environment.folder"),
+        ({"data_path": "gone.jsonl"}, "hier.environment.data_path: there is no file"),
+        ({"scorer": "gone:f"}, "hier.environment.scorer"),
+    ):
+        with pytest.raises(RecipeError, match=phrase):
+            SPEC.tasks(replace(good, **change), "train")
+    (tmp_path / "tasks.jsonl").write_text('{"instruction": "x"}\n')
+    with pytest.raises(RecipeError, match="line 1 has no `answer`"):
+        SPEC.tasks(good, "train")
+
+
+def test_splits_of_a_file_are_disjoint(agent):
+    options = agent("")
+    found = {split: {task["number"] for task in SPEC.tasks(options, split)} for split in SPEC.splits}
+    assert sum(map(len, found.values())) == len(set.union(*found.values())) == 60
