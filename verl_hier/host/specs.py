@@ -182,6 +182,8 @@ class WorkerSpec(Spec):
             worker to do what another worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word
             when it cannot.
             `verl-hier distill` makes data for workers that have it.
+        fits: `fits(options, answer)`, which raises a `RecipeError` when the environment is none for this worker, by its
+            answer to a reset (a `StepResult`); the check of a recipe asks it before a run.
         needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
     """
 
@@ -190,6 +192,7 @@ class WorkerSpec(Spec):
     provides: tuple[str, ...] = ()
     active_roles: Callable[[Any], Iterable[str] | Mapping[str, int]] | None = None
     transcribe: Callable[[Any, Any], list[str]] | None = None
+    fits: Callable[[Any, Any], None] | None = None
     needs_stop_strings: bool = False
 
     def levels(self, options: Any) -> dict[str, int]:

@@ -177,8 +177,7 @@ class EpisodeState:
             node.reward += step.reward
             node.valid = node.valid and step.valid
             return
-        graph = self.rollout.graph
-        shared = {number for other in graph.episodes if other.id != self.id for number in graph.path(other.id)}
+        shared = self._shared()
         actor = node if by is None or by.id in shared else by
         actor.valid = actor.valid and step.valid
         self._reward(node, actor, step.reward)
@@ -188,6 +187,17 @@ class EpisodeState:
             if turn is None:
                 self.rollout.count("rewards_without_turn")
             self._reward(node, node if turn is None or turn.id in shared else turn, amount)
+
+    def pay(self, node: Node, amount: float) -> None:
+        """Reward an earlier turn for what became clear after the last one; see `credit`."""
+        last = self.last_node
+        if last is not None:
+            self._reward(last, last if node.id in self._shared() else node, amount)
+
+    def _shared(self) -> set[int]:
+        """The nodes that other episodes have on their paths."""
+        graph = self.rollout.graph
+        return {number for other in graph.episodes if other.id != self.id for number in graph.path(other.id)}
 
     def _reward(self, given: Node, credited: Node, amount: float) -> None:
         """Credit a reward that was given after one turn to another one, or to itself."""
