@@ -104,10 +104,10 @@ class Schedule(ABC):
         return None
 
     def told(self, step: int, tasks: Sequence[int]) -> list[dict[str, Any]] | None:
-        """What the workers of each task of a step are told, JSON-able, which they read as `episode.told`; None: nothing.
+        """What the workers of each task of a step are told, which they read as `episode.told`; None: nothing.
 
-        It travels with the task and is stored with its rollout, so keep it small. Evaluations are told nothing. With
-        `hier.refill` it is asked again in the same step, for one further task at a time.
+        It is JSON-able, travels with the task and is stored with its rollout, so keep it small. Evaluations are told
+        nothing. With `hier.refill` it is asked again in the same step, for one further task at a time.
 
         Args:
             step: trainer step.

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.duel import Duel
 from tests.fixtures.tiers import quick
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Sampling, Worker
 from verl_hier.testing import check_worker
+from verl_hier.testing.line import Line
 from verl_hier.testing.scene import Answer
 
 SPECS: dict[str, Any] = PluginHost.load({"builtin": True}).specs("worker")
@@ -54,6 +56,9 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("planner_executor", {"action_tag": "action", "plan_penalty": 0.1}, pick("<action>right</action>", "a\nb")),
     ("react", {}, None),
     ("react", {"history": 2, "action_tag": "action"}, pick("<action>right</action>")),
+    ("self_play", {}, None),
+    ("self_play", {"memory": False, "invalid": "loses", "action_tag": "move"}, pick("<move>left</move>", "right")),
+    ("self_play", {"seats": {"a": {}, "b": {"by": "random"}}}, None),
     ("single_turn", {}, None),
     ("team", {"topology": {"each": "step"}}, None),
     (
@@ -77,12 +82,16 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
 ]
 
 
+WORLDS = {"self_play": Duel}
+"""Of workers that need a world of their own."""
+
+
 @pytest.mark.parametrize(
     ("name", "options", "answer"), quick(5, CASES), ids=[f"{name}-{options}"[:50] for name, options, _ in CASES]
 )
 def test_every_builtin_passes(name: str, options: dict[str, Any], answer: Answer | None) -> None:
     spec = SPECS[name]
-    check_worker(spec, build_options(spec, options), answer=answer)
+    check_worker(spec, build_options(spec, options), answer=answer, environment=WORLDS.get(name, Line))
 
 
 def test_no_builtin_is_left_out() -> None:

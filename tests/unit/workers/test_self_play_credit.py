@@ -153,7 +153,7 @@ def test_rae_of_seats_over_steps(given, expected):
         table = table_of(games, seats, learns=[trace["trained"] for game in group for trace in game])
         schedule.table_ready(table, number + 1)
         values = iter(full_credit("rae", table).values.tolist())
-        found = [[value if trace["trained"] else None for trace, value in zip(game, values)] for game in group]  # noqa: B905
+        found = [[value if trace["trained"] else None for trace, value in zip(game, values)] for game in group]
         for have, want in zip(found, expected["advantages"][number], strict=True):
             assert [value is None for value in have] == [value is None for value in want]
             assert [v for v in have if v is not None] == pytest.approx([v for v in want if v is not None], abs=2e-5)
