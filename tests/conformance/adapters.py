@@ -244,6 +244,7 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "t2po_resample": branch_fixtures.t2po_resample,
     "epo": state_fixtures.epo,
     "gdro": state_fixtures.gdro,
+    "hierarchical_grpo": team_fixtures.hierarchical_grpo,
     "matpo": team_fixtures.matpo,
     "rae": state_fixtures.rae,
     "spiral_rae": state_fixtures.spiral_rae,

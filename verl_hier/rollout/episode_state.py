@@ -57,6 +57,7 @@ class EpisodeState:
         trained: whether the coming turns are trained.
         last_result: the environment's last answer; None before the reset, and in a fork before its first step.
         turn_request: the turn that its worker waits for; None while the worker does not wait.
+        finished_by_worker: whether its worker ends the task itself, see `EpisodeView.finish`.
         told_to_end: whether its worker was told by an `EpisodeOver` that the episode is over.
         seed_name: the seeds of its turns are derived from this name.
         worker_seed_name: name of its worker's random generator; a fork has its source's.
@@ -85,6 +86,7 @@ class EpisodeState:
         self.handle: EnvironmentHandle | None = None
         self.turn_request: TurnRequest | None = None
         self.told_to_end = False
+        self.finished_by_worker = False
         self.forced = Forced()
         self.ahead = Ahead()
         self.grant: Grant | None = None
@@ -139,12 +141,15 @@ class EpisodeState:
         record = self.record
         record.status, record.ret = status, self.ret
         if self.complete:
-            solved = None if self.last_result is None else self.last_result.info.get("won")
+            own = self.finished_by_worker and status == "finished"
+            solved = None if self.last_result is None or own else self.last_result.info.get("won")
             record.success = None if solved is None else bool(solved)
             if solved and self.last_result is not None and "used_tool" in self.last_result.info:
                 used = self.last_result.info["used_tool"]
                 self.rollout.count("solved_with_tool" if used else "solved_without_tool")
             last = self.last_node
+            if own and last is not None:
+                last.done = True
             if status == "truncated" and last is not None and reason is not None:
                 last.truncated = last.truncated or not last.done
         record.error = reason.value if isinstance(reason, EndReason) else reason

@@ -226,6 +226,11 @@ class EpisodeView:
         if self._live:
             self._state.pay(turn.node, amount)
 
+    def finish(self) -> None:
+        """Call the episode finished when the worker returns, though the environment has not ended it: for workers that
+        pose tasks of their own. Its outcome is then not the environment's; it has a return and no success."""
+        self._state.finished_by_worker = True
+
     def expect(self, turns: Mapping[Context, int | None], *, stop: tuple[str, ...] = ()) -> None:
         """Announce that the next turns are those of these contexts, in this order, with what they see by now.
 

@@ -40,6 +40,9 @@ CHAIN = pick(
 )  # fmt: skip
 SOLVER, VERIFIER = {"prompt": "solve: {instruction}"}, {"prompt": "verify: {said}"}
 TEAM = pick("right", "yes approve", "<helper>go</helper><helper>run</helper>", "<answer>left</answer>")
+POSED = pick(
+    "<question>where is the goal</question>", "<score>7</score>", "<answer>left</answer>", "right", "<score>3</score>"
+)
 CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("agent_flow", {}, None),
     ("agent_flow", {"verifier": False, "answer_action": "answer {content}", "action_tag": "action"}, None),
@@ -54,6 +57,13 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("dual_loop", {"router": "refiner", "empty_plan_penalty": 0.1}, pick("right", "strategic", "")),
     ("planner_executor", {}, pick("one ; two", "right", "<sub_done>")),
     ("planner_executor", {"action_tag": "action", "plan_penalty": 0.1}, pick("<action>right</action>", "a\nb")),
+    ("proposer_solver_judge", {}, POSED),
+    ("proposer_solver_judge", {"questions": "task", "evaluator": True, "reward": "comas", "rounds": 2}, POSED),
+    (
+        "proposer_solver_judge",
+        {"answers_by": "match", "tool": "right", "reward": "zero_sum", "verify_prompt": "{question} {evidence}"},
+        POSED,
+    ),
     ("react", {}, None),
     ("react", {"history": 2, "action_tag": "action"}, pick("<action>right</action>")),
     ("self_play", {}, None),

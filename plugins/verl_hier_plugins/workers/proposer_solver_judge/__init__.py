@@ -1,0 +1,88 @@
+"""Questions, answers and verdicts of one policy: MAE, CoMAS and Search Self-Play; docs/methods/proposer_solver_judge.md."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout.transcript import Transcript
+from verl_hier_plugins.workers.proposer_solver_judge.options import EVALUATOR, JUDGE
+from verl_hier_plugins.workers.proposer_solver_judge.options import (
+    ProposerSolverJudgeOptions as ProposerSolverJudgeOptions,
+)
+from verl_hier_plugins.workers.proposer_solver_judge.worker import ProposerSolverJudge as ProposerSolverJudge
+
+WRONG = 4
+"""One episode of so many is shown to a judge with a wrong answer."""
+
+
+def transcribe(options: ProposerSolverJudgeOptions, transcript: Transcript) -> list[str]:
+    """What a policy has to say in this worker where an episode has answered its task rightly.
+
+    The question is the task's, and gets the second best verdict; a right answer gets the best one. In every fourth
+    episode the last of several solvers answers something else and gets the lowest, so that a judge has seen both.
+
+    Raises:
+        ValueError: in one word, for an episode or options that cannot be written so.
+    """
+    if options.rounds > 1 or options.evaluator or options.tool or options.verify_prompt:
+        raise ValueError("options")
+    if not transcript.turns or not transcript.turns[-1].calls:
+        raise ValueError("no_answer")
+    solved, question = transcript.turns[-1].calls[-1].action, transcript.instruction
+    said = [f"<{options.question_tag}>{question}</{options.question_tag}>"] * (options.questions == "proposer")
+    if said and options.judge_questions:
+        said.append(_verdict(options, options.highest - 1))
+    answer, _, _ = solved.rpartition(f"<{options.answer_tag}>")[2].partition(f"</{options.answer_tag}>")
+    wrong = options.solvers > 1 and sum(map(ord, question)) % WRONG == 0
+    other = question.split()[0] if question.split()[:1] != [answer] else question.split()[-1]
+    texts = [solved] * options.solvers
+    if wrong:
+        texts[-1] = f"<{options.answer_tag}>{other}</{options.answer_tag}>"
+    said += texts
+    if options.answers_by == "judge":
+        best, worst = _verdict(options, options.highest), _verdict(options, options.lowest)
+        said += [worst if wrong and text is texts[-1] else best for text in texts]
+    return said
+
+
+def _verdict(options: ProposerSolverJudgeOptions, number: float) -> str:
+    return f"<{options.score_tag}>{max(number, options.lowest):g}</{options.score_tag}>"
+
+
+@hookimpl
+def hier_workers() -> WorkerSpec:
+    return WorkerSpec(
+        name="proposer_solver_judge",
+        factory=ProposerSolverJudge,
+        options=ProposerSolverJudgeOptions,
+        summary="a proposer asks, solvers answer side by side, a judge scores both; rewards for each role",
+        source="MAE, arXiv 2510.23595; Search Self-Play, arXiv 2510.18821; CoMAS (recalled)",
+        active_roles=ProposerSolverJudgeOptions.levels,
+        judges=ProposerSolverJudgeOptions.judges,
+        provides=("judge", "format", "question"),
+        transcribe=transcribe,
+    )
+
+
+@hookimpl(tryfirst=True)
+def hier_table_ready(table: TurnTable, step: int) -> None:
+    """Brings the verdicts of judges, the column `judge` on their own turns, to the turns that they judged."""
+    if "judge" in table.turns and table.code("role", JUDGE) >= 0:
+        table.turns["judge"] = judged(table)
+
+
+def judged(table: TurnTable) -> np.ndarray:
+    """(T,) score of each turn: on a judge's what it said, on a judged one the mean of what can be read of its judges,
+    on an evaluator's that of what it evaluated, on any other what the worker noted, or 0."""
+    own = np.nan_to_num(np.asarray(table["judge"], np.float64))
+    role, plan = np.asarray(table["role"]), np.asarray(table["plan"])
+    counts = (role == table.code("role", JUDGE)) & (plan >= 0) & (np.asarray(table["format"], np.float64) > 0)
+    votes = np.bincount(plan[counts], minlength=len(own))
+    sums = np.bincount(plan[counts], own[counts], len(own))
+    score = np.divide(sums, votes, out=own.copy(), where=votes > 0)
+    evaluates = (role == table.code("role", EVALUATOR)) & (plan >= 0)
+    score[evaluates] = score[plan[evaluates]]
+    return score
