@@ -116,6 +116,7 @@ def hierarchical_grpo(case: Case) -> Outputs:
     found = iter(values.tolist())
     return {
         "advantages": [
-            [value if trace["trained"] else None for trace in episode for value in [next(found)]] for episode in episodes
+            [value if trace["trained"] else None for trace in episode for value in [next(found)]]
+            for episode in episodes
         ]
     }

@@ -94,6 +94,8 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
 
 WORLDS = {"self_play": Duel}
 """Of workers that need a world of their own."""
+TASKS = {"proposer_solver_judge": {"instruction": "do it", "answer": "left"}}
+"""Of workers that read more of a task than its instruction."""
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,8 @@ WORLDS = {"self_play": Duel}
 )
 def test_every_builtin_passes(name: str, options: dict[str, Any], answer: Answer | None) -> None:
     spec = SPECS[name]
-    check_worker(spec, build_options(spec, options), answer=answer, environment=WORLDS.get(name, Line))
+    world = {"environment": WORLDS.get(name, Line), "task": TASKS.get(name)}
+    check_worker(spec, build_options(spec, options), answer=answer, **world)
 
 
 def test_no_builtin_is_left_out() -> None:

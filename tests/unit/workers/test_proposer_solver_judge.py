@@ -182,7 +182,9 @@ def test_an_evaluation_answers_the_task_of_the_environment():
 def test_rewards_of_proposers():
     half, none = Question(True, 0.9, (1.0, 0.0)), Question(True, 0.9, (0.0, 0.0))
     assert proposer_reward("learnable", half, 0.7) == 1.0 and proposer_reward("learnable", none, 0.7) == 0.0
-    assert proposer_reward("zero_sum", none, 0.7) == 1.0 and proposer_reward("mae", half, 0.95) == pytest.approx(1.9 / 3)
+    assert proposer_reward("zero_sum", none, 0.7) == 1.0 and proposer_reward("mae", half, 0.95) == pytest.approx(
+        1.9 / 3
+    )
     assert proposer_reward("mae", Question(False, 1.0, (0.0,)), 0.7) == 0.0
 
 

@@ -62,7 +62,7 @@ def hier_workers() -> WorkerSpec:
         source="MAE, arXiv 2510.23595; Search Self-Play, arXiv 2510.18821; CoMAS (recalled)",
         active_roles=ProposerSolverJudgeOptions.levels,
         judges=ProposerSolverJudgeOptions.judges,
-        provides=("judge", "format", "question"),
+        provides=("judge", "format"),
         transcribe=transcribe,
     )
 

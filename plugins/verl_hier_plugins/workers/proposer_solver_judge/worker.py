@@ -164,6 +164,8 @@ class _Scene:
             each.turn, answer = await self._work(each.context, self._options.answer_tag)
             each.answer, each.formed = (answer or "")[: self._options.longest], answer is not None
             each.turn.mark(format=int(each.formed))
+            if self._options.answers_by == "match":
+                each.turn.mark(judge=self._matched(each))
             if answer is None:
                 each.turn.mark(valid=False, failure="no_answer")
             if self._over:
@@ -186,8 +188,7 @@ class _Scene:
         """The score of each answer; pays who made it and who criticised it."""
         options, verdicts = self._options, list[float]()
         if options.answers_by == "match":
-            for each in tries:
-                verdicts.append(float(each.formed and self._matches(each.answer)))
+            verdicts += [self._matched(each) for each in tries]
         else:
             contexts = [self._context(JUDGE) for _ in tries]
             for each, context in zip(tries, contexts, strict=True):
@@ -263,6 +264,9 @@ class _Scene:
     def _truths(self) -> list[str]:
         truth = self._episode.task.get(self._options.truth, [])
         return [str(each) for each in truth] if isinstance(truth, list | tuple) else [str(truth)]
+
+    def _matched(self, each: _Try) -> float:
+        return float(each.formed and self._matches(each.answer))
 
     def _matches(self, answer: str) -> bool:
         return scoring.exact_match(answer, self._truths())
