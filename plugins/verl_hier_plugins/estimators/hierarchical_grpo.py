@@ -1,4 +1,4 @@
-"""Hierarchical GRPO: some roles compared inside their episode, the others over the task; docs/methods/hierarchical_grpo.md.
+"""Hierarchical GRPO: roles compared inside their episode, or over the task; docs/methods/hierarchical_grpo.md.
 
 Source: prime-rl, `algo/hierarchical_grpo.py`, for a proposer whose questions have several answers each.
 """

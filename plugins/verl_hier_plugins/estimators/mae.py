@@ -38,7 +38,8 @@ def advantage(table: TurnTable, options: MAEOptions) -> Floats:
 
 def role_rewards(table: TurnTable, options: MAEOptions) -> Floats:
     """(T,) proposer: mean of quality, difficulty and format (no difficulty below the threshold, nothing without a
-    question, or with one that a pool of questions knows, which it says in the column `fresh`); solver: half score, half format; judge: format."""
+    question, or with one that a pool of questions knows, which it says in the column `fresh`); solver: half score, half
+    format; judge: format."""
     score, form = np.asarray(table["judge"], np.float64), np.asarray(table["format"], np.float64)
     form = form * optional(table, "fresh", 1.0)
     # A step may lack a role, where no question was sound; a table without any of them is another worker's.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits, Request, Rollout
 from verl_hier.rollout.roles import Roles
+from verl_hier.testing import rollout as kit
 from verl_hier.testing.builtin import credit_of
 from verl_hier.testing.rollout import CharacterTokenizer, SideBySide, roll_out_scripted
 from verl_hier_plugins.estimators.mae import MAEOptions, role_rewards
@@ -39,7 +43,7 @@ class Exam(Environment):
         return StepResult("right" if right else "wrong", float(right), True, info={"won": right})
 
 
-def play(options: dict[str, Any], *texts: str, n: int = 1, told: Any = None, **more: Any) -> Any:
+def play(options: dict[str, Any], *texts: str) -> Any:
     said = iter(texts)
     task = {"instruction": "what is three plus one", "answer": "4"}
     graph, _ = asyncio.run(
@@ -49,10 +53,9 @@ def play(options: dict[str, Any], *texts: str, n: int = 1, told: Any = None, **m
             answer=lambda prompt, sampling: next(said),
             environment=Exam,
             task=task,
-            n=n,
+            n=1,
             tokenizer=CharacterTokenizer(),
             limits=Limits(30, 200, 5000),
-            **more,
         )
     )
     graph.check()
@@ -101,8 +104,7 @@ def test_mae_in_one_episode():
 )
 def test_what_is_no_question_earns_nothing_and_is_not_answered(text, told, failure):
     said = iter([text])
-    options = build_options(WORKER, {})
-    graph = _told(options, told, lambda prompt, sampling: next(said))
+    graph = _told(build_options(WORKER, {}), told, lambda prompt, sampling: next(said))
     (node,) = graph.nodes
     assert node.extra["failure"] == failure and node.extra["format"] == 0 and node.reward == 0.0
     assert "question" not in node.extra
@@ -110,8 +112,6 @@ def test_what_is_no_question_earns_nothing_and_is_not_answered(text, told, failu
 
 def _told(options: Any, questions: list[str], answer: Any) -> Any:
     """One episode whose worker was told questions of a pool."""
-    from verl_hier.testing import rollout as kit
-
     tokenizer = CharacterTokenizer()
     setup = kit._setup(kit.ScriptedPolicy(tokenizer, answer), tokenizer, Exam, 0, Limits(30, 3000, 9000), None, None)
     request = Request(
@@ -163,10 +163,6 @@ def test_search_self_play_is_zero_sum_and_verified():
 
 
 def test_an_evaluation_answers_the_task_of_the_environment():
-    from dataclasses import replace
-
-    from verl_hier.testing import rollout as kit
-
     said = iter(["<answer>4</answer>"])
     tokenizer, options = CharacterTokenizer(), build_options(WORKER, {})
     setup = kit._setup(
@@ -177,6 +173,37 @@ def test_an_evaluation_answers_the_task_of_the_environment():
     made = Rollout(request, setup, lambda: WORKER.factory(options), Roles.of(WORKER, options))
     graph = asyncio.run(kit.roll_out(made, SideBySide()))
     assert [node.role for node in graph.nodes] == ["solver"] and graph.episodes[0].success
+
+
+CASES = Path(__file__).parents[2] / "conformance" / "cases" / "hierarchical_grpo.json"
+
+
+def compared(case: dict[str, Any]) -> bool:
+    """Whether a proposer with solvers plays the case: one proposer and one solver at least in every episode."""
+    agents = [[trace["agent"] for trace in episode] for episode in case["input"]["episodes"]]
+    return all(each[0] == "proposer" and set(each[1:]) == {"solver"} for each in agents)
+
+
+@pytest.mark.parametrize("case", [case for case in json.loads(CASES.read_text())["cases"] if compared(case)])
+def test_hierarchical_grpo_from_a_proposer_with_solvers(case):
+    """Each episode has its own number of solvers; they earn what they say, and the proposer what the case says."""
+    graphs = []
+    for episode in case["input"]["episodes"]:
+        options = {"solvers": len(episode) - 1, "judge_questions": False, "answers_by": "match", "reward": "zero_sum"}
+        texts = [f"<answer>{4 if trace['reward'] else 5}</answer>" for trace in episode[1:]]
+        graph = play(options, ASKED, *texts)
+        assert [node.reward for node in graph.nodes[1:]] == [trace["reward"] for trace in episode[1:]]
+        graph.nodes[0].reward = episode[0]["reward"]
+        for node, trace in zip(graph.nodes, episode, strict=True):
+            node.trained = trace["trained"]
+        graphs.append(graph)
+    table = build_table(graphs)
+    # The episodes of a case are those of one task.
+    table.turns["group"] = np.zeros(len(table), np.int64)
+    values = iter(credit_of("hierarchical_grpo", table, episode_agents=case["input"]["episode_agents"]).tolist())
+    for episode, expected in zip(case["input"]["episodes"], case["output"]["advantages"], strict=True):
+        found = [next(values) for _ in episode]
+        assert found == pytest.approx([0.0 if value is None else value for value in expected], abs=2e-5)
 
 
 def test_rewards_of_proposers():

@@ -38,9 +38,9 @@ def check_judges(recipe: ComposedRecipe) -> None:
         if any(phase.learns(role, levels[role]) for phase in phases):
             others = sorted(name for name, spec in recipe.host.specs("estimator").items() if spec.own_rewards)
             raise RecipeError(
-                f"hier.schedule.roles: the role {role!r} learns, and estimator {estimator.name!r} credits it by what its "
-                f"own verdicts give; name the other roles here, take an estimator that goes by the own rewards of a role "
-                f"({', '.join(others)}), or say `judge_learns: true` in hier.worker."
+                f"hier.schedule.roles: the role {role!r} learns, and estimator {estimator.name!r} credits it by what "
+                "its own verdicts give; name the other roles here, take an estimator that goes by the own rewards of a "
+                f"role ({', '.join(others)}), or say `judge_learns: true` in hier.worker."
             )
 
 
@@ -86,8 +86,8 @@ def check_named(parts: Parts, levels: Mapping[str, int]) -> None:
         for role in part.spec.named_roles(part.options) if part.spec.named_roles is not None else ():
             if role not in levels:
                 raise RecipeError(
-                    f"hier.{part.spec.kind}: {part.spec.name!r} is about the role {role!r}, and worker {worker!r} has no "
-                    f"such role{did_you_mean(role, levels)}; it has {', '.join(levels)}."
+                    f"hier.{part.spec.kind}: {part.spec.name!r} is about the role {role!r}, and worker {worker!r} has "
+                    f"none{did_you_mean(role, levels)}; it has {', '.join(levels)}."
                 )
     asked = {
         "hier.estimator.name": (parts.estimator.spec, parts.estimator.spec.levels),

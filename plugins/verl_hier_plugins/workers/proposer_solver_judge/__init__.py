@@ -1,4 +1,7 @@
-"""Questions, answers and verdicts of one policy: MAE, CoMAS and Search Self-Play; docs/methods/proposer_solver_judge.md."""
+"""Questions, answers and verdicts of one policy, for MAE, CoMAS and Search Self-Play.
+
+Page: docs/methods/proposer_solver_judge.md.
+"""
 
 from __future__ import annotations
 

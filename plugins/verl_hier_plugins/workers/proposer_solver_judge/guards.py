@@ -42,7 +42,7 @@ def fault_of(question: str | None, reference: str, shortest: int, longest: int, 
 
 
 def score_of(text: str | None, lowest: float, highest: float) -> float | None:
-    """The verdict of a judge on [0, 1]: the number that the text inside its tag is; None when it is none, or outside."""
+    """The verdict of a judge on [0, 1]: the number that the text inside its tag is; None when none, or outside."""
     if text is None or len(text) > 20:
         return None
     try:
