@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from verl_hier.errors import PluginError, RecipeError, did_you_mean
+from verl_hier.host.specs import EstimatorSpec
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Part, Parts
@@ -36,7 +37,8 @@ def check_judges(recipe: ComposedRecipe) -> None:
     phases = [made.phase(step) for step in range(1, MOST_STEPS + 1)]
     for role in worker.spec.judges(worker.options):
         if any(phase.learns(role, levels[role]) for phase in phases):
-            others = sorted(name for name, spec in recipe.host.specs("estimator").items() if spec.own_rewards)
+            known = recipe.host.specs("estimator").items()
+            others = sorted(name for name, spec in known if isinstance(spec, EstimatorSpec) and spec.own_rewards)
             raise RecipeError(
                 f"hier.schedule.roles: the role {role!r} learns, and estimator {estimator.name!r} credits it by what "
                 "its own verdicts give; name the other roles here, take an estimator that goes by the own rewards of a "

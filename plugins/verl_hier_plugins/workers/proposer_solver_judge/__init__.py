@@ -30,7 +30,7 @@ def transcribe(options: ProposerSolverJudgeOptions, transcript: Transcript) -> l
     Raises:
         ValueError: in one word, for an episode or options that cannot be written so.
     """
-    if options.rounds > 1 or options.evaluator or options.tool or options.verify_prompt:
+    if options.tool or options.verify_prompt:
         raise ValueError("options")
     if not transcript.turns or not transcript.turns[-1].calls:
         raise ValueError("no_answer")
@@ -38,17 +38,24 @@ def transcribe(options: ProposerSolverJudgeOptions, transcript: Transcript) -> l
     said = [f"<{options.question_tag}>{question}</{options.question_tag}>"] * (options.questions == "proposer")
     if said and options.judge_questions:
         said.append(_verdict(options, options.highest - 1))
-    answer, _, _ = solved.rpartition(f"<{options.answer_tag}>")[2].partition(f"</{options.answer_tag}>")
-    wrong = options.solvers > 1 and sum(map(ord, question)) % WRONG == 0
-    other = question.split()[0] if question.split()[:1] != [answer] else question.split()[-1]
-    texts = [solved] * options.solvers
-    if wrong:
-        texts[-1] = f"<{options.answer_tag}>{other}</{options.answer_tag}>"
-    said += texts
-    if options.answers_by == "judge":
-        best, worst = _verdict(options, options.highest), _verdict(options, options.lowest)
-        said += [worst if wrong and text is texts[-1] else best for text in texts]
+    texts, right = [solved] * options.solvers, [True] * options.solvers
+    if options.solvers > 1 and sum(map(ord, question)) % WRONG == 0:
+        texts[-1], right[-1] = (
+            f"<{options.answer_tag}>{_other(options, question, solved)}</{options.answer_tag}>",
+            False,
+        )
+    for _ in range(options.rounds):
+        said += texts
+        said += ["right" if each else "wrong" for each in right] if options.evaluator else []
+        if options.answers_by == "judge":
+            said += [_verdict(options, options.highest if each else options.lowest) for each in right]
     return said
+
+
+def _other(options: ProposerSolverJudgeOptions, question: str, solved: str) -> str:
+    """A word of the question that is not the answer."""
+    answer = solved.rpartition(f"<{options.answer_tag}>")[2].partition(f"</{options.answer_tag}>")[0]
+    return next((word for word in question.split() if word != answer), "")
 
 
 def _verdict(options: ProposerSolverJudgeOptions, number: float) -> str:

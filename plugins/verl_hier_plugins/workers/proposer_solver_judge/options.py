@@ -72,7 +72,8 @@ class ProposerSolverJudgeOptions:
     highest: float = 10.0
     """The highest verdict, which is a score of 1."""
     tool: str | None = None
-    """Beginning of the actions, such as `search`, that proposer and solver may take in the environment."""
+    """Beginning of the actions that proposer and solver may take in the environment, such as `search`; a tag such as
+    `<search>` may follow a thought."""
     tool_turns: Count = 4
     """Turns that they have for actions, the last one included."""
     reward: Shape = "mae"
@@ -96,12 +97,12 @@ class ProposerSolverJudgeOptions:
         check_action_template("answer_action", self.answer_action)
         if self.highest <= self.lowest:
             raise ValueError(f"highest must be above lowest, got {self.highest} and {self.lowest}")
-        for line in ("systems", "policies"):
+        # Prompts serve several methods, so that a system message may wait for a role that these options do not have.
+        for line, roles in (("systems", ROLES), ("policies", tuple(self.levels()))):
             for name in getattr(self, line):
-                if name not in self.levels():
+                if name not in roles:
                     raise ValueError(
-                        f"{line}: there is no role {name!r}{did_you_mean(name, self.levels())}; with these options the "
-                        f"roles are {', '.join(self.levels())}"
+                        f"{line}: there is no role {name!r}{did_you_mean(name, roles)}; the roles are {', '.join(roles)}"
                     )
         if self.verify_prompt is not None and self.questions == "task":
             raise ValueError("verify_prompt: a task's own question needs no verifier; leave it out")
@@ -123,5 +124,6 @@ class ProposerSolverJudgeOptions:
 
     def vocabulary(self) -> Iterator[str]:
         """Every word that the worker itself adds to prompts and turns."""
+        yield "right wrong" if self.evaluator else ""
         yield " ".join(f"<{tag}> </{tag}>" for tag in (self.question_tag, self.answer_tag, self.score_tag))
         yield " ".join(map(str, range(int(self.lowest), min(int(self.highest), int(self.lowest) + 100) + 1)))

@@ -223,7 +223,9 @@ class _Scene:
         for left in range(self._options.tool_turns - 1 if tool else 0, -1, -1):
             turn = await self._speak(context, self._proposal)
             content, action = parse_action(turn.text, tag), turn.text.strip()
-            acts = tool is not None and content is None and action.startswith(tool)
+            # A tag may follow a thought; a word begins the turn.
+            called = tool is not None and (tool in action if tool.startswith("<") else action.startswith(tool))
+            acts = called and content is None
             if not acts or not left:
                 return turn, content
             turn.mark(format=1)
