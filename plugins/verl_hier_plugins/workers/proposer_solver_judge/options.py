@@ -102,7 +102,8 @@ class ProposerSolverJudgeOptions:
             for name in getattr(self, line):
                 if name not in roles:
                     raise ValueError(
-                        f"{line}: there is no role {name!r}{did_you_mean(name, roles)}; the roles are {', '.join(roles)}"
+                        f"{line}: there is no role {name!r}{did_you_mean(name, roles)}; "
+                        f"the roles are {', '.join(roles)}"
                     )
         if self.verify_prompt is not None and self.questions == "task":
             raise ValueError("verify_prompt: a task's own question needs no verifier; leave it out")
