@@ -12,7 +12,9 @@ from verl_hier.environments.base import StepResult
 from verl_hier.errors import HierError
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
-from verl_hier.rollout import Limits
+from verl_hier.rollout import Limits, Request, Rollout
+from verl_hier.rollout.roles import Roles
+from verl_hier.testing import rollout as kit
 from verl_hier.testing.line import Line
 from verl_hier.testing.rollout import CharacterTokenizer, roll_out_scripted
 
@@ -81,6 +83,28 @@ def test_a_fixed_player_that_moves_last_pays_the_learner_its_own_reward():
 def test_seats_without_memory_begin_anew():
     graph = play({"memory": False, "prompt": "{seat} {player} {observation}"}, "right", "right", "right", "left")
     assert read(graph, 2) == ["player_0 0 3 stones"] and graph.nodes[2].context == -1
+
+
+@pytest.mark.parametrize("name", ["rae", "joint"])
+def test_a_chosen_seat_learns_alone(name):
+    schedule = HOST.spec("schedule", name)
+    phase = schedule.factory(build_options(schedule, {"roles": ["player_0"]})).phase(3)
+    graph = play({}, "right", "right", "right", "left")
+    assert [phase.trains(node) for node in graph.nodes] == [True, False, True, False]
+
+
+def test_an_evaluation_has_the_seats_that_it_names():
+    tokenizer, options = (
+        CharacterTokenizer(),
+        build_options(SELF_PLAY, {"seats": {"a": {}, "b": {"evaluated_by": "first"}}}),
+    )
+    said = iter(["right", "right", "left"])
+    scripted = kit.ScriptedPolicy(tokenizer, lambda prompt, sampling: next(said))
+    setup = kit._setup(scripted, tokenizer, Duel, 0, Limits(20, 200, 5000), None, None)
+    request = Request(task={"instruction": "x"}, identity={"uid": "u"}, n=1, validate=True)
+    rollout = Rollout(request, setup, lambda: SELF_PLAY.factory(options), Roles.of(SELF_PLAY, options))
+    graph = asyncio.run(kit.roll_out(rollout, kit.SideBySide()))
+    assert rewards(graph) == [("a", 0.0), ("a", 0.0), ("a", 1.0)] and graph.episodes[0].success
 
 
 def test_three_seats_play():
