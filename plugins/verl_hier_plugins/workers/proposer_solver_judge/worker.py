@@ -107,14 +107,13 @@ class _Scene:
         fault = fault_of(question, reference, options.shortest, options.longest, options.similar)
         self._proposal = turn
         turn.mark(format=int(fault is None))
-        if fault is None and options.verify_prompt is not None and not self._over:
-            turn.mark(question=question)
-            return question if await self._verified(question or "") else None
-        if fault is not None:
+        if fault is not None or question is None:
             turn.mark(valid=False, failure=fault)
             return None
         turn.mark(question=question)
-        return question
+        if options.verify_prompt is None or self._over or await self._verified(question):
+            return question
+        return None
 
     async def _verified(self, question: str) -> bool:
         """Whether the question can be answered from what the proposer has read."""
