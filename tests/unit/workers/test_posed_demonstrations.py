@@ -17,7 +17,7 @@ from verl_hier.testing.rollout import CharacterTokenizer, roll_out_scripted
 
 def transcript(question: str, *actions: str) -> Transcript:
     calls = tuple(EnvironmentCall(action, StepResult("right", 1.0, True)) for action in actions)
-    return Transcript(question, StepResult("ready"), (TranscriptTurn(None, "", calls),) if actions else ())  # type: ignore[arg-type]
+    return Transcript(question, StepResult("ready"), (TranscriptTurn(None, "", calls),) if actions else ())
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from verl_hier_plugins.workers.proposer_solver_judge.guards import fault_of, lik
 from verl_hier_plugins.workers.proposer_solver_judge.rewards import Question, proposer_reward
 
 HOST = PluginHost.load({"builtin": True})
-WORKER = HOST.spec("worker", "proposer_solver_judge")
+WORKER: Any = HOST.spec("worker", "proposer_solver_judge")
 ASKED = "<question>what is two plus two</question>"
 
 
