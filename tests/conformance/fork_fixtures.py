@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import Case, Outputs
-from verl_hier.graph.turn_table import TurnTable
 from verl_hier.testing.builtin import credit_of, estimator
 from verl_hier.testing.tables import make_table
 
@@ -153,24 +151,6 @@ def magrpo(case: Case) -> Outputs:
         "returns": [[float(returns[ends[node, action]]) for action in range(size)] for node, size in enumerate(count)],
         "advantage": advantage,
     }
-
-
-def hierarchical_grpo(case: Case) -> Outputs:
-    """Episodes of one task; an agent of an episode has one turn."""
-    traces = [(number, trace) for number, episode in enumerate(case["episodes"]) for trace in episode]
-    names = sorted({trace["agent"] for _, trace in traces})
-    turns = {
-        "episode": [number for number, _ in traces],
-        "role": [names.index(trace["agent"]) for _, trace in traces],
-        "agent": np.arange(len(traces)),
-        "reward": np.asarray([trace["reward"] for _, trace in traces], np.float64),
-        "trained": [trace["trained"] for _, trace in traces],
-    }
-    table: TurnTable = make_table(turns, names={"role": names})
-    values = credit_of("hierarchical_grpo", table, within=tuple(case["episode_agents"]))
-    shown = [float(value) if trace["trained"] else None for value, (_, trace) in zip(values, traces, strict=True)]
-    cuts = np.cumsum([0, *map(len, case["episodes"])])
-    return {"advantages": [shown[start:stop] for start, stop in pairwise(cuts)]}
 
 
 def ppr_renorm(case: Case) -> dict[str, Any]:

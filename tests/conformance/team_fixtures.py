@@ -97,3 +97,26 @@ def wideseek_credit(case: Case) -> Outputs:
     order = trained if case["answer_format_ok"] else sorted(trained, key=lambda place: (place != last, place))
     sound = case["answer_format_ok"] and not any((lead & np.asarray(turns["limit_failed"], bool)).tolist())
     return {"reward": rewards[0], "trained_turns": order, "format_ok": int(sound)}
+
+
+def hierarchical_grpo(case: Case) -> Outputs:
+    """One task; an agent of an episode has one turn here, and agents of one role in it are several."""
+    episodes = case["episodes"]
+    traces = [(number, trace) for number, episode in enumerate(episodes) for trace in episode]
+    roles = sorted({trace["agent"] for _, trace in traces})
+    turns = {
+        "episode": [number for number, _ in traces],
+        "role": [roles.index(trace["agent"]) for _, trace in traces],
+        "agent": np.arange(len(traces)),
+        "reward": [trace["reward"] for _, trace in traces],
+        "trained": [trace["trained"] for _, trace in traces],
+    }
+    table = make_table({"group": np.zeros(len(traces), np.int64), **turns}, names={"role": roles})
+    values = credit_of("hierarchical_grpo", table, episode_agents=tuple(case["episode_agents"]))
+    found = iter(values.tolist())
+    return {
+        "advantages": [
+            [value if trace["trained"] else None for trace in episode for value in [next(found)]]
+            for episode in episodes
+        ]
+    }

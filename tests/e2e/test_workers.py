@@ -41,6 +41,15 @@ WORKERS = [
         },
         "topology": {"kind": "lead", "rounds": 3},
     },
+    {"name": "self_play", "prompt": "x:{instruction}", "observation_prompt": "x:"},
+    {
+        "name": "proposer_solver_judge",
+        "proposer_prompt": "q:{instruction}",
+        "solver_prompt": "w:",
+        "question_prompt": "j:",
+        "judge_prompt": "j:",
+        "shortest": 1,
+    },
 ]
 RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
@@ -60,7 +69,10 @@ critic: {{enable: false}}
 data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
 trainer: {{experiment_name: workers_bytes, save_freq: -1, test_freq: -1, logger: [console, file]}}
 """
-ROLES = [{"agent"}, {"planner", "executor"}, {"planner", "executor"}, {"planner", "executor"}, {"lead", "e"}]
+ROLES = [
+    *({"agent"}, {"planner", "executor"}, {"planner", "executor"}, {"planner", "executor"}, {"lead", "e"}),
+    *({"player_0", "player_1"}, {"proposer", "solver", "judge"}),
+]
 TAGS = "<switch>{}</switch><subgoal>{}</subgoal><action>{}</action>"
 
 
@@ -72,6 +84,9 @@ def lessons() -> list[tuple[str, str]]:
         (start, TAGS.format(word, "g", letter)) for start in starts for word in ("SWITCH", "KEEP") for letter in "ab"
     ]
     told += [(f"p:train{i}", f"<e>{letter}</e>") for i in range(8) for letter in "ab"]
+    told += [(f"q:train{i}", f"<question>{letter}</question>") for i in range(8) for letter in "ab"]
+    told += [("w:", f"<answer>{letter}</answer>") for letter in "ab"] * 4
+    told += [("j:", f"<score>{number}</score>") for number in (2, 9)] * 4
     short = [f"x:train{i}" for i in range(8)] + [f"x:{letter}" for letter in letters] + ["x:"]
     return told + [(start, letter) for start in short for letter in letters]
 
@@ -92,7 +107,7 @@ def speaker(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels[i, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
     torch.manual_seed(0)
-    for _ in range(250):
+    for _ in range(350):
         chosen = torch.randperm(len(rows))[:32]
         loss = model(input_ids=tokens[chosen], labels=labels[chosen]).loss
         optimiser.zero_grad()
@@ -147,6 +162,18 @@ def check_credit(graph):
             assert graph.credit[node] == pytest.approx(score, abs=1e-4)
 
 
+def check_questions(path):
+    """A question, its judge, two answers and a judge of each; a judge's plan is what it judges."""
+    if "question" not in path[0].extra:
+        assert len(path) == 1 and path[0].extra["failure"] and path[0].reward == 0
+        return
+    assert [node.role for node in path] == ["proposer", "judge", "solver", "solver", "judge", "judge"]
+    assert [node.plan for node in path[1:]] == [path[i].id for i in (0, 0, 0, 2, 3)]
+    for node in path[2:4]:
+        verdict = next(judge.extra["judge"] for judge in path[4:] if judge.plan == node.id)
+        assert node.reward == pytest.approx(0.5 * verdict + 0.5 * node.extra["format"])
+
+
 def check_structure(name, graph):
     """Plans, segments and contexts of each worker."""
     for episode in graph.complete():
@@ -158,6 +185,14 @@ def check_structure(name, graph):
             for node in path:
                 assert "failure" not in node.extra or node.masks["action"] == [[0, len(node.action)]]
                 assert node.extra["format"] <= ("failure" not in node.extra)
+            continue
+        if name == "self_play":
+            # Each seat's last turn has its own reward: the second one's is twice the first one's.
+            assert [node.role for node in path] == ["player_0", "player_1", "player_0"]
+            assert path[1].reward == 2 * path[2].reward and path[0].reward == 0
+            continue
+        if name == "proposer_solver_judge":
+            check_questions(path)
             continue
         plan = path[0].id
         for node in path:

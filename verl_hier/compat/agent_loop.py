@@ -99,7 +99,9 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         task = json.loads(prompt["hier_task"]) if "hier_task" in prompt else {"messages": list(prompt["raw_prompt"])}
         # Data sets of verl need not number their tasks.
         index = int(prompt.get("index", 0))
-        name = f"{index} {json.dumps(task, sort_keys=True, default=str)}"
+        told = json.loads(prompt.pop("hier_told", "{}"))
+        # An episode that is continued has to hear what it heard before.
+        name = f"{index} {json.dumps([task, told] if told else task, sort_keys=True, default=str)}"
         request = Request(
             task=task,
             identity={
@@ -114,6 +116,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             validate=validate,
             sampling=Sampling(params["temperature"], params["top_p"], params["top_k"]),
             unfinished=() if validate else self._unfinished.take(name, int(step)),
+            told=told,
         )
         if self._pool is None:
             self._pool = self._runner.pool()

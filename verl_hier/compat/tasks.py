@@ -107,6 +107,9 @@ class TaskMixin(_Base):
         counts = self.schedule.episodes(self.global_steps, places_of(batch), n)
         if counts:
             tu.assign_non_tensor_stack(batch, "hier_n", counts)
+        told = self.schedule.told(self.global_steps, places_of(batch))
+        if told:
+            tu.assign_non_tensor_stack(batch, "hier_told", [json.dumps(each) for each in told])
         return batch
 
     def _exchange_for_shorter(self, batch: TensorDict) -> None:

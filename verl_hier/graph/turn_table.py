@@ -105,6 +105,8 @@ class TurnTable:
             asked for.
         names: what integer columns stand for: `agent`, `role`, and anything a plugin adds.
         anchors: text of each anchor number, for similarity grouping; may be empty.
+        texts: words that workers have noted on turns, by name: (T,) str, or None for turns without. No estimator reads
+            them; schedules and hooks do, such as a pool of questions.
     """
 
     turns: dict[str, Array]
@@ -114,6 +116,7 @@ class TurnTable:
     tokens: MutableMapping[str, Array] = field(default_factory=dict)
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     anchors: tuple[str, ...] = ()
+    texts: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for what, columns in (("turns", self.turns), ("episodes", self.episodes), ("tokens", self.tokens)):

@@ -182,6 +182,10 @@ class WorkerSpec(Spec):
             worker to do what another worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word
             when it cannot.
             `verl-hier distill` makes data for workers that have it.
+        fits: `fits(options, answer)`, which raises a `RecipeError` when the environment is none for this worker, by its
+            answer to a reset (a `StepResult`); the check of a recipe asks it before a run.
+        judges: `judges(options)`, the roles whose turns decide what others earn and which may not be trained on what
+            they decide: only by an estimator with `own_rewards`.
         needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
         stand_ins: whether its episodes heed `EpisodeView.stand_ins`, so that a sampler can leave roles out of them.
         needs_info: names in the `info` of a reset that it reads; refuses environments that do not show them.
@@ -193,6 +197,8 @@ class WorkerSpec(Spec):
     stand_ins: bool = False
     active_roles: Callable[[Any], Iterable[str] | Mapping[str, int]] | None = None
     transcribe: Callable[[Any, Any], list[str]] | None = None
+    fits: Callable[[Any, Any], None] | None = None
+    judges: Callable[[Any], Iterable[str]] | None = None
     needs_stop_strings: bool = False
     needs_info: tuple[str, ...] = ()
 
@@ -252,6 +258,8 @@ class EstimatorSpec(Spec):
         needs_critic: reads `values`; the recipe must configure verl's critic.
         needs_tree: only meaningful when turns have several children.
         confidence: A when the formula was read in released code, B in the paper, C when it is inferred.
+        named_roles: `named_roles(options)`, the roles that its options name; the worker must have them.
+        own_rewards: it credits a role by what that role's own turns have earned, and by nothing that others have.
         native: verl's trainer computes it itself from `algorithm.adv_estimator`, before the turn
             table is made; `factory` is never called.
     """
@@ -265,6 +273,8 @@ class EstimatorSpec(Spec):
     needs_critic: bool = False
     needs_tree: bool = False
     confidence: Confidence = "unrated"
+    named_roles: Callable[[Any], Iterable[str]] | None = None
+    own_rewards: bool = False
     native: bool = False
 
 
@@ -275,11 +285,13 @@ class ScheduleSpec(Spec):
     Attributes:
         provides: turn-table columns that this schedule fills from statistics of earlier steps.
         reads: token columns that it reads where a table has them, as `EstimatorSpec.reads`.
+        named_roles: as `EstimatorSpec.named_roles`; the option `roles` needs no naming.
     """
 
     kind: ClassVar[Kind] = "schedule"
     provides: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    named_roles: Callable[[Any], Iterable[str]] | None = None
 
 
 @dataclass(frozen=True)

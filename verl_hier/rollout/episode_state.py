@@ -57,6 +57,7 @@ class EpisodeState:
         trained: whether the coming turns are trained.
         last_result: the environment's last answer; None before the reset, and in a fork before its first step.
         turn_request: the turn that its worker waits for; None while the worker does not wait.
+        finished_by_worker: whether its worker ends the task itself, see `EpisodeView.finish`.
         told_to_end: whether its worker was told by an `EpisodeOver` that the episode is over.
         seed_name: the seeds of its turns are derived from this name.
         worker_seed_name: name of its worker's random generator; a fork has its source's.
@@ -87,6 +88,7 @@ class EpisodeState:
         self.handle: EnvironmentHandle | None = None
         self.turn_request: TurnRequest | None = None
         self.told_to_end = False
+        self.finished_by_worker = False
         self.forced = Forced()
         self.ahead = Ahead()
         self.grant: Grant | None = None
@@ -151,12 +153,15 @@ class EpisodeState:
         record = self.record
         record.status, record.ret = status, self.ret
         if self.complete:
-            solved = None if self.last_result is None else self.last_result.info.get("won")
+            own = self.finished_by_worker and status == "finished"
+            solved = None if self.last_result is None or own else self.last_result.info.get("won")
             record.success = None if solved is None else bool(solved)
             if solved and self.last_result is not None and "used_tool" in self.last_result.info:
                 used = self.last_result.info["used_tool"]
                 self.rollout.count("solved_with_tool" if used else "solved_without_tool")
             last = self.last_node
+            if own and last is not None:
+                last.done = True
             if status == "truncated" and last is not None and reason is not None:
                 last.truncated = last.truncated or not last.done
         record.error = reason.value if isinstance(reason, EndReason) else reason
@@ -189,8 +194,7 @@ class EpisodeState:
             node.reward += step.reward
             node.valid = node.valid and step.valid
             return
-        graph = self.rollout.graph
-        shared = {number for other in graph.episodes if other.id != self.id for number in graph.path(other.id)}
+        shared = self._shared()
         actor = node if by is None or by.id in shared else by
         actor.valid = actor.valid and step.valid
         self._reward(node, actor, step.reward)
@@ -200,6 +204,17 @@ class EpisodeState:
             if turn is None:
                 self.rollout.count("rewards_without_turn")
             self._reward(node, node if turn is None or turn.id in shared else turn, amount)
+
+    def pay(self, node: Node, amount: float) -> None:
+        """Reward an earlier turn for what became clear after the last one; see `credit`."""
+        last = self.last_node
+        if last is not None:
+            self._reward(last, last if node.id in self._shared() else node, amount)
+
+    def _shared(self) -> set[int]:
+        """The nodes that other episodes have on their paths."""
+        graph = self.rollout.graph
+        return {number for other in graph.episodes if other.id != self.id for number in graph.path(other.id)}
 
     def _reward(self, given: Node, credited: Node, amount: float) -> None:
         """Credit a reward that was given after one turn to another one, or to itself."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from verl_hier.environments.base import StepResult
@@ -108,6 +109,7 @@ class EpisodeView:
     def __init__(self, state: EpisodeState) -> None:
         self._state = state
         self._rollout = state.rollout
+        self._live = False  # whether the last call happened now, and not in the replay of a fork's past
         self.task = state.rollout.task
         self.rng = generator(state.rollout.seed or 0, state.worker_seed_name, "worker")
 
@@ -134,6 +136,15 @@ class EpisodeView:
         """The role that the sampler wants to speak alone in each segment, from the first one on, where agents are arms
         of a search; behind its end the worker decides. Workers that do not know it decide always."""
         return self._state.speakers
+
+    def validates(self) -> bool:
+        """Whether the episode is an evaluation. Stored with the task, as `learns` is."""
+        return self._rollout.request.validate
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """What the schedule has told the workers of this task; see `Schedule.told`. Stored with the task."""
+        return self._rollout.request.told
 
     @property
     def longest_quote(self) -> int:
@@ -180,14 +191,18 @@ class EpisodeView:
                 state.handle, step = await self._rollout.open_environment()
             except EnvironmentFailure as error:
                 raise state.fail(error) from error
-            return self._answered(None, step)
+            return self._answered(None, step, live=True)
 
-    async def act(self, action: str, by: Turn | None = None) -> StepResult:
+    async def act(
+        self, action: str, by: Turn | None = None, *, worth: Callable[[StepResult], float] | None = None
+    ) -> StepResult:
         """Apply an action. Reward, validity and end are written to the episode's last turn.
 
         Args:
             action: it.
             by: the earlier turn that has made it, whose reward and validity these are then.
+            worth: the reward that the turn gets for an answer, where it is not the answer's own: of a move that no
+                agent has made, for instance, nothing.
 
         Raises:
             EpisodeOver: when the budget has no further call, or the environment failed; the episode is then lost and
@@ -210,8 +225,22 @@ class EpisodeView:
             except EnvironmentFailure as error:
                 raise state.fail(error) from error
             self._rollout.count("replayed_calls" if again else "environment_calls")
-            state.credit(step, None if by is None else by.node)
-            return self._answered(action, step)
+            state.credit(step if worth is None else replace(step, reward=worth(step)), None if by is None else by.node)
+            return self._answered(action, step, live=True)
+
+    def pay(self, turn: Turn, amount: float) -> None:
+        """Add a reward to an earlier turn for what became clear after the last one, such as the outcome of a game.
+
+        Where other episodes share that turn, the last turn has it, as with `StepResult.rewards`; the return of the
+        episode is the same.
+        """
+        if self._live:
+            self._state.pay(turn.node, amount)
+
+    def finish(self) -> None:
+        """Call the episode finished when the worker returns, though the environment has not ended it: for workers that
+        pose tasks of their own. Its outcome is then not the environment's; it has a return and no success."""
+        self._state.finished_by_worker = True
 
     def expect(self, turns: Mapping[Context, int | None], *, stop: tuple[str, ...] = ()) -> None:
         """Announce that the next turns are those of these contexts, in this order, with what they see by now.
@@ -289,6 +318,7 @@ class EpisodeView:
                 state.record.leaf = node.id
                 state.events.append(Event(node=node))
                 action = action + node.action
+        self._live = live
         text = await off_loop(len(action), context.decode, action)
         return Turn(self._rollout, node, context.append_turn(prompt, action, node, text), live)
 
@@ -307,7 +337,8 @@ class EpisodeView:
             self._state.told_to_end = True
             raise
 
-    def _answered(self, action: str | None, step: StepResult) -> StepResult:
+    def _answered(self, action: str | None, step: StepResult, live: bool = False) -> StepResult:
+        self._live = live
         self._state.events.append(Event(action=action, step=step))
         self._state.last_result = step
         return step

@@ -77,6 +77,7 @@ class Request:
         validate: evaluation only.
         sampling: temperature, top-p and top-k of the recipe.
         unfinished: episodes of the task that earlier steps have left unfinished.
+        told: what the schedule tells the workers of this task, JSON-able; see `Schedule.told`.
     """
 
     task: Mapping[str, Any]
@@ -87,6 +88,7 @@ class Request:
     validate: bool = False
     sampling: Sampling = field(default_factory=Sampling)
     unfinished: tuple[UnfinishedEpisode, ...] = ()
+    told: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: RolloutGraph, task: Mapping[str, Any]) -> Request:
@@ -117,6 +119,7 @@ class Request:
             validate=stored["validate"],
             sampling=Sampling(stored["temperature"], stored["top_p"], stored["top_k"]),
             unfinished=unfinished,
+            told=stored.get("told", {}),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,6 +131,7 @@ class Request:
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
             "top_k": self.sampling.top_k,
+            **({"told": dict(self.told)} if self.told else {}),
         }
 
 

@@ -36,7 +36,7 @@ async def play(worker: Worker, state: EpisodeState) -> None:
         await worker.run(EpisodeView(state))
         if state.told_to_end:
             raise EndIgnored
-        done = state.last_result is not None and state.last_result.done
+        done = state.finished_by_worker or (state.last_result is not None and state.last_result.done)
         state.end("finished" if done else "truncated", None if done else EndReason.WORKER_STOPPED)
     except EpisodeOver as over:
         if not state.over:

@@ -43,9 +43,6 @@ from verl_hier.testing.scene import (
 ROOMY = Limits(max_turns=30, max_tokens_per_turn=2000, context_tokens=200_000)
 SECONDS_PER_TURN = 5.0
 """Processor time that a worker may take for a turn of a million characters; reading it once takes milliseconds."""
-NOT_COLUMNS = ("failure",)
-"""Notes on turns that are counted by name and are no columns."""
-
 HOSTILE: dict[str, str] = {
     "an empty answer": "",
     "white space": " \n\t\r\n ",
@@ -127,7 +124,9 @@ class _Subject:
             self.fail(f"{fault} ({when}).")
         for node in graph.nodes:
             self.spoken.add(node.role)
-            self.columns |= {*node.extra, *(f"tokens.{mask}" for mask in node.masks)}
+            # Words are no column: tables have them in `texts`.
+            noted = (name for name, value in node.extra.items() if not isinstance(value, str))
+            self.columns |= {*noted, *(f"tokens.{mask}" for mask in node.masks)}
         return graph
 
 
@@ -347,7 +346,7 @@ def check_declared(subject: _Subject) -> None:
     declared = set(subject.spec.provides)
     for column in sorted(declared - subject.columns):
         subject.fail(f"declares the column {column!r} in `provides`, and no turn of these plays has it: {cure}.")
-    _refuse_undeclared(subject, subject.columns - declared - set(NOT_COLUMNS))
+    _refuse_undeclared(subject, subject.columns - declared)
 
 
 def _refuse_undeclared(subject: _Subject, columns: Iterable[str]) -> None:

@@ -103,6 +103,18 @@ class Schedule(ABC):
         """
         return None
 
+    def told(self, step: int, tasks: Sequence[int]) -> list[dict[str, Any]] | None:
+        """What the workers of each task of a step are told, which they read as `episode.told`; None: nothing.
+
+        It is JSON-able, travels with the task and is stored with its rollout, so keep it small. Evaluations are told
+        nothing. With `hier.refill` it is asked again in the same step, for one further task at a time.
+
+        Args:
+            step: trainer step.
+            tasks: numbers of the tasks in the data set.
+        """
+        return None
+
     def table_ready(self, table: TurnTable, step: int) -> dict[str, float]:
         """Receive the turn table of a step before the estimator: add the columns that `ScheduleSpec.provides` names,
         made of the statistics of earlier steps, then take this step into account.

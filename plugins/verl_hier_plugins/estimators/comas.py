@@ -58,6 +58,7 @@ def hier_estimators() -> EstimatorSpec:
         source="CoMAS (recalled)",
         requires=("agent", "role", "judge", "format", "trained"),
         needs_groups=False,
+        own_rewards=True,
         confidence="C",
     )
 

@@ -1,68 +1,47 @@
-"""Hierarchical GRPO, some agents within their episode and the others across it; docs/methods/hierarchical_grpo.md.
+"""Hierarchical GRPO: roles compared inside their episode, or over the task; docs/methods/hierarchical_grpo.md.
 
-From https://github.com/PrimeIntellect-ai/prime-rl.
+Source: prime-rl, `algo/hierarchical_grpo.py`, for a proposer whose questions have several answers each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Floats, Scale, group_ids, group_sum, turn_advantage
+from verl_hier.credit import Floats, group_ids, group_mean, optional, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier_plugins.estimators.ccpo import own_returns
 
 
 @dataclass(frozen=True)
 class HierarchicalGRPOOptions:
-    """Defaults are the released code's."""
+    """Options of `hierarchical_grpo`."""
 
-    within: tuple[str, ...] = ("solver",)
-    """Roles whose agents are compared with each other inside their episode; those of all other roles are compared over
-    the episodes of the task."""
-    score: Literal["own", "return"] = "own"
-    """What is compared: the rewards of the agent's own turns in the episode, or the return of the episode."""
-    scale: Scale = "none"
-    """What the difference to the mean is divided by; `none` only centres."""
-    eps: NonNegative = 1e-6
-    """Added to the scale."""
+    episode_agents: tuple[str, ...] = ("solver",)
+    """Roles whose agents are compared inside their episode: they have the same question there."""
 
 
 def advantage(table: TurnTable, options: HierarchicalGRPOOptions) -> Floats:
-    """(T,) score of the turn's agent in its episode minus the mean of those that it is compared with; 0 for one that is
-    compared with nobody. An agent of an episode has one vote."""
-    agents = group_ids(table["episode"], table["agent"])
-    scores = own_returns(table) if options.score == "return" else group_sum(table["reward"], agents)[agents]
-    inside = np.isin(table["role"], [table.code("role", name) for name in options.within])
-    found = np.zeros(len(table))
-    for where, columns in ((inside, ("group", "episode", "role")), (~inside, ("group", "role"))):
-        found += compared(table, scores, agents, columns, where, options)
-    return found
+    """(T,) what an agent has earned in its episode, minus the mean of those that it is compared with; 0 for one alone.
 
-
-def compared(
-    table: TurnTable,
-    scores: Floats,
-    agents: np.ndarray,
-    columns: tuple[str, ...],
-    where: np.ndarray,
-    options: HierarchicalGRPOOptions,
-) -> Floats:
-    """(T,) advantages of the agents of some roles, the same for all turns of an agent in an episode; 0 elsewhere."""
-    chosen = where & np.asarray(table["trained"], bool)
-    turns = np.flatnonzero(chosen)
-    first = turns[np.unique(agents[turns], return_index=True)[1]]
-    votes = np.zeros(len(table), bool)
-    votes[first] = True
-    values = turn_advantage(table, scores, columns, where=votes, scale=options.scale, eps=options.eps, singleton="zero")
-    spread = np.zeros(int(agents.max(initial=-1)) + 1)
-    spread[agents[first]] = values[first]
-    return np.where(chosen, spread[agents], 0.0)
+    An agent counts once, however many turns it has taken, and only with turns that are trained. Other roles than
+    `episode_agents` are compared over the task, each with its own kind. The column `fresh` of a pool of questions,
+    where there is one, takes away what a question has earned that the pool knows.
+    """
+    trained = np.asarray(table["trained"], bool)
+    reward = np.asarray(table["reward"], np.float64) * optional(table, "fresh", 1.0)
+    trace = group_ids(table["episode"], table["agent"])
+    first = np.unique(trace, return_index=True)[1]
+    earned = np.bincount(trace, np.where(trained, reward, 0.0))
+    counts = np.bincount(trace, trained) > 0
+    inside = np.isin(table["role"], [table.code("role", role) for role in options.episode_agents])[first]
+    among = np.where(inside, np.asarray(table["episode"])[first], np.asarray(table["group"])[first])
+    keys = group_ids(inside, among, np.asarray(table["role"])[first])
+    mean = group_mean(earned, keys, counts.astype(np.float64))
+    values = np.where(counts, earned - mean[keys], 0.0)
+    return trained_only(table, values[trace])
 
 
 @hookimpl
@@ -71,8 +50,11 @@ def hier_estimators() -> EstimatorSpec:
         "hierarchical_grpo",
         advantage,
         HierarchicalGRPOOptions,
-        summary="some roles against each other inside an episode, the others over the episodes of the task",
+        summary="solvers minus the mean of their question, proposers minus the mean of their task; no deviation",
         source="PrimeIntellect-ai/prime-rl src/prime_rl/orchestrator/algo/hierarchical_grpo.py",
         requires=("group", "episode", "agent", "role", "reward", "trained"),
+        reads=("fresh",),
+        own_rewards=True,
+        named_roles=lambda options: options.episode_agents,
         confidence="A",
     )

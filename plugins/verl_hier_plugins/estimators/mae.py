@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Bools, Floats, code_mask, episode_sum, step_mean, step_sum, trained_only, whiten
+from verl_hier.credit import Bools, Floats, code_mask, episode_sum, optional, step_mean, step_sum, trained_only, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import ZeroToOne
@@ -38,13 +38,22 @@ def advantage(table: TurnTable, options: MAEOptions) -> Floats:
 
 def role_rewards(table: TurnTable, options: MAEOptions) -> Floats:
     """(T,) proposer: mean of quality, difficulty and format (no difficulty below the threshold, nothing without a
-    question); solver: half score, half format; judge: format."""
+    question, or with one that a pool of questions knows, which it says in the column `fresh`); solver: half score, half
+    format; judge: format."""
     score, form = np.asarray(table["judge"], np.float64), np.asarray(table["format"], np.float64)
-    solver, judge = code_mask(table, "role", [options.solver]), code_mask(table, "role", [options.judge])
+    form = form * optional(table, "fresh", 1.0)
+    # A step may lack a role, where no question was sound; a table without any of them is another worker's.
+    code_mask(table, "role", roles_of(options))
+    proposer, solver, judge = (np.asarray(table["role"]) == table.code("role", name) for name in roles_of(options))
     hard = np.where(score >= options.threshold, 1.0 - solver_score(table, score, solver), 0.0)
     proposed = np.where(form > 0, (score + hard + form) / 3.0, 0.0)
     rewards = np.where(solver, 0.5 * score + 0.5 * form, np.where(judge, form, 0.0))
-    return np.where(code_mask(table, "role", [options.proposer]), proposed, rewards)
+    return np.where(proposer, proposed, rewards)
+
+
+def roles_of(options: MAEOptions) -> tuple[str, str, str]:
+    """Proposer, solver and judge."""
+    return options.proposer, options.solver, options.judge
 
 
 def solver_score(table: TurnTable, score: Floats, solver: Bools) -> Floats:
@@ -65,7 +74,10 @@ def hier_estimators() -> EstimatorSpec:
         summary="proposer, solver and judge rewards, whitened over the batch",
         source="arXiv 2510.23595; MAE rewards/reward_managers.py",
         requires=("role", "judge", "format", "n_tokens", "trained", "episodes.return"),
+        reads=("fresh",),
         needs_groups=False,
+        own_rewards=True,
+        named_roles=roles_of,
         confidence="A",
     )
 

@@ -152,5 +152,6 @@ def hier_estimators() -> EstimatorSpec:
         ),
         granularity="token",
         needs_groups=False,
+        own_rewards=True,
         confidence="A",
     )

@@ -25,6 +25,8 @@ class RAEScheduleOptions:
     of a game."""
     reward_scale: float = 1.0
     """Factor of that score."""
+    roles: tuple[str, ...] = ()
+    """Roles that learn, such as chosen seats of a game; empty: all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay <= 1:
@@ -32,7 +34,7 @@ class RAEScheduleOptions:
 
 
 class RAE(Schedule):
-    """All learn in every step. The means are those of each data source and role, and begin at 0."""
+    """All or the chosen roles learn in every step. The means are those of each data source and role, and begin at 0."""
 
     def __init__(self, options: RAEScheduleOptions) -> None:
         self._options = options
@@ -40,7 +42,7 @@ class RAE(Schedule):
 
     def phase(self, step: int) -> Phase:
         """See `Schedule.phase`."""
-        return Phase("joint")
+        return Phase("joint", roles=frozenset(self._options.roles) or None)
 
     def table_ready(self, table: TurnTable, step: int) -> dict[str, float]:
         """See `Schedule.table_ready`; adds the columns `own_return` and `baseline`.

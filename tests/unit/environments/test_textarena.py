@@ -337,8 +337,53 @@ def test_the_mistakes_of_the_expert_are_refused():
     wrong = {expert.mistake(0, rng) for _ in range(20)}
     assert wrong == {"up", "left"}, "the start is in the corner"
     assert not environment.step(wrong.pop()).valid
-    with pytest.raises(RecipeError, match="no expert for TicTacToe-v0; there is one for FrozenLake, Sokoban"):
-        world(game="TicTacToe-v0")[0].expert(rng)
+    with pytest.raises(RecipeError, match="no expert for ConnectFour-v0; there is one for FrozenLake, Sokoban"):
+        world(game="ConnectFour-v0")[0].expert(rng)
+
+
+def test_the_expert_of_a_game_rarely_loses_to_a_random_player():
+    environment, tasks = world(game="TicTacToe-v0", opponent="random", pool=40)
+    scores = []
+    for task in tasks:
+        step = environment.reset(task, 0)
+        expert = environment.expert(random.Random(0))
+        while not step.done:
+            step = environment.step(expert.advise(0))
+            assert step.valid
+        scores.append(step.info["score"])
+    assert sum(score < 0 for score in scores) <= 4 and sum(score > 0 for score in scores) >= 30
+
+
+def test_the_expert_at_cards_goes_by_its_card():
+    environment, tasks = world(game="KuhnPoker-v0-short", observation="short", rules=False, pool=20)
+    told = set()
+    for task in tasks:
+        step = environment.reset(task, 0)
+        expert = environment.expert(random.Random(0))
+        while not step.done:
+            card, move = step.text.split("card ")[1][0], expert.advise(0)
+            told.add((card, move))
+            step = environment.step(move)
+    assert {move for card, move in told if card == "k"} <= {"bet", "call"}
+    assert {move for card, move in told if card == "j"} == {"check", "fold"}
+
+
+def test_several_games_come_in_turn():
+    environment, tasks = world(game="TicTacToe-v0", games=("KuhnPoker-v0-short",), observation="short", rules=False)
+    assert [task["data_source"] for task in tasks[:2]] == ["textarena_TicTacToe-v0", "textarena_KuhnPoker-v0-short"]
+    assert len({task["id"] for task in tasks}) == 4
+    assert environment.reset(tasks[0], 0).text.count("e") == 9
+    step = environment.reset(tasks[1], 0)
+    assert step.text.startswith("round 1 | card")
+    assert environment.fork().step(step.admissible[0]).valid and "check" in " ".join(environment.vocabulary())
+
+
+def test_every_player_is_told_its_reward():
+    environment, tasks = world(game="TicTacToe-v0", reward="won")
+    environment.reset(tasks[0], 0)
+    for square in "03142":
+        step = environment.step(square)
+    assert step.info["rewards"] == [1.0, 0.0] and step.reward == 1.0
 
 
 def test_a_start_is_in_one_split_and_once():
@@ -391,6 +436,7 @@ def test_canonical_states():
         ({"seat": -1, "opponent": "random"}, "seat counts from 0"),
         ({"invalid_penalty": -0.5}, "must not be negative"),
         ({"bord": "changes"}, "did you mean 'board'"),
+        ({"game": "Nim-v0", "games": ["Nim-v0"]}, "games names a game twice"),
     ],
 )
 def test_options_are_refused_in_a_sentence(block, sentence):

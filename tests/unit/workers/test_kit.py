@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.asked_line import AskedLine
+from tests.fixtures.duel import Duel
 from tests.fixtures.tiers import quick
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
@@ -40,6 +41,9 @@ CHAIN = pick(
 )  # fmt: skip
 SOLVER, VERIFIER = {"prompt": "solve: {instruction}"}, {"prompt": "verify: {said}"}
 TEAM = pick("right", "yes approve", "<helper>go</helper><helper>run</helper>", "<answer>left</answer>")
+POSED = pick(
+    "<question>where is the goal</question>", "<score>7</score>", "<answer>left</answer>", "right", "<score>3</score>"
+)
 CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("agent_flow", {}, None),
     ("agent_flow", {"verifier": False, "answer_action": "answer {content}", "action_tag": "action"}, None),
@@ -56,8 +60,18 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("gateway", {"agents": {"walker": {}, "checker": {"level": 1, "begins": "checker"}}}, None),
     ("planner_executor", {}, pick("one ; two", "right", "<sub_done>")),
     ("planner_executor", {"action_tag": "action", "plan_penalty": 0.1}, pick("<action>right</action>", "a\nb")),
+    ("proposer_solver_judge", {}, POSED),
+    ("proposer_solver_judge", {"questions": "task", "evaluator": True, "reward": "comas", "rounds": 2}, POSED),
+    (
+        "proposer_solver_judge",
+        {"answers_by": "match", "tool": "right", "reward": "zero_sum", "verify_prompt": "{question} {evidence}"},
+        POSED,
+    ),
     ("react", {}, None),
     ("react", {"history": 2, "action_tag": "action"}, pick("<action>right</action>")),
+    ("self_play", {}, None),
+    ("self_play", {"memory": False, "invalid": "loses", "action_tag": "move"}, pick("<move>left</move>", "right")),
+    ("self_play", {"seats": {"a": {}, "b": {"by": "random"}}}, None),
     ("single_turn", {}, None),
     ("team", {"topology": {"each": "step"}}, None),
     (
@@ -81,13 +95,19 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
 ]
 
 
+WORLDS = {"self_play": Duel}
+"""Of workers that need a world of their own."""
+TASKS = {"proposer_solver_judge": {"instruction": "do it", "answer": "left"}}
+"""Of workers that read more of a task than its instruction."""
+
+
 @pytest.mark.parametrize(
     ("name", "options", "answer"), quick(5, CASES), ids=[f"{name}-{options}"[:50] for name, options, _ in CASES]
 )
 def test_every_builtin_passes(name: str, options: dict[str, Any], answer: Answer | None) -> None:
     spec = SPECS[name]
-    environment = AskedLine if spec.needs_info else Line
-    check_worker(spec, build_options(spec, options), answer=answer, environment=environment)
+    world = {"environment": AskedLine if spec.needs_info else WORLDS.get(name, Line), "task": TASKS.get(name)}
+    check_worker(spec, build_options(spec, options), answer=answer, **world)
 
 
 def test_no_builtin_is_left_out() -> None:

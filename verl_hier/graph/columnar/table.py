@@ -69,7 +69,8 @@ def table_of(columns: Columns, learns: Sequence[Learns] | None = None) -> tuple[
     turns["trained"] &= offered & _learning(turns, names["role"], learns)
     turns |= _extra_columns(kept)
     tokens = token_columns(columns, kept, chosen, turns["n_tokens"])
-    table = TurnTable(turns, episodes, paths.episode, step_turn, tokens, names | {"source": sources}, anchors)
+    names |= {"source": sources}
+    table = TurnTable(turns, episodes, paths.episode, step_turn, tokens, names, anchors, _texts(kept))
     return table, parts
 
 
@@ -196,4 +197,19 @@ def _extra_columns(nodes: pa.Table) -> dict[str, Array]:
         dtype = values.dtype if len(places) == len(nodes) else np.float64
         columns[name] = np.full(len(nodes), np.nan if dtype == np.float64 else 0, dtype)
         columns[name][places] = values
+    return columns
+
+
+def _texts(nodes: pa.Table) -> dict[str, Array]:
+    """The texts that workers have noted, by name: (T,) str, None for turns without; how a turn failed is counted, and
+    no text of it."""
+    lists = nodes["extra_text"].combine_chunks()
+    entries = lists.flatten()
+    place = np.repeat(np.arange(len(nodes)), column_numbers(pc.list_value_length(lists)))
+    columns: dict[str, Array] = {}
+    for row, name, text in zip(
+        place.tolist(), entries.field("name").to_pylist(), entries.field("value").to_pylist(), strict=True
+    ):
+        if name != "failure":
+            columns.setdefault(name, np.full(len(nodes), None, object))[row] = text
     return columns

@@ -1,4 +1,4 @@
-"""Prompts that cannot be filled."""
+"""Prompts that cannot be filled, and a world that is none for the worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.constraints import STANDARD_FIELDS, Template, field_names
 from verl_hier.recipe.checks.rule import rule
-from verl_hier.recipe.checks.world import info_names
+from verl_hier.recipe.checks.world import first_answer, info_names
 from verl_hier.recipe.composed import ComposedRecipe
 
 
@@ -18,6 +18,16 @@ from verl_hier.recipe.composed import ComposedRecipe
 def check_prompts(recipe: ComposedRecipe) -> None:
     """Refuse a prompt with a field that neither the task, the environment nor the worker fills."""
     require_fields(recipe)
+
+
+@rule
+def check_world(recipe: ComposedRecipe) -> None:
+    """Refuse an environment that the worker cannot play in, such as a game with another number of seats."""
+    worker = recipe.parts.worker
+    if worker.spec.fits is not None:
+        answer = first_answer(recipe)
+        if answer is not None:
+            worker.spec.fits(worker.options, answer)
 
 
 def require_fields(recipe: ComposedRecipe, info: set[str] | None = None) -> None:

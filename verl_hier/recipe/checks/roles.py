@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from verl_hier.errors import PluginError, RecipeError, did_you_mean
+from verl_hier.host.specs import EstimatorSpec
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Part, Parts
@@ -23,6 +24,26 @@ def check_roles(recipe: ComposedRecipe) -> None:
     check_named(parts, levels)
     steps = value(recipe.config, "trainer.total_training_steps")
     check_phases(parts, levels, min(int(steps or MOST_STEPS), MOST_STEPS))
+
+
+@rule
+def check_judges(recipe: ComposedRecipe) -> None:
+    """Refuse training a judge on its own verdicts, unless the worker is told to."""
+    parts = recipe.parts
+    worker, estimator, schedule = parts.worker, parts.estimator.spec, parts.schedule
+    if worker.spec.judges is None or estimator.own_rewards:
+        return
+    levels, made = worker_levels(worker), schedule.spec.factory(schedule.options)
+    phases = [made.phase(step) for step in range(1, MOST_STEPS + 1)]
+    for role in worker.spec.judges(worker.options):
+        if any(phase.learns(role, levels[role]) for phase in phases):
+            known = recipe.host.specs("estimator").items()
+            others = sorted(name for name, spec in known if isinstance(spec, EstimatorSpec) and spec.own_rewards)
+            raise RecipeError(
+                f"hier.schedule.roles: the role {role!r} learns, and estimator {estimator.name!r} credits it by what "
+                "its own verdicts give; name the other roles here, take an estimator that goes by the own rewards of a "
+                f"role ({', '.join(others)}), or say `judge_learns: true` in hier.worker."
+            )
 
 
 @rule
@@ -63,6 +84,13 @@ def check_named(parts: Parts, levels: Mapping[str, int]) -> None:
                 f"hier.schedule.roles: worker {worker!r} has no role {role!r}{did_you_mean(role, levels)}; "
                 f"it has {', '.join(levels)}."
             )
+    for part in (parts.estimator, schedule):
+        for role in part.spec.named_roles(part.options) if part.spec.named_roles is not None else ():
+            if role not in levels:
+                raise RecipeError(
+                    f"hier.{part.spec.kind}: {part.spec.name!r} is about the role {role!r}, and worker {worker!r} has "
+                    f"none{did_you_mean(role, levels)}; it has {', '.join(levels)}."
+                )
     asked = {
         "hier.estimator.name": (parts.estimator.spec, parts.estimator.spec.levels),
         "hier.schedule.levels": (schedule.spec, () if roles else getattr(schedule.options, "levels", None) or ()),

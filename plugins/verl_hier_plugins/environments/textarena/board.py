@@ -16,7 +16,7 @@ _COLOURS = {"P": "#1f6fd6", "G": "#2e9e5b", "H": "#30343b"}
 
 def board(task: dict[str, Any], path: Sequence[dict[str, Any]]) -> str | None:
     """The board that the last turn was shown, as SVG; None for other environments and for games without a grid."""
-    if task.get("data_source") != "textarena" or not path:
+    if not str(task.get("data_source")).startswith("textarena") or not path:
         return None
     shown = [_rows(message["content"]) for turn in path for message in turn["messages"]]
     last = next((rows for rows in reversed(shown) if rows), None)

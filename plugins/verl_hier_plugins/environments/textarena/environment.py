@@ -11,7 +11,7 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.textarena.chance import Chance
-from verl_hier_plugins.environments.textarena.games import GAMES, anchor, listed_moves
+from verl_hier_plugins.environments.textarena.games import GAMES, Game, anchor, listed_moves
 from verl_hier_plugins.environments.textarena.library import refused, start
 from verl_hier_plugins.environments.textarena.options import TextarenaOptions, family
 from verl_hier_plugins.environments.textarena.texts import NOT_POSSIBLE, Message, Reader
@@ -29,15 +29,21 @@ class TextarenaEnvironment(Environment):
 
     def __init__(self, options: TextarenaOptions) -> None:
         self._options = options
-        self._known = GAMES.get(family(options.game))
+        self._name = options.game
         self.game: Any = None
+
+    @property
+    def _known(self) -> Game | None:
+        """What this plugin knows of the game."""
+        return GAMES.get(family(self._name))
 
     def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Start a task. Its own seed determines the start; that and `seed` determine all later random events."""
         options = self._options
+        self._name = task.get("game", options.game)
         chance = Chance("start", task["seed"])
         with chance.at_play():
-            self.game = start(options.game, options.settings, options.players, task["seed"])
+            self.game = start(self._name, options.settings_of(self._name), options.players, task["seed"])
         self._chance = Chance("play", task["seed"], seed)
         self._opponent_rng = random.Random(f"rival-{task['seed']}-{seed}")
         self._seat: int | None = None if options.opponent == "none" else task["seat"] % self.game.state.num_players
@@ -66,25 +72,28 @@ class TextarenaEnvironment(Environment):
     def fork(self) -> TextarenaEnvironment:
         """A copy in the same state, including the random state: the next random events are equal in both."""
         twin = TextarenaEnvironment(self._options)
-        held = {name: value for name, value in vars(self).items() if name not in vars(twin) or name == "game"}
+        held = {name: value for name, value in vars(self).items() if name != "_options"}
         twin.__dict__.update(copy.deepcopy(held))
         return twin
 
     def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Expert:
-        """The solver of a puzzle. It sees the whole board, so the arguments have no effect."""
+        """The solver of a puzzle, or a sensible player of a game. It sees the whole board, and `skip_stage` and
+        `remember` have no effect."""
         from verl_hier_plugins.environments.textarena.expert import TextarenaExpert
 
-        if self._known is None or self._known.solve is None:
-            able = ", ".join(name for name, known in GAMES.items() if known.solve)
-            raise RecipeError(f"hier.environment.game: no expert for {self._options.game}; there is one for {able}.")
-        return TextarenaExpert(self, self._known)
+        if self._known is None or not (self._known.solve or self._known.good):
+            able = ", ".join(name for name, known in GAMES.items() if known.solve or known.good)
+            raise RecipeError(f"hier.environment.game: no expert for {self._name}; there is one for {able}.")
+        return TextarenaExpert(self, self._known, rng)
 
     def vocabulary(self) -> list[str]:
         """The words of short observations."""
-        if self._known is None or self._options.observation == "full":
+        if self._options.observation == "full":
             return []
+        games = [known for name in self._options.names if (known := GAMES.get(family(name))) is not None]
         numbers = (*(f"row {n}" for n in range(10)), *map(str, range(10)))
-        return [self._known.goal, *self._known.words, NOT_POSSIBLE, *OUTCOMES.values(), *numbers]
+        words = [word for known in games for word in (known.goal, *known.words)]
+        return [*words, NOT_POSSIBLE, *OUTCOMES.values(), *numbers]
 
     @property
     def _player(self) -> int:
@@ -127,7 +136,7 @@ class TextarenaEnvironment(Environment):
             moves = self.moves()
             if not moves:
                 raise RecipeError(
-                    f"hier.environment.opponent: {self._options.game} does not say which moves are possible, so there "
+                    f"hier.environment.opponent: {self._name} does not say which moves are possible, so there "
                     "is no random opponent; take `none`."
                 )
             self._try(self._opponent_rng.choice(moves))
@@ -169,7 +178,7 @@ class TextarenaEnvironment(Environment):
             "score": self._score(self._seat or 0) if done else 0.0,
         }
         if done:
-            info["rewards"] = [self._score(player) for player in range(state.num_players)]
+            info["rewards"] = [self._reward(player) for player in range(state.num_players)]
         if not self._steps:
             info |= {"rules": self._rules[self._seat if self._seat is not None else self._player]}
             info |= {} if self._seat is None else {"seat": self._seat}

@@ -26,6 +26,7 @@ class Game:
         state: everything that the future depends on, JSON-able, without a step count or history.
         rows: the board for one player; each row as words.
         solve: for puzzles, the shortest solution from the current state, or None when there is none.
+        good: for games of several players, sensible moves of the current player.
     """
 
     goal: str
@@ -34,6 +35,7 @@ class Game:
     state: Callable[[Any], Any]
     rows: Callable[[Any, int], list[str]]
     solve: Callable[[Any], list[str] | None] | None = None
+    good: Callable[[Any], list[str]] | None = None
 
 
 def _lake_moves(game: Any) -> list[str]:
@@ -94,6 +96,23 @@ def _tic_tac_toe_rows(game: Any, player: int) -> list[str]:
     return [" ".join(cell.lower() or "e" for cell in row) for row in game.state.game_state["board"]]
 
 
+LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
+"""Three squares in a row on the board of tic-tac-toe."""
+
+
+def _tic_tac_toe_good(game: Any) -> list[str]:
+    """The moves that win; else those that keep the other from winning; else the centre; else any."""
+    board, moves = game.state.game_state["board"], _tic_tac_toe_moves(game)
+    cells = {str(number): board[row][column] for number, (row, column) in game.cell_mapping.items()}
+    own = "X" if game.state.current_player_id == 1 else "O"
+    for sign in (own, {"X": "O", "O": "X"}[own]):
+        lines = [line for line in LINES if [cells[square] for square in line].count(sign) == 2]
+        ends = sorted({square for line in lines for square in line if square in moves})
+        if ends:
+            return ends
+    return ["4"] if "4" in moves else moves
+
+
 def _connect_four_moves(game: Any) -> list[str]:
     return [str(column) for column, cell in enumerate(game.state.game_state["board"][0]) if cell == "."]
 
@@ -118,6 +137,17 @@ def _kuhn_rows(game: Any, player: int) -> list[str]:
     card = game._rank_to_str(state["player_cards"][player]).lower()
     asked = " ".join(_kuhn_moves(game)) if player == game.state.current_player_id else ""
     return [f"round {state['current_round']}", f"card {card}", f"you can {asked}".strip()]
+
+
+_STRENGTH = {"J": 0, "Q": 1, "K": 2}
+
+
+def _kuhn_good(game: Any) -> list[str]:
+    """The king goes along with everything, the jack with nothing, the queen does not bet and sometimes calls."""
+    state, moves = game.state.game_state, _kuhn_moves(game)
+    strength = _STRENGTH[game._rank_to_str(state["player_cards"][game.state.current_player_id])]
+    wanted = (("check", "fold"), ("check", "call", "fold"), ("bet", "call"))[strength]
+    return [move for move in moves if move in wanted]
 
 
 def _board(game: Any) -> Any:
@@ -153,9 +183,13 @@ GAMES: dict[str, Game] = {
         _hanoi_rows,
         solvers.tower_of_hanoi,
     ),
-    "TicTacToe": Game("get three in a row", SQUARES, _tic_tac_toe_moves, _board, _tic_tac_toe_rows),
+    "TicTacToe": Game(
+        "get three in a row", SQUARES, _tic_tac_toe_moves, _board, _tic_tac_toe_rows, good=_tic_tac_toe_good
+    ),
     "ConnectFour": Game("connect four discs", SQUARES, _connect_four_moves, _board, _connect_four_rows),
-    "KuhnPoker": Game("win chips", ("check", "bet", "fold", "call"), _kuhn_moves, _kuhn_state, _kuhn_rows),
+    "KuhnPoker": Game(
+        "win chips", ("check", "bet", "fold", "call"), _kuhn_moves, _kuhn_state, _kuhn_rows, good=_kuhn_good
+    ),
 }
 
 

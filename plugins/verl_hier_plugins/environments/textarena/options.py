@@ -21,8 +21,11 @@ class TextarenaOptions:
 
     game: str = "FrozenLake-v0"
     """TextArena's name of the game, with its variant: `Sokoban-v0`, `FrozenLake-v0-hardcore`, `KuhnPoker-v0-short`."""
+    games: tuple[str, ...] = ()
+    """Further games with their variants, whose tasks come in turn with those of `game`; each game is then a data source
+    of its own, `textarena_KuhnPoker-v0-short`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the game's class that override those of the variant: `{size: 5, num_holes: 6}`."""
+    """Keyword arguments of the class of `game` that override those of the variant: `{size: 5, num_holes: 6}`."""
     players: int | None = None
     """Players of the game; null takes one where the game can be played alone, else two."""
     opponent: Literal["none", "random"] = "none"
@@ -50,7 +53,7 @@ class TextarenaOptions:
     """Subtracted from the reward of an action that the game refuses."""
 
     def __post_init__(self) -> None:
-        if self.observation == "short" and family(self.game) not in SHORT:
+        if self.observation == "short" and any(family(name) not in SHORT for name in self.names):
             raise ValueError(f"observation: short knows the boards of {', '.join(SHORT)} only; take `full`")
         for name in ("pool", "validation", "max_steps"):
             if getattr(self, name) < 1:
@@ -63,3 +66,14 @@ class TextarenaOptions:
             raise ValueError(f"seat counts from 0, got {self.seat}")
         if self.invalid_penalty < 0:
             raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"games names a game twice, or `game` again: {', '.join(self.names)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All games."""
+        return (self.game, *self.games)
+
+    def settings_of(self, game: str) -> Mapping[str, Any]:
+        """Keyword arguments of the class of a game."""
+        return self.settings if game == self.game else {}
