@@ -137,6 +137,7 @@ class EpisodeView:
         of a search; behind its end the worker decides. Workers that do not know it decide always."""
         return self._state.speakers
 
+    @property
     def validates(self) -> bool:
         """Whether the episode is an evaluation. Stored with the task, as `learns` is."""
         return self._rollout.request.validate

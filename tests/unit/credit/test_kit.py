@@ -77,7 +77,6 @@ VARIANTS = {
     "sepo": [{"first": ("planner",), "centre_by_task": False, "norm_by_std": True}],
     "mars2": [{"advantage": "rloo", "mix": 1.0}, {"advantage": "mean", "mix": 0.0}],
     "magrpo": [{"baseline": "rloo"}, {"baseline": "max", "discount": 0.5}, {"baseline": "raw"}],
-    "hierarchical_grpo": [{"episode_agents": ("planner",)}],
     "epo": [{"strength": 1.0}],
     "epo_explicit": [{"gamma": 0.9}],
     "ipa": [{"most_mismatch": None, "offset": 0.5}],
