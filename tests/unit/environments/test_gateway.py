@@ -295,7 +295,8 @@ def test_hostile_bytes_keys_and_paths_are_refused(agent):
         good = {"messages": [{"role": "user", "content": "q"}]}
         tried = [
             send(b"\\xff\\xfe{"), send(b"["*60000), send(b""), send(b"{" + b" " * 2000000),
-            send(good, key="wrong"), send(good, key=key[:-1]), send(good, path="/responses"), send(good, path="/../x"),
+            send(good, key="wrong"), send(good, key=key[:-1]),
+            send(good, path="/responses"), send(good, path="/nowhere"),
         ]
         assert all("message" in said["error"] for _, said in tried)
         return ask(" ".join(str(status) for status, _ in tried) + " my key is " + key)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_hier.environments.mask import NAMES
+from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.gateway.launch import HEADER
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
@@ -29,6 +31,27 @@ Begun = tuple[int, Awaitable[int]]
 """Process id and exit status of a run that has begun."""
 LEFT_OPEN_S = 1.0
 """Seconds for which the output of an agent is read after its end; a program that it left behind may hold it open."""
+
+
+def require_agent(options: GatewayOptions) -> None:
+    """Refuse an agent that cannot be started, as far as that shows before it is.
+
+    Raises:
+        RecipeError: naming the line.
+    """
+    folder = Path(options.folder).expanduser()
+    if not folder.is_dir():
+        raise RecipeError(f"hier.environment.folder: there is no folder {folder}.")
+    if options.python and shutil.which(str(Path(options.python).expanduser())) is None:
+        raise RecipeError(f"hier.environment.python: {options.python} is no program.")
+    place = options.agent.rpartition(":")[0]
+    if place.endswith(".py") and not (folder / place).is_file():
+        raise RecipeError(f"hier.environment.agent: there is no file {folder / place}.")
+    if options.command:
+        program = shlex.split(options.command)[0]
+        # One with a folder in it is looked for where the agent runs.
+        if shutil.which(str(folder / program) if "/" in program else program) is None:
+            raise RecipeError(f"hier.environment.command: {program} is no program.")
 
 
 class AgentProcess:

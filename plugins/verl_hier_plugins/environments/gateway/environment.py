@@ -15,13 +15,12 @@ from typing import Any
 from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
-from verl_hier_plugins.environments.gateway.agent import AgentProcess, Agents
+from verl_hier_plugins.environments.gateway.agent import AgentProcess, Agents, require_agent
 from verl_hier_plugins.environments.gateway.conversations import Conversation, Conversations, said_of
 from verl_hier_plugins.environments.gateway.endpoint import Asked, Endpoint, Inbox, serving
 from verl_hier_plugins.environments.gateway.messages import reply_to
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 from verl_hier_plugins.environments.gateway.scoring import Scorer, scorer_of
-from verl_hier_plugins.environments.gateway.tasks import require_agent
 
 PATIENCE_S = 2.0
 """Seconds for which a repeated agent that asks something else may still ask what is recorded."""

@@ -117,7 +117,7 @@ def copy(
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+            sys.stderr.write(f"{error.code}\n")  # as the interpreter does
     except BaseException:
         traceback.print_exc()
     finally:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.splits import SPLITS, hash_number
 from verl_hier.errors import RecipeError
 from verl_hier.graph.bounded_reading import parse_json, text_lines
+from verl_hier_plugins.environments.gateway.agent import require_agent
 from verl_hier_plugins.environments.gateway.options import SCORERS, GatewayOptions
 from verl_hier_plugins.environments.gateway.sample import house
 from verl_hier_plugins.environments.gateway.scoring import scorer_of
@@ -44,27 +43,6 @@ def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
     if not found:
         raise RecipeError(f"hier.environment.{option}: {file} has no task for the split {split!r}.")
     return found
-
-
-def require_agent(options: GatewayOptions) -> None:
-    """Refuse an agent that cannot be started, as far as that shows before it is.
-
-    Raises:
-        RecipeError: naming the line.
-    """
-    folder = Path(options.folder).expanduser()
-    if not folder.is_dir():
-        raise RecipeError(f"hier.environment.folder: there is no folder {folder}.")
-    if options.python and shutil.which(str(Path(options.python).expanduser())) is None:
-        raise RecipeError(f"hier.environment.python: {options.python} is no program.")
-    place = options.agent.rpartition(":")[0]
-    if place.endswith(".py") and not (folder / place).is_file():
-        raise RecipeError(f"hier.environment.agent: there is no file {folder / place}.")
-    if options.command:
-        program = shlex.split(options.command)[0]
-        # One with a folder in it is looked for where the agent runs.
-        if shutil.which(str(folder / program) if "/" in program else program) is None:
-            raise RecipeError(f"hier.environment.command: {program} is no program.")
 
 
 def _split_of(text: str) -> str:
