@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import Floats, Scale, group_ids, group_sum, turn_advantage
+from verl_hier.credit import Floats, Scale, group_ids, group_mean, group_sum, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative
@@ -37,7 +37,9 @@ def advantage(table: TurnTable, options: HierarchicalGRPOOptions) -> Floats:
     """(T,) score of the turn's agent in its episode minus the mean of those that it is compared with; 0 for one that is
     compared with nobody. An agent of an episode has one vote."""
     agents = group_ids(table["episode"], table["agent"])
-    scores = own_returns(table) if options.score == "return" else group_sum(table["reward"], agents)[agents]
+    total = options.score == "own"
+    scores = group_sum(table["reward"], agents) if total else group_mean(own_returns(table), agents)
+    scores = scores[agents]
     inside = np.isin(table["role"], [table.code("role", name) for name in options.within])
     found = np.zeros(len(table))
     for where, columns in ((inside, ("group", "episode", "role")), (~inside, ("group", "role"))):
