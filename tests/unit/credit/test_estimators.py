@@ -240,7 +240,7 @@ def test_mae_example_of_a_poor_question():
     turns = {"role": ["proposer", "solver", "judge"], "judge": [0.6, 1.0, 0.0], "format": [1.0, 1.0, 1.0]}
     module = plugin_module("estimators.mae")
     assert module.role_rewards(make_table(turns), module.MAEOptions())[0] == pytest.approx(0.533333, abs=1e-6)
-    with pytest.raises(CreditError, match="no role is called proposer, solver or judge"):
+    with pytest.raises(CreditError, match="no role is called proposer or solver or judge"):
         credit_of("mae", make_table({**turns, "role": ["planner", "executor", "executor"]}))
 
 
