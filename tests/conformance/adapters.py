@@ -10,7 +10,14 @@ from functools import partial
 
 import numpy as np
 
-from tests.conformance import branch_fixtures, critic_fixtures, state_fixtures, team_fixtures, tree_fixtures
+from tests.conformance import (
+    branch_fixtures,
+    column_fixtures,
+    critic_fixtures,
+    state_fixtures,
+    team_fixtures,
+    tree_fixtures,
+)
 from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import ActorConfig, Case, Outputs, first_seen, on_mask
 from tests.conformance.rounds import replay
@@ -232,6 +239,7 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "ragen_bilevel_gae": critic_fixtures.ragen,
     "igpo": partial(critic_fixtures.igpo, form="trainer"),
     "igpo_repo_discounted": partial(critic_fixtures.igpo, form="discounted"),
+    "infopo": column_fixtures.infopo,
     "mars": critic_fixtures.mars,
     "arpo_rollout": arpo_rollout,
     "aepo_rollout": aepo_rollout,

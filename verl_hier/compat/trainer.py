@@ -27,6 +27,7 @@ from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_w
 from verl_hier.compat.critic import CriticMixin
 from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.losses import worker_with_losses
+from verl_hier.compat.probes import ProbeMixin
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
@@ -56,7 +57,7 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin):
+class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProbeMixin):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
@@ -78,7 +79,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin):
         recipe = ComposedRecipe.of(config)
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
         self.update_options, self.value_heads = recipe.hier.update, recipe.hier.value_heads
-        self._heads = recipe.value_heads
+        self._heads, self.probes = recipe.value_heads, recipe.probes
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
         self._done: dict[str, Any] = {}
@@ -223,6 +224,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin):
             metrics=metrics,
             history=self._rewards,
             heads=self._heads,
+            probed=self._probe(batch, self._step),
         )
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)

@@ -17,7 +17,7 @@ class Column:
     """
 
     meaning: str
-    provider: Literal["environment", "worker", "sampler", "schedule", "critic"]
+    provider: Literal["environment", "worker", "sampler", "schedule", "critic", "probe"]
     line: str
 
 
@@ -47,7 +47,10 @@ COLUMNS: dict[str, Column] = {
     "v1": Column("first utterance-level V head", "worker", _WORKER),
     "v2": Column("second utterance-level V head", "worker", _WORKER),
     "progress": Column("predicted contribution of the turn to the return", "worker", _WORKER),
-    "info_gain": Column("gain in the probability of the true answer", "worker", _WORKER),
+    "info_gain": Column("gain in the probability of the true answer", "probe", "hier.probes: {true_answer: {}}"),
+    "feedback_gain": Column(
+        "how much likelier the next turn is after the feedback of this one", "probe", "hier.probes: {feedback: {}}"
+    ),
     "tag": Column("number of the kind of step, -1 without one", "worker", _WORKER),
     "tag_reward": Column("rule reward of the tagged step", "environment", _ENVIRONMENT),
     "step_score": Column("rule score of the step itself", "environment", _ENVIRONMENT),
@@ -74,7 +77,7 @@ def missing_column(estimator: str, column: str) -> str:
             f"has to list in its `provides`; choose one that does in `hier.worker.name`, `hier.sampler.name`, "
             f"`hier.schedule.name` or `hier.environment.name`."
         )
-    if known.provider == "critic":
+    if known.provider in ("critic", "probe"):
         remedy = f"set `{known.line}`"
     else:
         remedy = f"choose a {known.provider} that lists it in `provides` with `{known.line}`"

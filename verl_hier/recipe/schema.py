@@ -329,6 +329,9 @@ class HierConfig:
     value_heads: Mapping[str, Positive] = field(default_factory=dict)
     """Heads of the critic, and the weight of each in its loss; empty leaves verl's critic as it is, with one value in
     front of every token. See docs/critics.md."""
+    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the policy is asked about the rollouts of each step: the name of a probe with its options, `{}` for none. See
+    docs/probes.md."""
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)

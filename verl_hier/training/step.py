@@ -28,6 +28,7 @@ from verl_hier.training.guards import (
 )
 from verl_hier.training.ledger import Ledger
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
+from verl_hier.training.probes import Asked
 from verl_hier.training.schedule import Schedule
 from verl_hier.training.value_heads import Heads, add_values, head_metrics, learned_fields
 
@@ -108,6 +109,7 @@ def train_step(
     metrics: dict[str, Any],
     history: RewardHistory | None = None,
     heads: Heads = MappingProxyType({}),
+    probed: Sequence[Asked] = (),
 ) -> dict[str, Rows]:
     """Credit the step and return the token fields that verl's update reads.
 
@@ -125,6 +127,7 @@ def train_step(
         metrics: everything that is logged is added to it.
         history: the returns of the steps before, to which this one's are added; None: jumps are not looked for.
         heads: heads of the critic by name.
+        probed: the probes of the recipe with their answers.
 
     Returns:
         `advantages` and `returns`, which a native estimator leaves as they are, `rollout_is_weights` when weights are
@@ -136,6 +139,9 @@ def train_step(
     flat = {name: _gather(rows, places, ledger.lengths) for name, rows in columns.items()}
     _add_token_columns(ledger, flat)
     add_values(ledger, heads, flat)
+    for asked in probed:
+        ledger.table.turns.update(asked.columns(ledger.table))
+        metrics.update(asked.metrics())
     host.hook.hier_table_ready(table=ledger.table, step=number)
     metrics.update(schedule.table_ready(ledger.table, number))
     metrics.update(step.describe())

@@ -11,7 +11,7 @@ from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, Spec, WorkerSpec
 from verl_hier.recipe.checks.rule import needs_critic, rule, value
-from verl_hier.recipe.checks.world import names_states
+from verl_hier.recipe.checks.world import first_task, names_states
 from verl_hier.recipe.composed import ComposedRecipe
 
 TOKEN_COLUMNS = ("turn", "logprob", "entropy")
@@ -30,12 +30,14 @@ def check_columns(recipe: ComposedRecipe) -> None:
         there |= heads or set(CRITIC_COLUMNS)
     for part in (parts.environment, parts.worker, parts.sampler, parts.schedule):
         there |= set(part.spec.provides)
+    for probe in recipe.probes.values():
+        there |= set(probe.spec.provides)
     estimator = parts.estimator.spec
     for column in estimator.requires:
         if column in there:
             continue
         sentence = missing_column(estimator.name, column)
-        able = [*_providers(host, column), *_heads(host, column)]
+        able = [*_providers(host, column), *_heads(host, column), *_probes(host, column)]
         hint = f" Installed parts that provide it: {', '.join(able)}." if able else ""
         raise RecipeError(f"hier.estimator.name: {sentence}{hint}")
 
@@ -73,6 +75,25 @@ def check_heads(recipe: ComposedRecipe) -> None:
             raise RecipeError(
                 f"hier.value_heads: estimator {estimator.name!r} does not read the head {name!r}; remove it, or choose "
                 "another estimator."
+            )
+
+
+@rule
+def check_probes(recipe: ComposedRecipe) -> None:
+    """Refuse a probe that the estimator does not read, and one that cannot ask about the tasks."""
+    estimator, environment = recipe.parts.estimator.spec, recipe.parts.environment
+    for name, probe in recipe.probes.items():
+        if not {*probe.spec.provides} & {*estimator.requires, *estimator.reads}:
+            raise RecipeError(
+                f"hier.probes: estimator {estimator.name!r} does not read what the probe {name!r} fills "
+                f"({', '.join(probe.spec.provides)}); remove it, or choose another estimator."
+            )
+        task = None if probe.spec.lacks is None else first_task(recipe)
+        missing = "" if task is None else probe.spec.lacks(task)
+        if missing:
+            raise RecipeError(
+                f"hier.probes: the probe {name!r} needs {missing}, which the tasks of environment "
+                f"{environment.spec.name!r} do not have; choose another environment, or an estimator without the probe."
             )
 
 
@@ -207,3 +228,8 @@ def _providers(host: PluginHost, column: str) -> Iterator[str]:
 def _heads(host: PluginHost, column: str) -> Iterator[str]:
     """Registered heads of a critic that fill the column, as recipe lines."""
     yield from (f"hier.value_heads.{name}: 1.0" for name, head in host.value_heads().items() if head.column == column)
+
+
+def _probes(host: PluginHost, column: str) -> Iterator[str]:
+    """Registered probes that fill the column, as recipe lines."""
+    yield from (f"hier.probes.{name}: {{}}" for name, probe in host.probes().items() if column in probe.provides)
