@@ -76,7 +76,7 @@ class ProbeMixin(_Base):  # type: ignore[misc]
         # Each rank gets equally many rows.
         ranks = ranks_of(self.actor_rollout_wg)
         padded = [*questions, *questions[:1] * (-len(questions) % ranks)]
-        fields = _fields(padded)
+        fields = fields_of(padded)
         keys = [f"{number:08d}_0_0" for number in range(len(padded))]
         try:
             meta = tq.kv_batch_put(keys=keys, partition_id=PROBES, fields=fields)
@@ -86,11 +86,7 @@ class ProbeMixin(_Base):  # type: ignore[misc]
             data = tq.kv_batch_get(keys=keys, partition_id=PROBES, select_fields=["log_probs", "response_mask"])
         finally:
             tq.kv_clear(keys=keys, partition_id=PROBES)
-        rows = response_from_nested(data["log_probs"], data["response_mask"]).unbind()
-        return [
-            row.float().numpy()[question.counted or slice(None)]
-            for row, question in zip(rows, questions, strict=False)  # padding stands at the end
-        ]
+        return answers_of(questions, data["log_probs"], data["response_mask"])
 
     def _require_room(self, questions: Sequence[Question]) -> None:
         """verl puts a row into one micro-batch, and stops where it is longer than that."""
@@ -104,7 +100,7 @@ class ProbeMixin(_Base):  # type: ignore[misc]
             )
 
 
-def _fields(questions: Sequence[Question]) -> TensorDict:
+def fields_of(questions: Sequence[Question]) -> TensorDict:
     """The rows of a batch whose prompts are the contexts and whose responses are the texts."""
     prompts = [torch.as_tensor(question.context, dtype=torch.int64) for question in questions]
     responses = [torch.as_tensor(question.text, dtype=torch.int64) for question in questions]
@@ -120,3 +116,15 @@ def _fields(questions: Sequence[Question]) -> TensorDict:
     }
     nested = {name: torch.nested.as_nested_tensor(parts, layout=torch.jagged) for name, parts in rows.items()}
     return TensorDict(nested, batch_size=len(questions))
+
+
+def answers_of(questions: Sequence[Question], log_probs: torch.Tensor, mask: torch.Tensor) -> list[NDArray[Any]]:
+    """The log-probs that each question counts, from verl's output of the rows of `fields_of`; further rows are padding.
+
+    Args:
+        questions: of the first rows.
+        log_probs: nested, one for each token of a row, in front of which it stands.
+        mask: nested, one for each token of a text.
+    """
+    rows = response_from_nested(log_probs, mask).unbind()
+    return [row.float().numpy()[question.counted or slice(None)] for row, question in zip(rows, questions, strict=False)]
