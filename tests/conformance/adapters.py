@@ -240,6 +240,8 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "igpo": partial(critic_fixtures.igpo, form="trainer"),
     "igpo_repo_discounted": partial(critic_fixtures.igpo, form="discounted"),
     "infopo": column_fixtures.infopo,
+    "istar": column_fixtures.istar,
+    "istar_rm_loss": column_fixtures.istar_rm_loss,
     "mars": critic_fixtures.mars,
     "arpo_rollout": arpo_rollout,
     "aepo_rollout": aepo_rollout,

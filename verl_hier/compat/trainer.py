@@ -28,6 +28,7 @@ from verl_hier.compat.critic import CriticMixin
 from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.probes import ProbeMixin
+from verl_hier.compat.process_reward import ProcessRewardMixin
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
@@ -42,6 +43,7 @@ from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.guards import RewardHistory
 from verl_hier.training.metrics import turn_metrics
 from verl_hier.training.policy_loss import clip_range
+from verl_hier.training.process_reward import LOG_PROBS
 from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.sharing import Sharing
 from verl_hier.training.step import TrainingStep, train_step
@@ -57,14 +59,15 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProbeMixin):
+class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProcessRewardMixin, ProbeMixin):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
     `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
     `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches,
-    `ExampleMixin` the one that logs examples of a validation, `CriticMixin` those of a critic with heads.
+    `ExampleMixin` the one that logs examples of a validation, `CriticMixin` those of a critic with heads,
+    `ProcessRewardMixin` those of a second model in its place.
     """
 
     base_mode: str
@@ -204,6 +207,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProbeM
         assert self._step is not None
         columns = [MASK, "old_log_probs", "rollout_log_probs", "entropy"]
         columns += [values_of(head) for head in self._heads] or ["values"]
+        columns += [LOG_PROBS] if self.hier.process_reward is not None else []
         native = self.parts.estimator.spec.native
         if native:
             batch = super()._compute_advantage(batch, metrics)
@@ -225,6 +229,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProbeM
             history=self._rewards,
             heads=self._heads,
             probed=self._probe(batch, self._step),
+            process_reward=self.hier.process_reward,
         )
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)

@@ -17,7 +17,7 @@ class Column:
     """
 
     meaning: str
-    provider: Literal["environment", "worker", "sampler", "schedule", "critic", "probe"]
+    provider: Literal["environment", "worker", "sampler", "schedule", "critic", "probe", "process reward"]
     line: str
 
 
@@ -51,6 +51,9 @@ COLUMNS: dict[str, Column] = {
     "feedback_gain": Column(
         "how much likelier the next turn is after the feedback of this one", "probe", "hier.probes: {feedback: {}}"
     ),
+    "step_reward": Column(
+        "how much likelier a second trained model finds the turn", "process reward", "hier.process_reward: {}"
+    ),
     "tag": Column("number of the kind of step, -1 without one", "worker", _WORKER),
     "tag_reward": Column("rule reward of the tagged step", "environment", _ENVIRONMENT),
     "step_score": Column("rule score of the step itself", "environment", _ENVIRONMENT),
@@ -77,7 +80,7 @@ def missing_column(estimator: str, column: str) -> str:
             f"has to list in its `provides`; choose one that does in `hier.worker.name`, `hier.sampler.name`, "
             f"`hier.schedule.name` or `hier.environment.name`."
         )
-    if known.provider in ("critic", "probe"):
+    if known.provider in ("critic", "probe", "process reward"):
         remedy = f"set `{known.line}`"
     else:
         remedy = f"choose a {known.provider} that lists it in `provides` with `{known.line}`"

@@ -16,6 +16,8 @@ from verl_hier.recipe.composed import ComposedRecipe
 
 TOKEN_COLUMNS = ("turn", "logprob", "entropy")
 CRITIC_COLUMNS = ("value", "tokens.value")
+STEP_REWARD = "step_reward"
+"""The column that `hier.process_reward` fills."""
 GROUPED = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "rloo", "rloo_vectorized", "opo", "gpg")
 """verl's own advantages that compare the episodes of a task."""
 
@@ -27,11 +29,13 @@ def check_columns(recipe: ComposedRecipe) -> None:
     parts, host = recipe.parts, recipe.host
     if needs_critic(recipe.config):
         heads = {head.column for head in recipe.value_heads.values()}
-        there |= heads or set(CRITIC_COLUMNS)
+        there |= heads or (set() if recipe.hier.process_reward is not None else set(CRITIC_COLUMNS))
     for part in (parts.environment, parts.worker, parts.sampler, parts.schedule):
         there |= set(part.spec.provides)
     for probe in recipe.probes.values():
         there |= set(probe.spec.provides)
+    if recipe.hier.process_reward is not None:
+        there.add(STEP_REWARD)
     estimator = parts.estimator.spec
     for column in estimator.requires:
         if column in there:
@@ -65,6 +69,8 @@ def check_heads(recipe: ComposedRecipe) -> None:
                 "hier.value_heads: this recipe has no critic; set critic.enable: true, or remove the heads."
             )
         return
+    if recipe.hier.process_reward is not None:
+        return
     if not (estimator.needs_critic or estimator.native or {*estimator.reads} & {*CRITIC_COLUMNS}):
         raise RecipeError(
             f"critic.enable: estimator {estimator.name!r} reads no values, so the critic would be trained for nothing; "
@@ -76,6 +82,40 @@ def check_heads(recipe: ComposedRecipe) -> None:
                 f"hier.value_heads: estimator {estimator.name!r} does not read the head {name!r}; remove it, or choose "
                 "another estimator."
             )
+
+
+@rule
+def check_process_reward(recipe: ComposedRecipe) -> None:
+    """Refuse a process reward without a second model, together with a critic's heads, or that nobody reads, and turns
+    that several rows repeat, from which the second model would learn several times."""
+    if recipe.hier.process_reward is None:
+        return
+    estimator, line = recipe.parts.estimator.spec, "hier.process_reward"
+    if STEP_REWARD not in (*estimator.requires, *estimator.reads):
+        raise RecipeError(
+            f"{line}: estimator {estimator.name!r} does not read {STEP_REWARD!r}; remove it, or take hier.estimator.name: "
+            "istar."
+        )
+    if not needs_critic(recipe.config):
+        raise RecipeError(
+            f"{line}: the second model is trained in the place of the critic; set critic.enable: true and "
+            "critic.model.path."
+        )
+    if estimator.needs_critic or recipe.hier.value_heads:
+        raise RecipeError(
+            f"{line}: the second model takes the place of the critic, whose values estimator {estimator.name!r} or "
+            "hier.value_heads wants; remove one of them."
+        )
+    if recipe.hier.guards.shared_prefix != "once":
+        raise RecipeError(
+            f"hier.guards.shared_prefix: {recipe.hier.guards.shared_prefix} lets the second model of {line} learn from a "
+            "shared turn more than once; set it to once."
+        )
+    if recipe.config["algorithm"].get("rollout_correction", {}).get("bypass_mode"):
+        raise RecipeError(
+            f"algorithm.rollout_correction.bypass_mode: {line} compares two models by the trainer's own log-probs; set "
+            "it to false."
+        )
 
 
 @rule
