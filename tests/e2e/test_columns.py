@@ -19,21 +19,27 @@ defaults: [ppo_trainer, hier/base, hier/method: {method}, hier/size/cpu, _self_]
 hier:
   plugins: {{probe: true}}
   environment: {{name: bytes, bar: 0.2}}
-  worker: {{prompt: "{{observation}}", observation_prompt: "{{observation}}"}}
+  worker: {{prompt: "{{observation}}", observation_prompt: "{{observation}}", window_prompt: "{{observation}}"}}
   rollout: {{template: plain, max_tokens_per_turn: 24, environment_processes: 1}}
+  {more}
 actor_rollout_ref:
   rollout: {{n: 4, engine_kwargs: {{transformers: {{deterministic: true}}}}}}
   actor: {{ppo_mini_batch_size: 4, use_kl_loss: false, optim: {{lr: 1e-3}}}}
+critic: {{optim: {{lr: 1e-3, weight_decay: 0.0}}}}
 data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
-trainer: {{experiment_name: "{method}_bytes", total_training_steps: 3, test_freq: -1, save_freq: -1}}
+trainer:
+  experiment_name: "{method}_bytes"
+  total_training_steps: 3
+  test_freq: -1
+  save_freq: -1
+  logger: [console, file]
 """
-LOGGERS = "trainer.logger=[console,file]"
 
 
 def test_igpo_asks_the_policy_for_the_true_answer(train: Trainer, byte_model: Path, probes: Path, tmp_path: Path) -> None:
-    (probes / "igpo_bytes.yaml").write_text(RECIPE.format(method="igpo"))
-    overrides = ["hier.estimator={name: igpo, form: paper}", "hier.probes={true_answer: {prefix: '=', suffix: ''}}"]
-    run = train("igpo_bytes", [*overrides, LOGGERS, f"hier.store.path={tmp_path}/graphs"])
+    more = "estimator: {form: paper}\n  probes: {true_answer: {prefix: '=', suffix: ''}}"
+    (probes / "igpo_bytes.yaml").write_text(RECIPE.format(method="igpo", more=more))
+    run = train("igpo_bytes", [f"hier.store.path={tmp_path}/graphs"])
     assert run.code == 0, run.log[-4000:]
     steps = [step for step in run.steps if "actor/grad_norm" in step]
     assert len(steps) == 3 and min(step["actor/grad_norm"] for step in steps) > 0
@@ -43,6 +49,30 @@ def test_igpo_asks_the_policy_for_the_true_answer(train: Trainer, byte_model: Pa
     likelihood = Likelihood(byte_model)
     for graph in graphs:
         check_information_gain(graph, likelihood)
+
+
+def test_the_second_model_of_istar_learns_and_a_resumed_run_goes_on(
+    train: Trainer, probes: Path, tmp_path: Path
+) -> None:
+    (probes / "istar_bytes.yaml").write_text(RECIPE.format(method="istar", more=""))
+    whole = train("istar_bytes", ["trainer.save_freq=2"])
+    assert whole.code == 0, whole.log[-4000:]
+    steps = [step for step in whole.steps if "actor/grad_norm" in step]
+    assert len(steps) == 3 and min(step["actor/grad_norm"] for step in steps) > 0
+    # It begins as the policy does, so that nothing is rewarded and all pairs are ties.
+    assert steps[0]["hier/process_reward/reward_mean"] == pytest.approx(0, abs=1e-5)
+    assert steps[0]["hier/process_reward/pairs"] > 0 and steps[0]["critic/grad_norm"] > 0
+    assert steps[0]["hier/process_reward/loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert abs(steps[1]["hier/process_reward/reward_mean"]) > 1e-5
+    assert not any(name.startswith("critic/values/") for step in steps for name in step)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / 'global_step_2'}"]
+    (resumed,) = train("istar_bytes", resume, "resumed").steps
+    kinds = ("critic/", "hier/process_reward/", "hier/episodes", "actor/grad")
+    names = [name for name in resumed if name.startswith(kinds) and "/perf/" not in name]
+    assert len(names) > 10
+    for name in names:
+        np.testing.assert_allclose(resumed[name], steps[2][name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 class Likelihood:
