@@ -36,7 +36,9 @@ trainer:
 """
 
 
-def test_igpo_asks_the_policy_for_the_true_answer(train: Trainer, byte_model: Path, probes: Path, tmp_path: Path) -> None:
+def test_igpo_asks_the_policy_for_the_true_answer(
+    train: Trainer, byte_model: Path, probes: Path, tmp_path: Path
+) -> None:
     more = "estimator: {form: paper}\n  probes: {true_answer: {prefix: '=', suffix: ''}}"
     (probes / "igpo_bytes.yaml").write_text(RECIPE.format(method="igpo", more=more))
     run = train("igpo_bytes", [f"hier.store.path={tmp_path}/graphs"])

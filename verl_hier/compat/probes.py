@@ -1,4 +1,4 @@
-"""Probes of a recipe in verl's trainer: their questions go through the actor's own log-prob call, in one batch a step."""
+"""Probes of a recipe in verl's trainer: their questions go through the actor's log-prob call, in one batch a step."""
 
 from __future__ import annotations
 
@@ -127,4 +127,6 @@ def answers_of(questions: Sequence[Question], log_probs: torch.Tensor, mask: tor
         mask: nested, one for each token of a text.
     """
     rows = response_from_nested(log_probs, mask).unbind()
-    return [row.float().numpy()[question.counted or slice(None)] for row, question in zip(rows, questions, strict=False)]
+    return [
+        row.float().numpy()[question.counted or slice(None)] for row, question in zip(rows, questions, strict=False)
+    ]

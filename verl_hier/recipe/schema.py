@@ -338,8 +338,8 @@ class HierConfig:
     """Heads of the critic, and the weight of each in its loss; empty leaves verl's critic as it is, with one value in
     front of every token. See docs/critics.md."""
     probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the policy is asked about the rollouts of each step: the name of a probe with its options, `{}` for none. See
-    docs/probes.md."""
+    """What the policy is asked about the rollouts of each step: the name of a probe with its options, `{}` for none.
+    See docs/probes.md."""
     process_reward: ProcessRewardOptions | None = None
     """A second model that learns beside the policy and rewards its turns; null: none. See docs/process_reward.md."""
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)

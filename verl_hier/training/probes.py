@@ -68,9 +68,7 @@ class Contexts:
         tasks: the task of each group, as the environment made it, or the row of verl's data set.
     """
 
-    def __init__(
-        self, ledger: Ledger, sequences: Rows, tasks: Sequence[Mapping[str, Any]], tokenizer: Any
-    ) -> None:
+    def __init__(self, ledger: Ledger, sequences: Rows, tasks: Sequence[Mapping[str, Any]], tokenizer: Any) -> None:
         """
         Args:
             ledger: of the step.
@@ -179,8 +177,8 @@ class Asked:
         found = {name: np.asarray(values, np.float64) for name, values in self._read(table).items()}
         if found.keys() != {*self.provides} or any(column.shape != (len(table),) for column in found.values()):
             raise CreditError(
-                f"probe {self.name!r} must fill {', '.join(self.provides)} with one number for each of the {len(table)} "
-                "turns."
+                f"probe {self.name!r} must fill {', '.join(self.provides)} with one number for each of the "
+                f"{len(table)} turns."
             )
         return found
 

@@ -29,8 +29,8 @@ class IStarOptions:
     only_steps: bool = False
     """Leaves the outcome out."""
     statistics: Literal["first_turn", "turn"] = "first_turn"
-    """Which turns the statistics of both levels are over: the first one of each episode, as the released code counts, or
-    all of them."""
+    """Which turns the statistics of both levels are over: the first one of each episode, as the released code counts,
+    or all of them."""
     format_penalty: NonNegative = 0.0
     """Taken from the outcome of turns whose format is wrong (`format` is 0, or not `valid` where no worker fills that
     column), and of no other turn."""

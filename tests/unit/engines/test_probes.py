@@ -30,7 +30,12 @@ def test_answers_are_log_probs_of_the_texts(tree: bool, tmp_path: Path) -> None:
     with process_group(tmp_path / "store"):
         engine = build_engine(folder, tree)
         batch = fields_of(questions)
-        request = {"temperature": 1.0, "use_dynamic_bsz": True, "max_token_len_per_gpu": 16, "use_remove_padding": False}
+        request = {
+            "temperature": 1.0,
+            "use_dynamic_bsz": True,
+            "max_token_len_per_gpu": 16,
+            "use_remove_padding": False,
+        }
         tu.assign_non_tensor(batch, use_fused_kernels=False, calculate_entropy=False, **request)
         with engine.eval_mode():
             found = engine.infer_batch(batch.clone(), loss_function=None)["model_output"]["log_probs"]

@@ -101,8 +101,11 @@ def test_a_step_rewards_turns_and_weighs_their_tokens() -> None:
     for (_, row), logs in zip(rows, second, strict=True):
         for node in {number for number in row.turn_index if number >= 0}:
             inside = np.array(row.turn_index) == node
-            turn = next(t for t in range(len(table)) if table["step_reward"][t] == pytest.approx(
-                0.5 * (logs - np.array(row.logprobs))[inside].sum()))
+            turn = next(
+                t
+                for t in range(len(table))
+                if table["step_reward"][t] == pytest.approx(0.5 * (logs - np.array(row.logprobs))[inside].sum())
+            )
             assert table["turn"][turn] == graph.nodes[node].turn
     # The weights are the gradient of the loss by each log-prob.
     weights = list(reversed(fields[WEIGHTS][1:]))

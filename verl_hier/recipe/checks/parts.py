@@ -93,8 +93,8 @@ def check_process_reward(recipe: ComposedRecipe) -> None:
     estimator, line = recipe.parts.estimator.spec, "hier.process_reward"
     if STEP_REWARD not in (*estimator.requires, *estimator.reads):
         raise RecipeError(
-            f"{line}: estimator {estimator.name!r} does not read {STEP_REWARD!r}; remove it, or take hier.estimator.name: "
-            "istar."
+            f"{line}: estimator {estimator.name!r} does not read {STEP_REWARD!r}; remove it, or take "
+            "hier.estimator.name: istar."
         )
     if not needs_critic(recipe.config):
         raise RecipeError(
@@ -108,8 +108,8 @@ def check_process_reward(recipe: ComposedRecipe) -> None:
         )
     if recipe.hier.guards.shared_prefix != "once":
         raise RecipeError(
-            f"hier.guards.shared_prefix: {recipe.hier.guards.shared_prefix} lets the second model of {line} learn from a "
-            "shared turn more than once; set it to once."
+            f"hier.guards.shared_prefix: {recipe.hier.guards.shared_prefix} lets the second model of {line} learn from "
+            "a shared turn more than once; set it to once."
         )
     if recipe.config["algorithm"].get("rollout_correction", {}).get("bypass_mode"):
         raise RecipeError(
