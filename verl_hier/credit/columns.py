@@ -46,7 +46,10 @@ COLUMNS: dict[str, Column] = {
     "q2": Column("second utterance-level Q head", "worker", _WORKER),
     "v1": Column("first utterance-level V head", "worker", _WORKER),
     "v2": Column("second utterance-level V head", "worker", _WORKER),
-    "progress": Column("predicted contribution of the turn to the return", "worker", _WORKER),
+    "value_progress": Column(
+        "predicted contribution of the turn to the return", "critic", "hier.value_heads: {progress: 1.0}"
+    ),
+    "tokens.value_token": Column("critic at every action token", "critic", "hier.value_heads: {token: 1.0}"),
     "info_gain": Column("gain in the probability of the true answer", "probe", "hier.probes: {true_answer: {}}"),
     "feedback_gain": Column(
         "how much likelier the next turn is after the feedback of this one", "probe", "hier.probes: {feedback: {}}"
@@ -55,7 +58,7 @@ COLUMNS: dict[str, Column] = {
         "how much likelier a second trained model finds the turn", "process reward", "hier.process_reward: {}"
     ),
     "tag": Column("number of the kind of step, -1 without one", "worker", _WORKER),
-    "tag_reward": Column("rule reward of the tagged step", "environment", _ENVIRONMENT),
+    "tag_reward": Column("rule reward of the tagged step", "worker", _WORKER),
     "step_score": Column("rule score of the step itself", "environment", _ENVIRONMENT),
     "budget": Column("token budget that the prompt announced", "worker", _WORKER),
     "judge": Column("judge score of the turn in [0, 1]", "worker", _WORKER),
