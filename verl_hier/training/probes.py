@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from verl_hier.credit import group_ids
 from verl_hier.errors import CreditError
 from verl_hier.graph import TurnTable
-from verl_hier.training.ledger import Ledger
+
+if TYPE_CHECKING:  # plugins import this module in every process
+    from verl_hier.training.ledger import Ledger
 
 Tokens = NDArray[np.int64]
 Array = NDArray[Any]
