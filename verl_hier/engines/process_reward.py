@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import response_from_nested
 
 from verl_hier.training.process_reward import WEIGHTS
@@ -27,8 +26,8 @@ def process_loss(
         dp_group: data-parallel ranks; their gradients are averaged, so that the sum is multiplied by their number.
 
     Returns:
-        the loss, and `surrogate`, its value.
+        the loss, and no metrics: its value says nothing.
     """
     log_probs = response_from_nested(model_output["log_probs"], data["response_mask"]).values()
     total = (log_probs * data[WEIGHTS].values().to(log_probs)).sum() * data["dp_size"]
-    return total, {"surrogate": Metric(value=total.detach(), aggregation=AggregationType.SUM)}
+    return total, {}
