@@ -59,7 +59,7 @@ class Feedback:
     def read(
         self, table: TurnTable, questions: Sequence[Question], answers: Sequence[NDArray[Any]]
     ) -> dict[str, Floats]:
-        """`feedback_gain`: mean over the tokens of the next turn of its log-prob with the feedback minus that without."""
+        """`feedback_gain`: mean over the tokens of the next turn, log-prob with the feedback minus that without."""
         seen = np.asarray(table["tokens.old_logprob"], np.float64)
         start, stop = token_bounds(np.asarray(table["tokens.turn"]), len(table))
         shift = np.full(len(table), np.nan)

@@ -67,7 +67,7 @@ class _Tagged(React):
         right = action is not None and tag >= 0
         new = right and action not in self._taken
         corrected = right and self._refused is not None and action != self._refused
-        turn.mark(tag=tag, tag_reward=float(tag == EXPLORING and new or tag == REFLECTING and corrected))
+        turn.mark(tag=tag, tag_reward=float((tag == EXPLORING and new) or (tag == REFLECTING and corrected)))
         if tag < 0:
             turn.mark(format=0)
         if right and tag == PLANNING:
@@ -93,7 +93,7 @@ def hier_workers() -> WorkerSpec:
         "rlvmr",
         RLVMR,
         RLVMROptions,
-        summary="one agent that tags its turns as planning, exploring, reflecting or monitoring, and is rewarded by rules",
+        summary="one agent that says what kind of step it takes, and is rewarded by rules",
         source="arXiv 2507.22844; RLVMR rlvmr/core_rlvmr.py and its environments' rules",
         roles={"agent": 0},
         provides=("format", "tag", "tag_reward"),
