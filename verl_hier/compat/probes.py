@@ -75,7 +75,7 @@ class ProbeMixin(_Base):  # type: ignore[misc]
         self._require_room(questions)
         # Each rank gets equally many rows.
         ranks = ranks_of(self.actor_rollout_wg)
-        padded = [*questions, *questions[:1] * (-len(questions) % ranks)]
+        padded = [*questions, *([questions[0]] * (-len(questions) % ranks))]
         fields = fields_of(padded)
         keys = [f"{number:08d}_0_0" for number in range(len(padded))]
         try:

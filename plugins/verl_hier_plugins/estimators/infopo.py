@@ -115,7 +115,7 @@ def episode_scores(table: TurnTable, options: InfoPOOptions) -> Floats:
         return np.round(episode_sum(table, reward), 4)
     place = np.arange(len(table.step_episode)) - np.searchsorted(table.step_episode, table.step_episode)
     discounted = options.gamma**place * reward[table.step_turn]
-    return np.bincount(table.step_episode, discounted, len(table.episodes["return"]))
+    return np.bincount(table.step_episode, discounted, len(table.episodes["return"])).astype(np.float64)
 
 
 def _tokens(table: TurnTable) -> Floats:

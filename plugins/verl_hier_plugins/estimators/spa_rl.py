@@ -51,7 +51,7 @@ def advantage(table: TurnTable, options: SPAOptions) -> Credit:
     progress, value = (np.asarray(table[name], np.float64) for name in ("value_progress", "tokens.value_token"))
     credit = token_credit(table, step_rewards(table, progress, options), value, options)
     trained = np.asarray(table["trained"], bool)
-    own = np.where(trained[np.asarray(table["tokens.turn"])], credit.returns, np.nan)
+    own = np.where(trained[np.asarray(table["tokens.turn"])], np.asarray(credit.returns, np.float64), np.nan)
     credit.targets = {"progress": progress_targets(table, progress), "token": own}
     return credit
 

@@ -45,7 +45,7 @@ class Feedback:
                 "on with the context of an earlier one; set `history: 0` of hier.worker, or choose another worker."
             )
         found = []
-        for turn in turns:
+        for turn in turns.tolist():
             context = contexts.before(turn)
             opening = contexts.generation_prompt
             kept = len(opening) if len(opening) and np.array_equal(context[-len(opening) :], opening) else 0
@@ -53,7 +53,7 @@ class Feedback:
             stop = len(context) - kept
             filled = np.append(placeholder[:length], np.full(max(length - len(placeholder), 0), placeholder[-1]))
             masked = np.concatenate([context[: stop - length], filled, context[stop:]])
-            found.append(Question(int(turn), masked, contexts.action(turn)))
+            found.append(Question(turn, masked, contexts.action(turn)))
         return found
 
     def read(

@@ -61,7 +61,8 @@ class TrueAnswer:
             known.append(contexts.encode_within(options.prefix, answer, options.suffix))
         group = np.asarray(contexts.table["group"], np.int64)
         return [
-            Question(int(turn), contexts.before(turn), *known[group[turn]]) for turn in np.flatnonzero(contexts.there)
+            Question(turn, contexts.before(turn), *known[group[turn]])
+            for turn in np.flatnonzero(contexts.there).tolist()
         ]
 
     def read(
