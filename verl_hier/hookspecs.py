@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         EnvironmentSpec,
         EstimatorSpec,
         PolicyLossSpec,
+        ProbeSpec,
         SamplerSpec,
         ScheduleSpec,
         ValueHeadSpec,
@@ -65,6 +66,10 @@ class RegistrationSpecs:
     @hookspec
     def hier_value_heads(self) -> ValueHeadSpec | Iterable[ValueHeadSpec]:
         """Heads of the critic, each with the places that it reads; `hier.value_heads` names those of a recipe."""
+
+    @hookspec
+    def hier_probes(self) -> ProbeSpec | Iterable[ProbeSpec]:
+        """Texts whose log-probs the policy computes in contexts of the step; `hier.probes` names those of a recipe."""
 
 
 class RolloutEvents:

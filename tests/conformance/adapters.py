@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.conformance import (
     branch_fixtures,
+    column_fixtures,
     critic_fixtures,
     fork_fixtures,
     state_fixtures,
@@ -239,6 +240,9 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "ragen_bilevel_gae": critic_fixtures.ragen,
     "igpo": partial(critic_fixtures.igpo, form="trainer"),
     "igpo_repo_discounted": partial(critic_fixtures.igpo, form="discounted"),
+    "infopo": column_fixtures.infopo,
+    "istar": column_fixtures.istar,
+    "istar_rm_loss": column_fixtures.istar_rm_loss,
     "mars": critic_fixtures.mars,
     "arpo_rollout": arpo_rollout,
     "aepo_rollout": aepo_rollout,

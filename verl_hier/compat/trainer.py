@@ -27,6 +27,8 @@ from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_w
 from verl_hier.compat.critic import CriticMixin
 from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.losses import worker_with_losses
+from verl_hier.compat.probes import ProbeMixin
+from verl_hier.compat.process_reward import ProcessRewardMixin
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
@@ -41,6 +43,7 @@ from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.guards import RewardHistory
 from verl_hier.training.metrics import turn_metrics
 from verl_hier.training.policy_loss import clip_range
+from verl_hier.training.process_reward import LOG_PROBS
 from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.sharing import Sharing
 from verl_hier.training.step import TrainingStep, train_step
@@ -56,14 +59,15 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin):
+class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProcessRewardMixin, ProbeMixin):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
     `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
     `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches,
-    `ExampleMixin` the one that logs examples of a validation, `CriticMixin` those of a critic with heads.
+    `ExampleMixin` the one that logs examples of a validation, `CriticMixin` those of a critic with heads,
+    `ProcessRewardMixin` those of a second model in its place.
     """
 
     base_mode: str
@@ -78,7 +82,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin):
         recipe = ComposedRecipe.of(config)
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
         self.update_options, self.value_heads = recipe.hier.update, recipe.hier.value_heads
-        self._heads = recipe.value_heads
+        self._heads, self.probes = recipe.value_heads, recipe.probes
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
         self._done: dict[str, Any] = {}
@@ -203,6 +207,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin):
         assert self._step is not None
         columns = [MASK, "old_log_probs", "rollout_log_probs", "entropy"]
         columns += [values_of(head) for head in self._heads] or ["values"]
+        columns += [LOG_PROBS] if self.hier.process_reward is not None else []
         native = self.parts.estimator.spec.native
         if native:
             batch = super()._compute_advantage(batch, metrics)
@@ -223,6 +228,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin):
             metrics=metrics,
             history=self._rewards,
             heads=self._heads,
+            probed=self._probe(batch, self._step),
+            process_reward=self.hier.process_reward,
         )
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)

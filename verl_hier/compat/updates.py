@@ -13,7 +13,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from verl_hier.compat.queue import uid_of_row
 from verl_hier.recipe.engine import wants_tree
-from verl_hier.recipe.schema import UpdateOptions
+from verl_hier.recipe.schema import HierConfig, UpdateOptions
 from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size, require_rows, whole_groups
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class _Requests:
 class UpdateMixin(_Base):
     """The seams of verl's trainer that decide on mini-batches; see `HierTrainerMixin`."""
 
+    hier: HierConfig
     update_options: UpdateOptions
     actor_rollout_wg: Any
     critic_wg: Any
@@ -157,17 +158,20 @@ class UpdateMixin(_Base):
         return padded_size(self._division.parts, dp_size)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        with self._requests("actor_rollout_wg", self._division.actor):
+        with self._requests("actor_rollout_wg", self._division.actor, self.update_options.epochs):
             return super()._update_actor(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        with self._requests("critic_wg", self._division.critic):
+        # The weights that a second model learns from hold at the parameters that it had before.
+        once = self.hier.process_reward is not None
+        steps, epochs = (1, 1) if once else (self._division.critic, self.update_options.epochs)
+        with self._requests("critic_wg", steps, epochs):
             return super()._update_critic(batch, metrics)
 
     @contextmanager
-    def _requests(self, attribute: str, steps: int) -> Iterator[None]:
+    def _requests(self, attribute: str, steps: int, epochs: int | None) -> Iterator[None]:
         group = getattr(self, attribute)
-        setattr(self, attribute, _Requests(group, steps, self.update_options.epochs))
+        setattr(self, attribute, _Requests(group, steps, epochs))
         try:
             yield
         finally:

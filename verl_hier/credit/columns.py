@@ -17,7 +17,7 @@ class Column:
     """
 
     meaning: str
-    provider: Literal["environment", "worker", "sampler", "schedule", "critic"]
+    provider: Literal["environment", "worker", "sampler", "schedule", "critic", "probe", "process reward"]
     line: str
 
 
@@ -46,10 +46,19 @@ COLUMNS: dict[str, Column] = {
     "q2": Column("second utterance-level Q head", "worker", _WORKER),
     "v1": Column("first utterance-level V head", "worker", _WORKER),
     "v2": Column("second utterance-level V head", "worker", _WORKER),
-    "progress": Column("predicted contribution of the turn to the return", "worker", _WORKER),
-    "info_gain": Column("gain in the probability of the true answer", "worker", _WORKER),
+    "value_progress": Column(
+        "predicted contribution of the turn to the return", "critic", "hier.value_heads: {progress: 1.0}"
+    ),
+    "tokens.value_token": Column("critic at every action token", "critic", "hier.value_heads: {token: 1.0}"),
+    "info_gain": Column("gain in the probability of the true answer", "probe", "hier.probes: {true_answer: {}}"),
+    "feedback_gain": Column(
+        "how much likelier the next turn is after the feedback of this one", "probe", "hier.probes: {feedback: {}}"
+    ),
+    "step_reward": Column(
+        "how much likelier a second trained model finds the turn", "process reward", "hier.process_reward: {}"
+    ),
     "tag": Column("number of the kind of step, -1 without one", "worker", _WORKER),
-    "tag_reward": Column("rule reward of the tagged step", "environment", _ENVIRONMENT),
+    "tag_reward": Column("rule reward of the tagged step", "worker", _WORKER),
     "step_score": Column("rule score of the step itself", "environment", _ENVIRONMENT),
     "budget": Column("token budget that the prompt announced", "worker", _WORKER),
     "judge": Column("judge score of the turn in [0, 1]", "worker", _WORKER),
@@ -81,7 +90,7 @@ def missing_column(estimator: str, column: str) -> str:
             f"has to list in its `provides`; choose one that does in `hier.worker.name`, `hier.sampler.name`, "
             f"`hier.schedule.name` or `hier.environment.name`."
         )
-    if known.provider == "critic":
+    if known.provider in ("critic", "probe", "process reward"):
         remedy = f"set `{known.line}`"
     else:
         remedy = f"choose a {known.provider} that lists it in `provides` with `{known.line}`"

@@ -20,7 +20,7 @@ from verl_hier import __version__
 from verl_hier.errors import PluginError, did_you_mean
 
 GROUP = "verl_hier.plugins"
-ROOMS = ("environments", "workers", "samplers", "estimators", "schedules", "losses", "value_heads")
+ROOMS = ("environments", "workers", "samplers", "estimators", "schedules", "losses", "value_heads", "probes")
 """Subpackages of a package of plugins whose modules are plugins, sorted by the kind of their parts."""
 
 logger = logging.getLogger(__name__)

@@ -21,12 +21,13 @@ from verl_hier.errors import PluginError, RecipeError, did_you_mean
 from verl_hier.hookspecs import PROJECT, SPEC_CLASSES
 from verl_hier.host.discovery import Candidate, check_known, contained, entry_points
 from verl_hier.host.loading import culprit, event_failure, implemented, import_plugin, is_plugin, load_failure
-from verl_hier.host.specs import KINDS, Kind, PolicyLossSpec, Spec, ValueHeadSpec
+from verl_hier.host.specs import KINDS, Kind, PolicyLossSpec, ProbeSpec, Spec, ValueHeadSpec
 
 DEFAULT_ENABLED: Mapping[str, bool] = {"builtin": True}
 _HOOK_OF_KIND: dict[Kind, str] = {kind: f"hier_{kind}s" for kind in KINDS}
 _LOSS_HOOK = "hier_policy_losses"
 _HEAD_HOOK = "hier_value_heads"
+_PROBE_HOOK = "hier_probes"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class PluginHost:
         self._specs: dict[Kind, dict[str, Spec]] = {kind: {} for kind in KINDS}
         self._losses: dict[str, PolicyLossSpec] = {}
         self._heads: dict[str, ValueHeadSpec] = {}
+        self._probes: dict[str, ProbeSpec] = {}
         self._provenance: dict[tuple[str, str], Provenance] = {}
         for candidate in candidates:
             self._register(candidate)
@@ -145,12 +147,16 @@ class PluginHost:
         """All heads of critics by name."""
         return dict(self._heads)
 
-    def provenance(self, kind: Kind | typing.Literal["policy_loss", "value_head"], name: str) -> Provenance:
+    def probes(self) -> dict[str, ProbeSpec]:
+        """All probes by name."""
+        return dict(self._probes)
+
+    def provenance(self, kind: Kind | typing.Literal["policy_loss", "value_head", "probe"], name: str) -> Provenance:
         """Which plugin registered the part."""
         return self._provenance[(kind, name)]
 
     def provided_by(self, plugin: str) -> dict[str, tuple[str, ...]]:
-        """Names of the parts that a loaded plugin has registered, by kind, `policy_loss` and `value_head`
+        """Names of the parts that a loaded plugin has registered, by kind, `policy_loss`, `value_head` and `probe`
         among them."""
         found: dict[str, tuple[str, ...]] = {}
         for (kind, name), provenance in self._provenance.items():
@@ -161,7 +167,7 @@ class PluginHost:
     def event_hooks(self, plugin: str) -> tuple[str, ...]:
         """Event hooks that a loaded plugin implements."""
         callers = self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or []
-        registration = {*_HOOK_OF_KIND.values(), _LOSS_HOOK, _HEAD_HOOK}
+        registration = {*_HOOK_OF_KIND.values(), _LOSS_HOOK, _HEAD_HOOK, _PROBE_HOOK}
         return tuple(sorted(caller.name for caller in callers if caller.name not in registration))
 
     def implements(self, hook: str) -> bool:
@@ -239,6 +245,10 @@ class PluginHost:
             self._claim("policy_loss", name, module, loss, self._losses)
         for name, module, head in self._answers(_HEAD_HOOK, ValueHeadSpec):
             self._claim("value_head", name, module, head, self._heads)
+        for name, module, probe in self._answers(_PROBE_HOOK, ProbeSpec):
+            if not is_dataclass(probe.options) or not isinstance(probe.options, type):
+                raise self._refuse(name, f"the options of probe {probe.name!r} are not a dataclass")
+            self._claim("probe", name, module, probe, self._probes)
 
     def _answers(self, hook: str, expected: type) -> Iterable[tuple[str, str, Any]]:
         """(plugin, module, spec) of one registration hook, in load order, each checked."""

@@ -337,6 +337,34 @@ class ValueHeadSpec:
         return f"{'tokens.' if self.places is None else ''}value_{self.name}"
 
 
+@dataclass(frozen=True)
+class ProbeSpec:
+    """A question to the policy about each step's rollouts: how likely it finds given texts in given contexts.
+
+    Attributes:
+        name: what `hier.probes` calls it.
+        factory: `factory(options)` returns a `training.probes.Probe`; runs in the trainer. A text
+            `package.module:function` stands for `lazy` of it.
+        provides: turn-table columns that it fills.
+        options: as in `Spec`.
+        lacks: `lacks(task) -> str`, what a task must have that this one has not, in a phrase; empty when it asks about
+            the task. None: it asks about all.
+        summary, source: as in `Spec`.
+    """
+
+    name: str
+    factory: Callable[..., Any]
+    provides: tuple[str, ...]
+    options: type = NoOptions
+    lacks: Callable[[Mapping[str, Any]], str] | None = None
+    summary: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.factory, str):
+            object.__setattr__(self, "factory", lazy(self.factory))
+
+
 KINDS: dict[Kind, type[Spec]] = {
     "environment": EnvironmentSpec,
     "worker": WorkerSpec,

@@ -9,7 +9,7 @@ from typing import Any
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.graph.columnar.layout import TOKEN_LISTS
 from verl_hier.host.manager import PluginHost
-from verl_hier.host.options import build_options
+from verl_hier.host.options import build_dataclass, build_options
 from verl_hier.host.specs import ValueHeadSpec
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.parts import Part, Parts, resolve
@@ -69,6 +69,25 @@ class ComposedRecipe:
                     f"known: {', '.join(sorted(known))}."
                 )
         return {name: known[name] for name in self.hier.value_heads}
+
+    @property
+    def probes(self) -> dict[str, Part]:
+        """The probes by name.
+
+        Raises:
+            RecipeError: for a probe that no enabled plugin provides, and for options that do not fit it.
+        """
+        known = self.host.probes()
+        for name in self.hier.probes:
+            if name not in known:
+                raise RecipeError(
+                    f"hier.probes: no enabled plugin provides a probe called {name!r}{did_you_mean(name, known)}; "
+                    f"known: {', '.join(sorted(known))}."
+                )
+        return {
+            name: Part(known[name], build_dataclass(known[name].options, block, f"hier.probes.{name}", repr(name)))
+            for name, block in self.hier.probes.items()
+        }
 
     @property
     def system(self) -> Part:

@@ -166,6 +166,14 @@ class RefillOptions:
 
 
 @dataclass(frozen=True)
+class ProcessRewardOptions:
+    """A second model in the place of the critic (`critic.model`, `critic.optim`); see docs/process_reward.md."""
+
+    beta: Positive = 0.05
+    """Reward of a turn: this times the sum over its tokens of log p(second model) - log p(policy)."""
+
+
+@dataclass(frozen=True)
 class SandboxOptions:
     """Where scripts run that a model wrote; see docs/environments.md."""
 
@@ -329,6 +337,11 @@ class HierConfig:
     value_heads: Mapping[str, Positive] = field(default_factory=dict)
     """Heads of the critic, and the weight of each in its loss; empty leaves verl's critic as it is, with one value in
     front of every token. See docs/critics.md."""
+    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the policy is asked about the rollouts of each step: the name of a probe with its options, `{}` for none.
+    See docs/probes.md."""
+    process_reward: ProcessRewardOptions | None = None
+    """A second model that learns beside the policy and rewards its turns; null: none. See docs/process_reward.md."""
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)

@@ -39,7 +39,9 @@ TURN_FILLS: dict[str, Fill] = {
     "q2": lambda rng, n: rng.normal(size=n),
     "v1": lambda rng, n: rng.normal(size=n),
     "v2": lambda rng, n: rng.normal(size=n),
-    "progress": lambda rng, n: rng.normal(size=n),
+    "value_progress": lambda rng, n: rng.normal(size=n),
+    "feedback_gain": lambda rng, n: rng.normal(size=n),
+    "step_reward": lambda rng, n: rng.normal(size=n),
     "info_gain": lambda rng, n: rng.normal(size=n),
     "tag": lambda rng, n: rng.integers(-1, 4, n),
     "tag_reward": lambda rng, n: rng.integers(0, 2, n).astype(float),
@@ -70,6 +72,7 @@ TURN_FILLS: dict[str, Fill] = {
 }
 TOKEN_FILLS: dict[str, Fill] = {
     "value": lambda rng, n: rng.normal(size=n),
+    "value_token": lambda rng, n: rng.normal(size=n),
     "entropy": lambda rng, n: rng.random(n),
     "logprob": lambda rng, n: -rng.random(n),
 }

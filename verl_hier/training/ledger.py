@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -236,6 +236,16 @@ class Ledger:
         else:
             found, places = turn_credit(self.table, Credit(values, per)), self._runs.turn  # type: ignore[arg-type]
         return self._runs.spread(found, places)
+
+    def turn_runs(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(turn, row, first token, tokens, tokens observed before it) of each run of actions. Tokens count through all
+        rows; observed ones stand between the action before and this one in its row, and a first action has none."""
+        runs = self._runs
+        before = np.append(-1, runs.turn[:-1])
+        same = np.append(False, runs.row[1:] == runs.row[:-1])
+        observed = np.where(same & (before < 0), np.append(0, runs.length[:-1]), 0)
+        for place in np.flatnonzero(runs.turn >= 0):
+            yield tuple(int(column[place]) for column in (runs.turn, runs.row, runs.start, runs.length, observed))  # type: ignore[misc]
 
     def token_positions(self) -> Ints:
         """(N,) position in the table's token columns: start of the turn plus the place within its run."""

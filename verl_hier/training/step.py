@@ -17,7 +17,7 @@ from verl_hier.graph.columnar.light import Light
 from verl_hier.graph.columnar.writing import Explained
 from verl_hier.host.manager import PluginHost
 from verl_hier.recipe.parts import Part
-from verl_hier.recipe.schema import GuardOptions
+from verl_hier.recipe.schema import GuardOptions, ProcessRewardOptions
 from verl_hier.training.guards import (
     RewardHistory,
     alarm,
@@ -28,6 +28,8 @@ from verl_hier.training.guards import (
 )
 from verl_hier.training.ledger import Ledger
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
+from verl_hier.training.probes import Asked
+from verl_hier.training.process_reward import add_step_rewards, learned_weights
 from verl_hier.training.schedule import Schedule
 from verl_hier.training.value_heads import Heads, add_values, head_metrics, learned_fields
 
@@ -108,6 +110,8 @@ def train_step(
     metrics: dict[str, Any],
     history: RewardHistory | None = None,
     heads: Heads = MappingProxyType({}),
+    probed: Sequence[Asked] = (),
+    process_reward: ProcessRewardOptions | None = None,
 ) -> dict[str, Rows]:
     """Credit the step and return the token fields that verl's update reads.
 
@@ -125,17 +129,24 @@ def train_step(
         metrics: everything that is logged is added to it.
         history: the returns of the steps before, to which this one's are added; None: jumps are not looked for.
         heads: heads of the critic by name.
+        probed: the probes of the recipe with their answers.
+        process_reward: of the recipe; `columns` then have `process_reward.LOG_PROBS`.
 
     Returns:
         `advantages` and `returns`, which a native estimator leaves as they are, `rollout_is_weights` when weights are
-        not all 1, `response_mask` when the credit leaves tokens out, and what the heads learn (`learned_fields`); in
-        the order of `keys`.
+        not all 1, `response_mask` when the credit leaves tokens out, and what the heads (`learned_fields`) and the
+        process reward (`learned_weights`) learn; in the order of `keys`.
     """
     ledger = step.ledger
     places = step.places(keys)
     flat = {name: _gather(rows, places, ledger.lengths) for name, rows in columns.items()}
     _add_token_columns(ledger, flat)
     add_values(ledger, heads, flat)
+    for asked in probed:
+        ledger.table.turns.update(asked.columns(ledger.table))
+        metrics.update(asked.metrics())
+    if process_reward is not None:
+        add_step_rewards(ledger, process_reward, flat, flat["response_mask"])
     host.hook.hier_table_ready(table=ledger.table, step=number)
     metrics.update(schedule.table_ready(ledger.table, number))
     metrics.update(step.describe())
@@ -157,6 +168,10 @@ def train_step(
     metrics.update(host.metrics(table=ledger.table, credit=credit, step=number))
     fields = learned_fields(ledger, heads, credit, mask)
     metrics.update(head_metrics(heads, flat, fields))
+    if process_reward is not None:
+        learned, found = learned_weights(ledger, process_reward, mask)
+        fields |= learned
+        metrics.update(found)
     if credit.tokens is not None:
         mask = mask * ledger.spread(credit.tokens, "token", guards.shared_prefix)
         fields["response_mask"] = mask

@@ -251,6 +251,21 @@ def test_spa_progress_is_fitted_to_the_return():
     assert module.progress_loss(table, [0.0, 0.0, 1.0]) == pytest.approx(1)
 
 
+def test_spa_progress_learns_by_the_gradient_of_its_loss():
+    table = random_table(4)
+    table.turns["trained"] = np.ones(len(table), bool)
+    module = plugin_module("estimators.spa_rl")
+    said, step = np.asarray(table["value_progress"]), 1e-6
+    targets = full_credit("spa_rl", table).targets
+    for turn in range(0, len(table), 7):
+        moved = [said + sign * step * (np.arange(len(table)) == turn) for sign in (1, -1)]
+        losses = [module.progress_loss(table, progress) * len(table.episodes["return"]) for progress in moved]
+        slope = (losses[0] - losses[1]) / (2 * step)
+        assert slope == pytest.approx(2 * (said - targets["progress"])[turn], rel=1e-4, abs=1e-6)
+    assert targets["token"].shape == table["tokens.turn"].shape
+    np.testing.assert_array_equal(module.turn_ends(table), np.cumsum(table["n_tokens"]) - 1)
+
+
 def test_archer_token_baseline():
     table = make_table(
         {"reward": [0.0], "q1": [1.0], "q2": [2.0], "v1": [0.5], "v2": [0.2]},

@@ -249,5 +249,6 @@ def test_spa_rl_of_the_released_scripts():
     assert left.tolist() == pytest.approx([2 * 1.25, 0.75, 0, 0, 0])
     alone = make_table({"episode": [0, 0], "reward": [0.0, 0.3]}, tokens={"turn": [0, 1], "value": [0.0, 0.0]})
     assert credit_of("spa_rl_outcome", alone, grounded_weight=0.0, **options).tolist() == pytest.approx([0.3, 0.3])
-    progress = make_table({**turns, "progress": [0.2, 0.3, 0.5, 0.0, 0.1]}, tokens=table.tokens)
+    progress = make_table({**turns, "value_progress": [0.2, 0.3, 0.5, 0.0, 0.1]}, tokens=table.tokens)
+    progress.tokens["value_token"] = progress.tokens["value"]
     assert credit_of("spa_rl", progress, remaining=True, **options).tolist() == pytest.approx([1.4, 0.3, 0, 0, 0])

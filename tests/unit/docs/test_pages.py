@@ -64,7 +64,7 @@ def test_the_docstring_of_every_part_begins_with_its_page():
             continue
         paragraph = ast.get_docstring(ast.parse(file.read_text("utf-8"))).partition("\n\n")
         named = re.findall(r"docs/[\w/]+\.md", paragraph[0] + paragraph[2][:200])
-        assert named and ({*named} & pages or {"losses", "value_heads"} & {*module.parts}), (
+        assert named and ({*named} & pages or {"losses", "value_heads", "probes"} & {*module.parts}), (
             f"{name_of(file)} names {named}"
         )
 

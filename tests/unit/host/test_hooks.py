@@ -108,6 +108,26 @@ def test_hook_hier_value_heads(install: Install) -> None:
     assert host.provenance("value_head", "mine").distribution == "head-dist"
 
 
+def test_hook_hier_probes(install: Install) -> None:
+    source = """
+        from verl_hier.hookspecs import hookimpl
+        from verl_hier.host.specs import ProbeSpec
+
+        @hookimpl
+        def hier_probes():
+            return ProbeSpec(name="mine", factory=list, provides=("doubt",), options=OPTIONS)
+        """
+    good = source.replace(", options=OPTIONS", "")
+    install("probe-dist", {"asks": "asking_plugin"}, {"asking_plugin.py": good})
+    host = PluginHost.load({"asks": True})
+    assert host.probes()["mine"].provides == ("doubt",)
+    assert host.provenance("probe", "mine").distribution == "probe-dist"
+    assert host.provided_by("asks") == {"probe": ("mine",)}
+    install("bad-dist", {"bad": "bad_plugin"}, {"bad_plugin.py": source.replace("OPTIONS", "dict")})
+    with pytest.raises(PluginError, match="options of probe 'mine' are not a dataclass"):
+        PluginHost.load({"bad": True})
+
+
 EVENTS = {
     "hier_graph_finished": {"graph": object(), "validate": True},
     "hier_episode_failed": {"task": {"id": 1}, "episode": 3, "error": "hung"},

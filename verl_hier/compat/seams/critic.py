@@ -25,6 +25,16 @@ CRITIC = (
         reads("verl.workers.engine_workers:TrainingWorker.__init__", "self.engine", "model_type"),
     ),
     seam(
+        "actor_log_probs",
+        "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob",
+        "the actor answers the questions of probes as it computes the log-probs of rows",
+        reads(
+            "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob",
+            *('"calculate_entropy"', '"compute_loss"', '"temperature"'),
+            *("self.actor_rollout_wg.compute_log_prob(batch)", 'response_from_nested(data.pop("log_probs")'),
+        ),
+    ),
+    seam(
         "critic_outputs",
         f"{_HEAD}.prepare_model_outputs",
         "the values of a head are made of its output as verl makes those of one",

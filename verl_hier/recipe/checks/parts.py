@@ -11,11 +11,13 @@ from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, Spec, WorkerSpec
 from verl_hier.recipe.checks.rule import needs_critic, rule, value
-from verl_hier.recipe.checks.world import info_names, names_states
+from verl_hier.recipe.checks.world import first_task, info_names, names_states
 from verl_hier.recipe.composed import ComposedRecipe
 
 TOKEN_COLUMNS = ("turn", "logprob", "entropy")
 CRITIC_COLUMNS = ("value", "tokens.value")
+STEP_REWARD = "step_reward"
+"""The column that `hier.process_reward` fills."""
 GROUPED = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "rloo", "rloo_vectorized", "opo", "gpg")
 """verl's own advantages that compare the episodes of a task."""
 
@@ -27,15 +29,19 @@ def check_columns(recipe: ComposedRecipe) -> None:
     parts, host = recipe.parts, recipe.host
     if needs_critic(recipe.config):
         heads = {head.column for head in recipe.value_heads.values()}
-        there |= heads or set(CRITIC_COLUMNS)
+        there |= heads or (set() if recipe.hier.process_reward is not None else set(CRITIC_COLUMNS))
     for part in (parts.environment, parts.worker, parts.sampler, parts.schedule):
         there |= set(part.spec.provides)
+    for probe in recipe.probes.values():
+        there |= set(probe.spec.provides)
+    if recipe.hier.process_reward is not None:
+        there.add(STEP_REWARD)
     estimator = parts.estimator.spec
     for column in estimator.requires:
         if column in there:
             continue
         sentence = missing_column(estimator.name, column)
-        able = [*_providers(host, column), *_heads(host, column)]
+        able = [*_providers(host, column), *_heads(host, column), *_probes(host, column)]
         hint = f" Installed parts that provide it: {', '.join(able)}." if able else ""
         raise RecipeError(f"hier.estimator.name: {sentence}{hint}")
 
@@ -63,6 +69,8 @@ def check_heads(recipe: ComposedRecipe) -> None:
                 "hier.value_heads: this recipe has no critic; set critic.enable: true, or remove the heads."
             )
         return
+    if recipe.hier.process_reward is not None:
+        return
     if not (estimator.needs_critic or estimator.native or {*estimator.reads} & {*CRITIC_COLUMNS}):
         raise RecipeError(
             f"critic.enable: estimator {estimator.name!r} reads no values, so the critic would be trained for nothing; "
@@ -73,6 +81,59 @@ def check_heads(recipe: ComposedRecipe) -> None:
             raise RecipeError(
                 f"hier.value_heads: estimator {estimator.name!r} does not read the head {name!r}; remove it, or choose "
                 "another estimator."
+            )
+
+
+@rule
+def check_process_reward(recipe: ComposedRecipe) -> None:
+    """Refuse a process reward without a second model, together with a critic's heads, or that nobody reads, and turns
+    that several rows repeat, from which the second model would learn several times."""
+    if recipe.hier.process_reward is None:
+        return
+    estimator, line = recipe.parts.estimator.spec, "hier.process_reward"
+    if STEP_REWARD not in (*estimator.requires, *estimator.reads):
+        raise RecipeError(
+            f"{line}: estimator {estimator.name!r} does not read {STEP_REWARD!r}; remove it, or take "
+            "hier.estimator.name: istar."
+        )
+    if not needs_critic(recipe.config):
+        raise RecipeError(
+            f"{line}: the second model is trained in the place of the critic; set critic.enable: true and "
+            "critic.model.path."
+        )
+    if estimator.needs_critic or recipe.hier.value_heads:
+        raise RecipeError(
+            f"{line}: the second model takes the place of the critic, whose values estimator {estimator.name!r} or "
+            "hier.value_heads wants; remove one of them."
+        )
+    if recipe.hier.guards.shared_prefix != "once":
+        raise RecipeError(
+            f"hier.guards.shared_prefix: {recipe.hier.guards.shared_prefix} lets the second model of {line} learn from "
+            "a shared turn more than once; set it to once."
+        )
+    if recipe.config["algorithm"].get("rollout_correction", {}).get("bypass_mode"):
+        raise RecipeError(
+            f"algorithm.rollout_correction.bypass_mode: {line} compares two models by the trainer's own log-probs; set "
+            "it to false."
+        )
+
+
+@rule
+def check_probes(recipe: ComposedRecipe) -> None:
+    """Refuse a probe that the estimator does not read, and one that cannot ask about the tasks."""
+    estimator, environment = recipe.parts.estimator.spec, recipe.parts.environment
+    for name, probe in recipe.probes.items():
+        if not {*probe.spec.provides} & {*estimator.requires, *estimator.reads}:
+            raise RecipeError(
+                f"hier.probes: estimator {estimator.name!r} does not read what the probe {name!r} fills "
+                f"({', '.join(probe.spec.provides)}); remove it, or choose another estimator."
+            )
+        task = None if probe.spec.lacks is None else first_task(recipe)
+        missing = "" if task is None else probe.spec.lacks(task)
+        if missing:
+            raise RecipeError(
+                f"hier.probes: the probe {name!r} needs {missing}, which the tasks of environment "
+                f"{environment.spec.name!r} do not have; choose another environment, or an estimator without the probe."
             )
 
 
@@ -253,3 +314,8 @@ def _providers(host: PluginHost, column: str) -> Iterator[str]:
 def _heads(host: PluginHost, column: str) -> Iterator[str]:
     """Registered heads of a critic that fill the column, as recipe lines."""
     yield from (f"hier.value_heads.{name}: 1.0" for name, head in host.value_heads().items() if head.column == column)
+
+
+def _probes(host: PluginHost, column: str) -> Iterator[str]:
+    """Registered probes that fill the column, as recipe lines."""
+    yield from (f"hier.probes.{name}: {{}}" for name, probe in host.probes().items() if column in probe.provides)

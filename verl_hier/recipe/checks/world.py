@@ -54,6 +54,19 @@ def missing_module(spec: EnvironmentSpec) -> str:
     return ""
 
 
+def first_task(recipe: ComposedRecipe) -> dict[str, Any] | None:
+    """The first training task; None where tasks come from a data set, or the environment's packages are missing.
+
+    Raises:
+        RecipeError: when the environment cannot make its tasks.
+    """
+    environment = recipe.parts.environment
+    if not makes_tasks(recipe.config) or environment.spec.tasks is None or missing_module(environment.spec):
+        return None
+    tasks = tasks_of(environment, splits(recipe.config, "train_files")[0], "train_files")
+    return tasks[0] if tasks else None
+
+
 def first_answer(recipe: ComposedRecipe) -> StepResult | None:
     """The answer to one reset with the first task.
 
@@ -62,17 +75,13 @@ def first_answer(recipe: ComposedRecipe) -> StepResult | None:
     Raises:
         RecipeError: when the environment makes no tasks or cannot be reset.
     """
-    environment = recipe.parts.environment
-    if not makes_tasks(recipe.config) or environment.spec.tasks is None or missing_module(environment.spec):
-        return None
-    split = splits(recipe.config, "train_files")[0]
-    tasks = tasks_of(environment, split, "train_files")
-    if not tasks:
+    environment, task = recipe.parts.environment, first_task(recipe)
+    if task is None:
         return None
     try:
         world = build(environment.spec, environment.options)
         try:
-            answer = world.reset(tasks[0], recipe.hier.seed or 0)
+            answer = world.reset(task, recipe.hier.seed or 0)
         finally:
             world.close()
     except HierError:

@@ -1,0 +1,1 @@
+"""Questions to the policy about its rollouts."""
