@@ -69,3 +69,18 @@ def test_bad_parents_are_refused():
     with pytest.raises(CreditError, match="cycle"):
         trees.depths([1, 0])
     assert trees.depths([]).size == 0 and trees.above([], []).size == 0
+
+
+def test_runs_start_where_a_column_changes_on_the_way_up():
+    rng = np.random.default_rng(4)
+    for _ in range(40):
+        size = int(rng.integers(1, 30))
+        parent = np.array([rng.integers(-1, node) for node in range(size)])
+        agent, segment = rng.integers(0, 2, size), rng.integers(0, 2, size)
+        want = []
+        for node in range(size):
+            first = node
+            while parent[first] >= 0 and (agent[parent[first]], segment[parent[first]]) == (agent[node], segment[node]):
+                first = parent[first]
+            want.append(first)
+        assert trees.run_starts(parent, agent, segment).tolist() == want
