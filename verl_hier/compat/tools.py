@@ -1,8 +1,8 @@
 """verl's own tools and tool parsers as `environments.tools.Tools`.
 
 What happens in a call, and how a turn is read, is verl's `ToolAgentLoop` itself
-(verl/experimental/agent_loop/tool_agent_loop.py): its methods are called on an instance that has the tools of an episode
-and no server.
+(verl/experimental/agent_loop/tool_agent_loop.py): its methods are called on an instance that has the tools of an
+episode and no server.
 """
 
 from __future__ import annotations

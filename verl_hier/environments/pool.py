@@ -337,7 +337,7 @@ class EnvironmentPool:
         """
         if spec.in_worker and tools is None:
             raise RecipeError(
-                f"hier.environment.name: {spec.name!r} runs in the rollout worker only, with the tools that verl has there."
+                f"hier.environment.name: {spec.name!r} runs in the rollout worker alone, with verl's tools."
             )
         calls = (asynchronous or AsyncOptions()) if spec.asynchronous else None
         return cls(

@@ -84,8 +84,9 @@ class VerlToolsEnvironment(AsyncEnvironment):
             if step.info["keeps"] and not session.keeps:
                 named = ", ".join(dict.fromkeys(name for name, _ in said.calls))
                 raise RecipeError(
-                    f"hier.environment.stateful: a tool ({named}) has noted something in `agent_data`, which a fork "
-                    "cannot have without calling it again; name the tools that do so, or take a sampler that does not branch."
+                    f"hier.environment.stateful: a tool ({named}) has noted something in `agent_data`, which a "
+                    "fork cannot have without calling it again; name the tools that do so, or take a sampler that does "
+                    "not branch."
                 )
             asked = asked or any(stateful)
             again.append(self._told(said, told.messages, step.info[TOOL_REWARDS]))
