@@ -62,7 +62,7 @@ class Script:
     """A policy, and a server of verl, that says the scripted turns whatever it is asked."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._turns = [tokenizer.encode(turn) + [tokenizer.eos_token_id] for turn in TURNS]
+        self._turns = [[*tokenizer.encode(turn), tokenizer.eos_token_id] for turn in TURNS]
         self._starts = tokenizer.encode("<|im_start|>assistant\n")
         self.prompts: list[list[int]] = []
 
@@ -174,5 +174,5 @@ def test_forks_call_nothing_again(config: Any, tmp_path: Path) -> None:
 
 
 def test_a_tool_that_remembers_has_to_be_named(config: Any) -> None:
-    with pytest.raises(RecipeError, match="hier.environment.stateful: a tool .*counter.* has noted"):
+    with pytest.raises(RecipeError, match=r"hier.environment.stateful: a tool .*counter.* has noted"):
         asyncio.run(rolled_out(config, Script(tool_tokenizer()), VerlToolsOptions(), Branches()))
