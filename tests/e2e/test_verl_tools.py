@@ -85,9 +85,7 @@ def test_two_steps_of_trees_with_verls_tools(train: Trainer, tmp_path: Path) -> 
     called = [node for node in nodes if "tool_rewards" in node.extra]
     assert called and len(called) < len(nodes)
     made = Counter(int(line) for line in (folder / "calls").read_text().split())
-    assert made == Counter(node.action[0] for node in called), (
-        "one call for each turn that calls, however many share it"
-    )
+    assert made == Counter(node.action[0] for node in called), "one call a turn, however many share it"
     rewards = [json.loads(node.extra["tool_rewards"]) for node in called]
     assert rewards == [[node.action[0] / 1000] for node in called]
     shared = [number for group in groups for number, users in users_of(group).items() if users > 1]
