@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
@@ -91,7 +91,13 @@ class _Caller(Worker):
 class _Numbers:
     """A renderer whose messages are token ids."""
 
-    def render(self, tokens: list[int], history: list[dict[str, Any]], pending: list[dict[str, Any]]) -> list[int]:
+    def render(
+        self,
+        tokens: list[int],
+        history: list[dict[str, Any]],
+        pending: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> list[int]:
         return tokens + [int(token) for message in pending for token in message["content"].split()]
 
     def decode(self, tokens: list[int]) -> str:

@@ -27,6 +27,7 @@ from verl_hier.compat.examples import example_of
 from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT
 from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.policy import ServerPolicy
+from verl_hier.compat.tools import ToolCounts, task_of_row
 from verl_hier.compat.tracing import Tracing
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
@@ -51,7 +52,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._runner = runner_of(self.config, self.tokenizer, self.hf_model_type)
+        self._runner = runner_of(self.config, self.tokenizer, self.hf_model_type, self.tools)
         recipe = self._runner.recipe
         self._hier, self._host, self._parts = recipe.hier, recipe.host, recipe.parts
         self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)
@@ -96,7 +97,12 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         self, prompt: dict[str, Any], params: dict[str, Any], phase: Phase, step: int, validate: bool
     ) -> RolloutGraph:
         config = self.config.actor_rollout_ref.rollout
-        task = json.loads(prompt["hier_task"]) if "hier_task" in prompt else {"messages": list(prompt["raw_prompt"])}
+        if "hier_task" in prompt:
+            task = json.loads(prompt["hier_task"])
+        elif self._parts.environment.spec.in_worker:
+            task = task_of_row(prompt)
+        else:
+            task = {"messages": list(prompt["raw_prompt"])}
         # Data sets of verl need not number their tasks.
         index = int(prompt.get("index", 0))
         told = json.loads(prompt.pop("hier_told", "{}"))
@@ -188,6 +194,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
     def _output(self, graph: RolloutGraph, row: Row) -> AgentLoopOutput:
         record = graph.episodes[row.episode]
         versions = [graph.nodes[i].policy_version for i in row.nodes]
+        tools = ToolCounts.of(graph, row.episode) if self._parts.environment.spec.in_worker else None
         accuracy = float(record.success) if record.success is not None else record.ret
         by_verl = record.reward_info.keys() - self._runner.recipe.rewards.keys()
         return AgentLoopOutput(
@@ -196,12 +203,13 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             response_mask=row.mask,
             response_logprobs=row.logprobs,
             reward_score=record.ret,
-            num_turns=graph.turns(row.episode),
+            num_turns=graph.turns(row.episode) if tools is None else tools.num_turns,
             metrics=AgentLoopMetrics(),
             extra_fields={
                 "reward_extra_info": record.reward_info if by_verl else {"acc": accuracy, **record.reward_info},
                 "min_global_steps": min(low for low, _ in versions),
                 "max_global_steps": max(high for _, high in versions),
+                **({} if tools is None else {"tool_rewards": tools.rewards, "turn_scores": []}),
             },
         )
 

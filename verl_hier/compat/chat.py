@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
@@ -19,14 +20,21 @@ class ChatRenderer:
             tokenizer, hf_model_type=model_type, chat_template_kwargs=template_options
         )
 
-    def render(self, tokens: list[int], history: list[dict[str, Any]], pending: list[dict[str, Any]]) -> list[int]:
+    def render(
+        self,
+        tokens: list[int],
+        history: list[dict[str, Any]],
+        pending: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> list[int]:
         """See `Renderer.render`."""
+        schemas = list(tools) or None
         if not tokens:
-            return list(self._builder.build_initial_tokens(history + pending))
+            return list(self._builder.build_initial_tokens(history + pending, tools=schemas))
         if pending and pending[-1]["role"] == CONTINUED:
             text = "".join(message["content"] for message in pending)
             return tokens + list(self._tokenizer.encode(text, add_special_tokens=False))
-        return list(self._builder.merge_context_tokens(history, history + pending, tokens).token_ids)
+        return list(self._builder.merge_context_tokens(history, history + pending, tokens, tools=schemas).token_ids)
 
     def decode(self, tokens: list[int]) -> str:
         """See `Renderer.decode`."""

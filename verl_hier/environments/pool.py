@@ -27,12 +27,14 @@ from functools import partial
 from typing import Any, Literal
 
 from verl_hier.environments.async_process import AsyncProcess
-from verl_hier.environments.asynchronous import AsyncOptions, SessionLost, Unavailable
+from verl_hier.environments.asynchronous import AsyncEnvironment, AsyncOptions, SessionLost, Unavailable
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.child_process import ChildProcess, Died, Raised, Refused, TookTooLong
+from verl_hier.environments.in_worker import InWorker
 from verl_hier.environments.process import Process, Stuck
 from verl_hier.environments.slots import Slots
 from verl_hier.environments.surroundings import ProcessOptions
+from verl_hier.environments.tools import Tools
 from verl_hier.environments.wire import from_step, to_step
 from verl_hier.errors import RecipeError
 from verl_hier.host.specs import EnvironmentSpec, Fork, lazy
@@ -267,6 +269,8 @@ class EnvironmentPool:
         asynchronous: how asynchronous environments are called, whose factory is an `asynchronous.Service`; None for
             synchronous ones.
         fork, normalise: see `EnvironmentSpec`.
+        tools: given to a spec that runs in the rollout worker (`EnvironmentSpec.in_worker`), whose factory is then
+            `factory(options, tools)` and makes an `AsyncEnvironment`; there is no process then. None: processes.
         process: what a process is given.
     """
 
@@ -282,6 +286,7 @@ class EnvironmentPool:
         fork: Fork = "native",
         normalise: Callable[[str], str] | None = None,
         process: ProcessOptions = ProcessOptions(),  # noqa: B008 - frozen
+        tools: Tools | None = None,
     ) -> None:
         if processes < 1:
             raise RecipeError(f"hier.environment: the pool needs at least one process, got {processes}.")
@@ -301,6 +306,10 @@ class EnvironmentPool:
         self._make: Callable[[], ChildProcess] = partial(Process, setup, start_limit_s, self._restarted)
         if asynchronous is not None:
             self.slots = Slots(asynchronous.calls_in_flight, self.counts)
+        if asynchronous is not None and tools is not None:
+            made: Callable[..., AsyncEnvironment] = factory
+            self._make = partial(InWorker, partial(made, options, tools), asynchronous.close_s, self._restarted)
+        elif asynchronous is not None:
             self._make = partial(
                 AsyncProcess, asynchronous, PATIENCE * time_limit_s, setup, start_limit_s, self._restarted
             )
@@ -319,19 +328,29 @@ class EnvironmentPool:
         time_limit_s: float = 30.0,
         asynchronous: AsyncOptions | None = None,
         process: ProcessOptions = ProcessOptions(),  # noqa: B008 - frozen
+        tools: Tools | None = None,
     ) -> EnvironmentPool:
-        """A pool of a registered environment; `asynchronous` matters only to one that is."""
+        """A pool of a registered environment; `asynchronous` matters only to one that is.
+
+        Raises:
+            RecipeError: when the environment runs in the rollout worker and there is none.
+        """
+        if spec.in_worker and tools is None:
+            raise RecipeError(
+                f"hier.environment.name: {spec.name!r} runs in the rollout worker alone, with verl's tools."
+            )
         calls = (asynchronous or AsyncOptions()) if spec.asynchronous else None
         return cls(
             spec.factory,
             options,
-            processes,
+            1 if spec.in_worker else processes,
             time_limit_s,
             neighbours=spec.neighbours,
             asynchronous=calls,
             fork=spec.fork,
             normalise=spec.normalise,
             process=process.having(spec, options),
+            tools=tools if spec.in_worker else None,
         )
 
     async def open(self, task: Mapping[str, Any], seed: int) -> tuple[Handle, StepResult]:

@@ -148,6 +148,8 @@ class EnvironmentSpec(Spec):
             measures one by one. None: it measures the tasks of a recipe.
         secrets: options that name environment variables with secrets: a name, names, or a mapping to names. Its process
             gets these variables and masks their values.
+        in_worker: it runs in the rollout worker, because it needs the tools that verl loads there: `factory(options,
+            tools)` makes an `AsyncEnvironment`, with `environments.tools.Tools`. Its calls must not block.
     """
 
     kind: ClassVar[Kind] = "environment"
@@ -165,6 +167,7 @@ class EnvironmentSpec(Spec):
     baselines: Callable[[], Any] | None = None
     asynchronous: bool = False
     secrets: tuple[str, ...] = ()
+    in_worker: bool = False
 
 
 @dataclass(frozen=True)

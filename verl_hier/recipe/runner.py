@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from verl_hier.environments.pool import EnvironmentPool
+from verl_hier.environments.tools import Tools
 from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler
@@ -28,12 +29,14 @@ class RolloutRunner:
         renderer: its template with the tokenizer of its model.
         vocabulary: size of that tokenizer.
         limits: limits of an episode where they are not the recipe's, else None.
+        tools: loads the tools for an environment that runs in the rollout worker.
     """
 
     recipe: ComposedRecipe
     renderer: Renderer
     vocabulary: int
     limits: Limits | None = None
+    tools: Callable[[], Tools] | None = None
 
     def pool(self) -> EnvironmentPool:
         """Processes for the recipe's environment.
@@ -50,6 +53,7 @@ class RolloutRunner:
             rollout.time_limit_s,
             rollout.asynchronous,
             rollout.process,
+            self.tools() if part.spec.in_worker and self.tools is not None else None,
         )
 
     async def roll_out(

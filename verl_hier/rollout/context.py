@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_hier.graph.nodes import CONTINUED, Message, Node
@@ -16,15 +16,19 @@ _OVERLAP = 16
 
 @dataclass(frozen=True)
 class ContextMessage:
-    """A message of a context, and the turns whose text it contains: as nodes, since their numbers may still change."""
+    """A message of a context, and the turns whose text it contains: as nodes, since their numbers may still change.
+
+    `more` are further keys that chat templates read.
+    """
 
     role: str
     content: str
     sources: tuple[Node, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def to_chat(self) -> dict[str, Any]:
         """The message as renderers read it."""
-        return {"role": self.role, "content": self.content}
+        return {"role": self.role, "content": self.content, **self.more}
 
     def to_message(self) -> Message:
         """The message as the graph stores it, with the present numbers of its sources."""
@@ -39,6 +43,8 @@ class Context:
         policy: name of the policy that generates its turns.
         sampling: temperature, top_p and top_k of its turns where they are not the recipe's.
         node: its last turn, None before the first; the last piece of a turn of several pieces.
+        tools: JSON schemas of the tools that its chat template shows. Not to be changed after its first turn.
+        stop_tokens: token ids that end its turns, besides those of the model.
     """
 
     def __init__(
@@ -56,21 +62,24 @@ class Context:
         self.policy = policy
         self.sampling = dict(sampling or {})
         self.node: Node | None = None
+        self.tools: tuple[dict[str, Any], ...] = ()
+        self.stop_tokens: tuple[int, ...] = ()
         self._renderer = renderer
         self._tokens: list[int] = []
         self._history: list[ContextMessage] = []
         self._chat: list[dict[str, Any]] = []  # the history as renderers read it, made once
         self._pending: list[ContextMessage] = []
 
-    def observe(self, content: str, role: str = "user", sources: Iterable[Node] = ()) -> Context:
+    def observe(self, content: str, role: str = "user", sources: Iterable[Node] = (), **more: Any) -> Context:
         """Add a message that the agent sees before its next turn.
 
         Args:
             content: text of the message.
             role: chat role: `system`, `user`, `tool`, …
             sources: turns whose text it contains, so that the graph shows who saw what; see `prompts.source_nodes`.
+            more: further keys of the message that chat templates read, such as `tool_call_id`.
         """
-        self._pending.append(ContextMessage(role, content, _distinct(sources)))
+        self._pending.append(ContextMessage(role, content, _distinct(sources), more))
         return self
 
     def extend(self, content: str, sources: Iterable[Node] = ()) -> Context:
@@ -88,6 +97,20 @@ class Context:
         self._pending.append(ContextMessage(CONTINUED, content, _distinct(sources)))
         return self
 
+    def read_as(self, content: str, **more: Any) -> Context:
+        """Say how the chat template is to read the turn that was generated last, such as with its `tool_calls` apart.
+
+        The tokens of the turn stay as they are.
+
+        Args:
+            content: text of the turn without what `more` contains.
+            more: further keys of the message.
+        """
+        if self.node is None:
+            raise ValueError("the agent has not taken a turn yet")
+        self._chat[-1] = {"role": "assistant", "content": content, **more}
+        return self
+
     @property
     def pending_characters(self) -> int:
         """Characters of the messages that the next prompt adds."""
@@ -98,7 +121,9 @@ class Context:
 
         The second number is 0 when the renderer could not continue the old tokens; the context then starts anew.
         """
-        tokens = self._renderer.render(self._tokens, self._chat, [message.to_chat() for message in self._pending])
+        tokens = self._renderer.render(
+            self._tokens, self._chat, [message.to_chat() for message in self._pending], self.tools
+        )
         kept = len(self._tokens)
         continues = kept > 0 and tokens[:kept] == self._tokens
         return tokens, kept if continues else 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
+from verl_hier.environments.tools import TOOL_REWARDS
 from verl_hier.graph.nodes import EpisodeRecord, Node, Status
 from verl_hier.rollout.ahead import Ahead
 from verl_hier.rollout.budget import Grant
@@ -190,6 +192,8 @@ class EpisodeState:
         if node is None:
             return
         node.done, node.truncated = step.done, step.truncated
+        if TOOL_REWARDS in step.info:
+            node.extra[TOOL_REWARDS] = json.dumps(step.info[TOOL_REWARDS])
         if not step.rewards and by in (None, node):
             node.reward += step.reward
             node.valid = node.valid and step.valid

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from verl_hier.errors import RecipeError
 from verl_hier.graph.nodes import CONTINUED
 
 
@@ -32,8 +34,19 @@ class PlainRenderer:
         self._dropped = {tokenizer.eos_token_id, tokenizer.pad_token_id, act}
         self._cache: dict[str, list[int]] = {}
 
-    def render(self, tokens: list[int], history: list[dict[str, Any]], pending: list[dict[str, Any]]) -> list[int]:
+    def render(
+        self,
+        tokens: list[int],
+        history: list[dict[str, Any]],
+        pending: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> list[int]:
         """See `Renderer.render`."""
+        if tools:
+            raise RecipeError(
+                "hier.rollout.template: `plain` has no place for the tools of an agent; use `chat`, or a worker whose "
+                "prompts contain {commands}."
+            )
         prompt = list(tokens)
         for message in pending:
             prompt += self._encode(message["content"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ class Sampling:
         max_tokens: limit of generated tokens.
         seed: seed of the request, None to let the server choose.
         stop: strings that end the turn.
+        stop_tokens: token ids that end the turn, besides those of the model.
         top_logprobs: number of log-probs to ask for at each position (0: only the sampled token's).
     """
 
@@ -28,6 +30,7 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top_logprobs: int = 0
+    stop_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,13 @@ class Policy(Protocol):
 class Renderer(Protocol):
     """Turns messages into tokens; it never tokenises sampled tokens again."""
 
-    def render(self, tokens: list[int], history: list[dict[str, Any]], pending: list[dict[str, Any]]) -> list[int]:
+    def render(
+        self,
+        tokens: list[int],
+        history: list[dict[str, Any]],
+        pending: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> list[int]:
         """The prompt after `pending` messages were added.
 
         Args:
@@ -111,7 +120,8 @@ class Renderer(Protocol):
             history: the messages that `tokens` stand for.
             pending: messages to add, each `{"role", "content"}`. Content of role `CONTINUED` (see `graph.nodes`) goes
                 into the message that the agent generated last: it follows `tokens` directly, and the agent continues
-                that message.
+                that message. Messages may have further keys, such as `tool_calls` and `tool_call_id`.
+            tools: JSON schemas of the tools of the agent, for the chat template.
         """
 
     def decode(self, tokens: list[int]) -> str:

@@ -47,7 +47,7 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
     if given and forced.logprobs is None:
         scored = await policy.score(prompt, forced.tokens, rollout.conversation)
         logprobs, version = scored.logprobs, scored.version
-    if given and (sampling.max_tokens < 1 or _ended(rollout.renderer, forced.tokens, request.stop)):
+    if given and (sampling.max_tokens < 1 or _ended(rollout.renderer, forced.tokens, request)):
         generation = Generation([], [], version=version)
     else:
         # The answer may have been asked for before; the turns that are announced are asked for now.
@@ -64,7 +64,7 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
     if last is None or last.episode != episode.id:
         decision |= episode.record.decision
     pieces = rollout.graph.pieces(last) if last is not None and last.partial else []
-    partial = limit < most and len(action) >= limit and not _ended(rollout.renderer, action, request.stop)
+    partial = limit < most and len(action) >= limit and not _ended(rollout.renderer, action, request)
     logprobs = logprobs + generation.logprobs
     before = [token for piece in pieces for token in piece.action]
     text = await off_loop(len(action), text_of, rollout.renderer, before, action, partial)
@@ -113,7 +113,8 @@ async def _ask_ahead(episode: EpisodeState) -> None:
 
 def _sampling(episode: EpisodeState, context: Context, place: int, most: int, stop: tuple[str, ...]) -> Sampling:
     """How to sample the node number `place` of an episode's path."""
-    return episode.rollout.sampling(f"{episode.seed_name}/{place}", episode.greedy, most, stop, context.sampling)
+    sampling = episode.rollout.sampling(f"{episode.seed_name}/{place}", episode.greedy, most, stop, context.sampling)
+    return replace(sampling, stop_tokens=context.stop_tokens) if context.stop_tokens else sampling
 
 
 def restored_node(episode: EpisodeState, request: TurnRequest) -> Node:
@@ -202,6 +203,8 @@ def _anchor(episode: EpisodeState) -> str | None:
     return None if result is None or (last is not None and last.partial) else result.anchor
 
 
-def _ended(renderer: Renderer, action: list[int], stop: tuple[str, ...]) -> bool:
+def _ended(renderer: Renderer, action: list[int], request: TurnRequest) -> bool:
     """Whether a node that used all tokens it may have ended its turn with the very last one."""
-    return renderer.ends(action) or any(renderer.decode(action).endswith(text) for text in stop)
+    if renderer.ends(action) or (bool(action) and action[-1] in request.context.stop_tokens):
+        return True
+    return any(renderer.decode(action).endswith(text) for text in request.stop)

@@ -7,6 +7,7 @@ the policy needs no tokenizer here and no text is lost.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +43,19 @@ class Messages:
         """The tokens of a turn; there is one."""
         return [self.number("assistant", content)]
 
-    def render(self, tokens: list[int], history: list[dict[str, Any]], pending: list[dict[str, Any]]) -> list[int]:
+    def render(
+        self,
+        tokens: list[int],
+        history: list[dict[str, Any]],
+        pending: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> list[int]:
         """See `Renderer.render`."""
+        if tools:
+            raise RolloutError(
+                "hier.worker.name: the worker shows its tools by the chat template, and an endpoint has its own; take "
+                "a worker whose prompts contain {commands}."
+            )
         return tokens + [self.number(message["role"], message["content"]) for message in pending]
 
     def decode(self, tokens: list[int]) -> str:

@@ -25,7 +25,14 @@ METHODS = ("himac", "chain_of_agents", "gigpo", "grpo", "metaagentx")
 BRANCHING = ("tree_grpo", "portool", "treeps_rag", "at_grpo", "anchored")
 GPUS = ["size=node", "server=vllm"]
 # Recipes that leave their data and model to the user, and what a user would add.
-LEFT_OPEN = {"flat": ("data.train_files=x.parquet", "data.val_files=y.parquet", "actor_rollout_ref.rollout.n=2")}
+FILES = ("data.train_files=x.parquet", "data.val_files=y.parquet")
+LEFT_OPEN = {
+    "flat": (*FILES, "actor_rollout_ref.rollout.n=2"),
+    "tree_grpo_verl_tools": (
+        *FILES,
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={ROOT}/tests/fixtures/verl_tool_recipe.py",
+    ),
+}
 
 
 def checked() -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from verl_hier.compat.seams.inspection import exists, fields, reads, takes
 from verl_hier.compat.seams.seam import seam
 
+_TOOL_LOOP = "verl.experimental.agent_loop.tool_agent_loop"
 _WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
 
 ROLLOUT = (
@@ -64,6 +65,36 @@ ROLLOUT = (
         "chat_tokens",
         "verl.utils.tokenizer.continuous_token_wiring:create_continuous_token_builder",
         "chats are tokenised exactly as verl's own agent loops do",
+    ),
+    seam(
+        "tool_agent_loop",
+        f"{_TOOL_LOOP}:ToolAgentLoop",
+        "verl's own code makes the calls of tools and reads them for the chat template",
+        takes(f"{_TOOL_LOOP}:ToolAgentLoop._call_tool", "tool_call", "tools_kwargs", "agent_data"),
+        takes(f"{_TOOL_LOOP}:ToolAgentLoop._build_assistant_message", "content", "agent_data"),
+        reads(f"{_TOOL_LOOP}:ToolAgentLoop._call_tool", 'getattr(agent_data, "_active_tools", self.tools)'),
+        reads(f"{_TOOL_LOOP}:ToolAgentLoop._call_tool", "self.max_tool_response_length"),
+        takes(
+            f"{_TOOL_LOOP}:AgentData",
+            *("messages", "image_data", "video_data", "audio_data", "mm_processor_kwargs", "metrics", "request_id"),
+            "tools_kwargs",
+        ),
+        removal="when calling a tool is a function of its own",
+    ),
+    seam(
+        "tool_parser",
+        "verl.experimental.agent_loop.tool_parser:ToolParser",
+        "turns are read by verl's parsers",
+        takes("verl.experimental.agent_loop.tool_parser:ToolParser.extract_tool_calls", "responses_ids", "tools"),
+        exists("verl.experimental.agent_loop.tool_parser:ToolParser.get_tool_parser"),
+        exists("verl.experimental.agent_loop.tool_parser:ToolParser._registry"),
+    ),
+    seam(
+        "tool_registry",
+        "verl.tools.tool_registry:load_all_tools",
+        "the tools of `tool_config_path` and `function_tool_path`",
+        takes("verl.tools.tool_registry:load_all_tools", "tool_config_path", "function_tool_path"),
+        reads("verl.experimental.agent_loop.agent_loop:AgentLoopWorker.__init__", "self.tools = load_all_tools("),
     ),
     seam(
         "token_output",

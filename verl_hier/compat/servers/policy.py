@@ -28,6 +28,8 @@ def sampling_params(engine: str, sampling: Sampling) -> dict[str, Any]:
     }
     if sampling.stop:
         params["stop"] = list(sampling.stop)
+    if sampling.stop_tokens:
+        params["stop_token_ids"] = list(sampling.stop_tokens)
     if sampling.seed is not None:
         params[server.seed] = sampling.seed
     if sampling.top_logprobs and server.top_logprobs:

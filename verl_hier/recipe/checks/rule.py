@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from verl_hier.recipe.composed import ComposedRecipe
 
 TOPICS = (
-    *("keys", "numbers", "choices", "lengths", "parts", "roles", "tasks", "prompts", "resources", "updates"),
+    *("keys", "numbers", "choices", "lengths", "parts", "roles", "tasks", "tools", "prompts", "resources", "updates"),
     "engine",
 )
 """The modules of rules, in the order in which they look: first single values, then what does not go together."""

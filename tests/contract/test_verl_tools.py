@@ -1,0 +1,178 @@
+"""`verl_tools` and verl's own tool agent loop, token for token, and what forks call again."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.fixtures.verl_tool_recipe import ROW, TURNS, tool_tokenizer, write_tools
+from verl_hier.compat.chat import ChatRenderer
+from verl_hier.compat.tools import ToolCounts, VerlTools, task_of_row
+from verl_hier.environments.pool import EnvironmentPool
+from verl_hier.errors import RecipeError
+from verl_hier.graph import RolloutGraph, graph_rows
+from verl_hier.rollout import Generation, Limits, Request, Rollout, Sampling
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.sampler import Sampler, roll_out
+from verl_hier.rollout.task import RolloutSetup
+from verl_hier.testing.rollout import SideBySide
+from verl_hier_plugins.environments.verl_tools import SPEC
+from verl_hier_plugins.environments.verl_tools.options import VerlToolsOptions
+from verl_hier_plugins.workers.tool_agent import hier_workers
+
+WORKER = hier_workers()
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("TOOL_LOG", str(tmp_path / "calls"))
+    monkeypatch.delitem(__import__("sys").modules, "user_tools", raising=False)
+    from verl.tools import function_tool
+
+    monkeypatch.setattr(function_tool, "FUNCTION_TOOL_REGISTRY", {})
+    turns = {
+        "format": "hermes",
+        "max_parallel_calls": 2,
+        "max_tool_response_length": 64,
+        "tool_response_truncate_side": "middle",
+        "max_user_turns": None,
+        "max_assistant_turns": None,
+    }
+    rollout = {"multi_turn": {**turns, **write_tools(tmp_path)}, "prompt_length": 2048, "response_length": 4096}
+    rollout["full_determinism"] = False
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+
+
+def calls(tmp_path: Path) -> list[str]:
+    """The calls that were made, in order, and then forgotten."""
+    log = tmp_path / "calls"
+    found = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return found
+
+
+class Script:
+    """A policy, and a server of verl, that says the scripted turns whatever it is asked."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._turns = [[*tokenizer.encode(turn), tokenizer.eos_token_id] for turn in TURNS]
+        self._starts = tokenizer.encode("<|im_start|>assistant\n")
+        self.prompts: list[list[int]] = []
+
+    def _answer(self, prompt: list[int]) -> list[int]:
+        self.prompts.append(list(prompt))
+        size = len(self._starts)
+        turn = sum(prompt[at : at + size] == self._starts for at in range(len(prompt)))
+        return self._turns[turn - 1]
+
+    async def __call__(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
+        tokens = self._answer(prompt)
+        return Generation(tokens, [-0.5] * len(tokens), "stop")
+
+    async def stock(self, request_id: str, prompt_ids: list[int], **kwargs: Any) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        tokens = self._answer(prompt_ids)
+        return TokenOutput(token_ids=tokens, log_probs=[-0.5] * len(tokens), stop_reason="stop")
+
+
+async def rolled_out(
+    config: Any, script: Script, options: VerlToolsOptions, sampler: Sampler, n: int = 1
+) -> tuple[RolloutGraph, dict[str, int]]:
+    tokenizer = tool_tokenizer()
+    pool = EnvironmentPool.of(SPEC, options, tools=VerlTools(config, tokenizer))
+    setup = RolloutSetup(
+        policies={DEFAULT_POLICY: SimpleNamespace(generate=script)},  # type: ignore[dict-item]
+        renderer=ChatRenderer(tokenizer, "qwen2", {}),
+        environments=pool,
+        limits=Limits(context_tokens=6000, max_tokens_per_turn=2000),
+    )
+    request = Request(task=task_of_row(ROW), identity={"uid": "u", "index": 0}, n=n)
+    try:
+        graph = await roll_out(Rollout(request, setup, partial(WORKER.factory, WORKER.options())), sampler)
+    finally:
+        await pool.close()
+    return graph, pool.counts
+
+
+async def stock_run(config: Any, script: Script) -> Any:
+    """The row through verl's own loop."""
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+    from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+
+    tools = VerlTools(config, tool_tokenizer()).tools
+    loop = ToolAgentLoop(
+        DictConfigWrap(config),
+        SimpleNamespace(generate=script.stock),
+        tool_tokenizer(),
+        None,
+        None,
+        DictConfigWrap(config.data),
+        hf_model_type="qwen2",
+        tools=ToolListWrap(list(tools.values())),
+    )
+    return await loop.run({}, **ROW)
+
+
+def test_a_flat_run_is_that_of_verl(config: Any, tmp_path: Path) -> None:
+    """Tokens, mask, prompts, calls, rewards and number of turns."""
+
+    async def both() -> tuple[Any, list[str], RolloutGraph]:
+        verls = await stock_run(config, stock)
+        made = calls(tmp_path)
+        return verls, made, (await rolled_out(config, ours, VerlToolsOptions(), SideBySide()))[0]
+
+    stock, ours = Script(tool_tokenizer()), Script(tool_tokenizer())
+    verls, made, graph = asyncio.run(both())
+    assert sorted(made) == sorted(("lookup age", "double 21", *2 * ["counter call"], "lookup nothing", "lookup story"))
+    assert sorted(calls(tmp_path)) == sorted(made)
+    (row,) = graph_rows(graph, lambda node: True)
+    assert ours.prompts == stock.prompts and len(ours.prompts) == 5
+    assert row.prompt == verls.prompt_ids and row.response == verls.response_ids and row.mask == verls.response_mask
+    counts = ToolCounts.of(graph, 0)
+    assert counts.rewards == verls.extra_fields["tool_rewards"] and counts.num_turns == verls.num_turns
+    said = tool_tokenizer().decode(row.response)
+    for text in ("Unknown function 'weather'", "call number 2", "Error executing tool", "...(truncated)..."):
+        assert text in said
+    assert [node.valid for node in graph.nodes] == [True] * 5 and graph.nodes[-1].done
+
+
+class Branches(Sampler):
+    """A fork at every point between two turns of an episode, while it waits there and once more at its end."""
+
+    async def sample(self, rollout: Rollout) -> None:
+        first, forks = rollout.start(), []
+        while not first.over:
+            await first.step()
+            if not first.over:
+                forks.append(await first.fork())
+        forks += [await first.fork(after) for after in first.boundaries[:-1]]
+        await rollout.run(forks)
+
+
+def test_forks_call_nothing_again(config: Any, tmp_path: Path) -> None:
+    """Each episode makes the calls of its own turns; those of the turns that it shares are made once."""
+    graph, counts = asyncio.run(
+        rolled_out(config, Script(tool_tokenizer()), VerlToolsOptions(("counter",)), Branches())
+    )
+    made = calls(tmp_path)
+    assert len(graph.episodes) == 10 and all(episode.status == "finished" for episode in graph.episodes)
+    own = [node.turn for node in graph.nodes]
+    for name, turn in (("lookup age", 0), ("double 21", 1), ("lookup nothing", 3), ("lookup story", 3)):
+        assert made.count(name) == own.count(turn), name
+    assert made.count("counter call") > own.count(1) + own.count(2), "this one remembers, so forks tell it again"
+    whole = [graph.prompt(episode.leaf) for episode in graph.episodes]
+    assert all(prompt == whole[0] for prompt in whole), "a fork reads what its source read"
+    assert counts["replays"] and not counts["replay_mismatch"]
+
+
+def test_a_tool_that_remembers_has_to_be_named(config: Any) -> None:
+    with pytest.raises(RecipeError, match=r"hier.environment.stateful: a tool .*counter.* has noted"):
+        asyncio.run(rolled_out(config, Script(tool_tokenizer()), VerlToolsOptions(), Branches()))
