@@ -190,7 +190,10 @@ class Asked:
     def metrics(self) -> dict[str, float]:
         """`hier/probes/<name>/…`: questions, tokens that were forwarded for them, mean log-prob of what was asked."""
         tokens = sum(len(question.context) + len(question.text) for question in self.questions)
-        found = {"questions": float(len(self.questions)), "tokens": float(tokens)}
+        found = {
+            f"hier/probes/{self.name}/questions": float(len(self.questions)),
+            f"hier/probes/{self.name}/tokens": float(tokens),
+        }
         if self.questions:
-            found["logprob_mean"] = float(np.mean(np.concatenate(self.answers)))
-        return {f"hier/probes/{self.name}/{name}": value for name, value in found.items()}
+            found[f"hier/probes/{self.name}/logprob_mean"] = float(np.mean(np.concatenate(self.answers)))
+        return found

@@ -124,7 +124,10 @@ def learned_weights(
     rewards = np.asarray(table[COLUMN], np.float64)
     found = pair_loss(table, rewards, solved_episodes(table), trained)
     weights = ledger.spread(options.beta * found.gradient, "turn", "once") * (np.asarray(mask) > 0)
-    metrics = {"pairs": float(found.pairs), "reward_mean": float(rewards[trained].mean()) if trained.any() else 0.0}
+    metrics = {
+        "hier/process_reward/pairs": float(found.pairs),
+        "hier/process_reward/reward_mean": float(rewards[trained].mean()) if trained.any() else 0.0,
+    }
     if found.pairs:
-        metrics |= {"loss": found.loss, "accuracy": found.right}
-    return {WEIGHTS: weights}, {f"hier/process_reward/{name}": value for name, value in metrics.items()}
+        metrics |= {"hier/process_reward/loss": found.loss, "hier/process_reward/accuracy": found.right}
+    return {WEIGHTS: weights}, metrics
