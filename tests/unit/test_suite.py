@@ -52,6 +52,7 @@ OUTSIDE = r"""\.\./|/ "shared"|shared/conformance|open\("/tmp"""
 WRITES_SUCH_PATHS = (
     *("hostile_commands.py", "hostile_files.py", "test_hostile_files.py"),
     *("test_cheats_in_games.py", "test_keeper.py", "test_browser.py", "test_server.py", "test_shop.py"),
+    "test_mcp.py",
 )
 """They put such paths into files and links, to see them refused or followed no further."""
 

@@ -97,6 +97,6 @@ def hier_estimators() -> EstimatorSpec:
         IStarOptions,
         summary="outcome of the episode, plus the reward that a second trained model gives each turn",
         source="arXiv 2509.19199; Tongyi-ConvAI/Qwen-Character CharacterRL-iStar/istar/core_istar.py",
-        requires=("group", "return", "step_reward", "trained", "n_tokens"),
+        requires=("group", "return", "step_reward", "trained"),
         confidence="A",
     )

@@ -69,6 +69,7 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ),
     ("react", {}, None),
     ("react", {"history": 2, "action_tag": "action"}, pick("<action>right</action>")),
+    ("rlvmr", {}, None),
     ("self_play", {}, None),
     ("self_play", {"memory": False, "invalid": "loses", "action_tag": "move"}, pick("<move>left</move>", "right")),
     ("self_play", {"seats": {"a": {}, "b": {"by": "random"}}}, None),
