@@ -75,6 +75,7 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("self_play", {"seats": {"a": {}, "b": {"by": "random"}}}, None),
     ("single_turn", {}, None),
     ("team", {"topology": {"each": "step"}}, None),
+    ("tool_agent", {}, None),
     (
         "team",
         {
