@@ -10,15 +10,13 @@ be stopped at any time: `--keep` holds the runs that are done.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.host.manager import PluginHost
 from verl_hier.lab.bias import measure
 from verl_hier.lab.learn import Setting
 from verl_hier.lab.methods import method
-from verl_hier.lab.study import QUICK_WORLDS, STORED, feedable, store, study, summarise
+from verl_hier.lab.study import QUICK_WORLDS, feedable, store, study, summarise
 from verl_hier.lab.worlds import WORLDS
 
 
@@ -32,14 +30,13 @@ def main() -> None:
     names = feedable(host)
     cells = [(name, world, seed) for name in names for world in WORLDS for seed in range(chosen.seeds)]
     chosen.keep.parent.mkdir(parents=True, exist_ok=True)
-    found = study(cells, setting, chosen.keep, {"builtin": True}, note=lambda done, all_: report(done, all_))
+    found = study(cells, setting, chosen.keep, {"builtin": True}, note=report)
     table = {}
     for name in names:
         for world in WORLDS:
             summary = summarise(found[name, world, seed] for seed in range(chosen.seeds))
             if summary is not None:
                 table[name, world] = summary
-    store(table, setting)
     biases = []
     for name in names:
         for world in QUICK_WORLDS:
@@ -47,15 +44,7 @@ def main() -> None:
                 made = measure(WORLDS[world], method(name, host), chosen.batches)
                 numbers = [made.bias, *made.interval, made.noise, made.scale]
                 biases.append({"method": name, "world": world, "numbers": [round(number, 4) for number in numbers]})
-    held = json.loads(STORED.read_text(encoding="utf-8"))
-    lines = ",\n".join(json.dumps(each) for each in held["summaries"])
-    more = ",\n".join(json.dumps(each) for each in biases)
-    with atomic_write(STORED) as target:
-        target.write_text(
-            f'{{"setting": {json.dumps(held["setting"])}, "batches": {chosen.batches}, "summaries": [\n{lines}\n],\n'
-            f'"bias": [\n{more}\n]}}\n',
-            encoding="utf-8",
-        )
+    store(table, setting, bias=biases, batches=chosen.batches)
 
 
 def report(done: int, all_: int) -> None:

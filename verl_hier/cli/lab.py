@@ -117,11 +117,8 @@ def _run(
     from verl_hier.lab.learn import Setting
     from verl_hier.lab.worlds import WORLDS
 
-    all_ = study.feedable(host)
-    plain = ",".join(study.QUICK_METHODS), ",".join(study.QUICK_WORLDS)
-    known = [*all_, *host.specs("estimator")]
-    chosen = study.names(methods or (plain[0] if quick else "all"), known, "--methods", all_)
-    places = study.names(worlds or (plain[1] if quick else "all"), WORLDS, "--worlds", [*WORLDS])
+    plain = (",".join(study.QUICK_METHODS), ",".join(study.QUICK_WORLDS)) if quick else ("all", "all")
+    chosen, places = _chosen(host, methods or plain[0], worlds or plain[1])
     count = min(seeds, 5) if quick else seeds
     cells = [(name, world, seed) for name in chosen for world in places for seed in range(count)]
     found = study.study(cells, Setting(turns), out, plugins)
@@ -138,16 +135,24 @@ def _run(
         table(rows, head=("method", "regret", "mean regret", "solved", ""), width=LIST)
 
 
+def _chosen(host: PluginHost, methods: str, worlds: str) -> tuple[list[str], list[str]]:
+    """Methods and worlds by name."""
+    from verl_hier.lab.study import feedable, names
+    from verl_hier.lab.worlds import WORLDS
+
+    all_ = feedable(host)
+    known = [*all_, *host.specs("estimator")]
+    return names(methods, known, "--methods", all_), names(worlds, WORLDS, "--worlds", [*WORLDS])
+
+
 def _bias(host: PluginHost, methods: str, worlds: str, batches: int) -> None:
     from verl_hier.lab import study
     from verl_hier.lab.bias import measure
     from verl_hier.lab.methods import method
     from verl_hier.lab.worlds import WORLDS
 
-    all_ = study.feedable(host)
-    known = [*all_, *host.specs("estimator")]
-    chosen = study.names(methods or "all", known, "--methods", all_)
-    for world in study.names(worlds or ",".join(study.QUICK_WORLDS), WORLDS, "--worlds", [*WORLDS]):
+    chosen, places = _chosen(host, methods or "all", worlds or ",".join(study.QUICK_WORLDS))
+    for world in places:
         heading(f"{world}: gradients of {batches} batches against the exact one")
         rows = []
         for name in chosen:

@@ -77,15 +77,13 @@ def _summary(held: Mapping[str, Any]) -> Summary:
     return Summary(regret, area, solved, held["seeds"])
 
 
-def store(table: Table, setting: Setting, file: Path = STORED) -> None:
-    """Write summaries as `stored` reads them."""
-    lines = [
-        json.dumps({"method": name, "world": world, **asdict(summary)}) for (name, world), summary in table.items()
-    ]
-    text = ",\n".join(lines)
-    with atomic_write(file) as target:
-        content = f'{{"setting": {json.dumps(asdict(setting))}, "summaries": [\n{text}\n]}}\n'
-        target.write_text(content, encoding="utf-8")
+def store(
+    table: Table, setting: Setting, file: Path = STORED, bias: Sequence[Mapping[str, Any]] = (), batches: int = 0
+) -> None:
+    """Write summaries as `stored` reads them, and measured biases of so many batches beside them."""
+    summaries = [{"method": name, "world": world, **asdict(summary)} for (name, world), summary in table.items()]
+    parts = {"setting": asdict(setting), "batches": batches, "summaries": summaries, "bias": bias}
+    _write_lines(file, parts)
 
 
 def feedable(host: PluginHost) -> list[str]:
@@ -212,6 +210,16 @@ def _write(file: Path, setting: Setting, found: Mapping[Cell, Mapping[str, Any]]
         {"method": name, "world": world, "seed": seed, "curve": found[name, world, seed]}
         for name, world, seed in sorted(found)
     ]
-    lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in runs)
+    _write_lines(file, {"setting": asdict(setting), "runs": runs})
+
+
+def _write_lines(file: Path, parts: Mapping[str, Any]) -> None:
+    """Write JSON whose lists have a line for each entry, so that changes can be read."""
+    fields = []
+    for name, value in parts.items():
+        text = json.dumps(value)
+        if isinstance(value, list):
+            text = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+        fields.append(f"{json.dumps(name)}: {text}")
     with atomic_write(file) as target:
-        target.write_text(f'{{"setting": {json.dumps(asdict(setting))}, "runs": [\n{lines}\n]}}\n', encoding="utf-8")
+        target.write_text("{" + ",\n".join(fields) + "}\n", encoding="utf-8")
