@@ -6,12 +6,11 @@ Page: docs/methods/proposer_solver_judge.md.
 from __future__ import annotations
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import WorkerSpec
+from verl_hier.host.specs import WorkerSpec, lazy
 from verl_hier.rollout.transcript import Transcript
 from verl_hier_plugins.workers.proposer_solver_judge.options import (
     ProposerSolverJudgeOptions as ProposerSolverJudgeOptions,
 )
-from verl_hier_plugins.workers.proposer_solver_judge.worker import ProposerSolverJudge as ProposerSolverJudge
 
 WRONG = 4
 """One episode of so many is shown to a judge with a wrong answer."""
@@ -62,7 +61,7 @@ def _verdict(options: ProposerSolverJudgeOptions, number: float) -> str:
 def hier_workers() -> WorkerSpec:
     return WorkerSpec(
         name="proposer_solver_judge",
-        factory=ProposerSolverJudge,
+        factory=lazy("verl_hier_plugins.workers.proposer_solver_judge.worker:ProposerSolverJudge"),
         options=ProposerSolverJudgeOptions,
         summary="a proposer asks, solvers answer side by side, a judge scores both; rewards for each role",
         source="MAE, arXiv 2510.23595; Search Self-Play, arXiv 2510.18821; CoMAS (recalled)",
