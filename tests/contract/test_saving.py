@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from omegaconf import OmegaConf
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.agent_loop_worker import idle_worker
 from verl_hier.graph import graph_rows
 
-agent_loop = pytest.importorskip("verl_hier.compat.agent_loop")
 trainer = pytest.importorskip("verl_hier.compat.trainer")
 
 
@@ -38,8 +36,7 @@ def test_a_row_says_how_many_turns_its_episode_has():
     """The executor of a hierarchy starts a new row for each subgoal."""
     graph = rollout_graphs.hierarchical()
     graph.task["index"] = 0
-    worker = object.__new__(agent_loop.HierAgentLoopWorker)
-    worker._runner = SimpleNamespace(recipe=SimpleNamespace(rewards={}))
+    worker = idle_worker()
     rows = graph_rows(graph, lambda node: True)
     said = {row.episode: worker._output(graph, row).num_turns for row in rows}
     assert said == {episode: len(graph.path(episode)) for episode in said}

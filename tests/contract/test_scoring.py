@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.fixtures.agent_loop_worker import idle_worker
 from tests.fixtures.executed_lines import executed_lines
 from tests.fixtures.random_graphs import many_turns
 from verl_hier.graph import graph_rows
 
-agent_loop = pytest.importorskip("verl_hier.compat.agent_loop")
+pytest.importorskip("verl_hier.compat.agent_loop")
 ALL = SimpleNamespace(trains=lambda node: True)
 
 
 def score(graph):
     """Let every episode be scored with 2; returns the outputs that were scored."""
-    worker = object.__new__(agent_loop.HierAgentLoopWorker)
-    worker._runner = SimpleNamespace(recipe=SimpleNamespace(rewards={}))
+    worker = idle_worker()
     scored = []
 
     async def compute(outputs, kwargs):

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.agent_loop_worker import idle_worker
 from verl_hier.graph import read_graphs
 from verl_hier.graph.columnar.held import HeldRollouts
 from verl_hier.hookspecs import hookimpl
@@ -56,8 +57,7 @@ def queue(monkeypatch):
 
 
 def make_worker(store, redactions=()):
-    worker = object.__new__(agent_loop.HierAgentLoopWorker)
-    worker._runner = SimpleNamespace(recipe=SimpleNamespace(rewards={}))
+    worker = idle_worker()
     worker._hier = SimpleNamespace(store=store, guards=SimpleNamespace(shared_prefix="once"))
     worker._host, worker._tokens, worker._shows_examples = PluginHost(redactions), (), False
     worker._held, worker._store_thread = HeldRollouts(), ThreadPoolExecutor(1)

@@ -121,7 +121,8 @@ def test_textarena(game):
 
     puzzle = game in ("FrozenLake", "Sokoban", "TowerOfHanoi")
     settings = {"dim_room": [6, 6], "num_boxes": 1} if game == "Sokoban" else {}
-    options = TextarenaOptions(f"{game}-v0", settings, pool=1, validation=1, opponent="none" if puzzle else "random")
+    opponent = "none" if puzzle else "random"
+    options = TextarenaOptions(f"{game}-v0", settings=settings, pool=1, validation=1, opponent=opponent)
     world = TextarenaEnvironment(options)
     (task,) = SPEC.tasks(options, "train")
     before = world.reset(task, 0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from types import SimpleNamespace
 
 import pytest
 
+from tests.fixtures.agent_loop_worker import idle_worker
 from tests.fixtures.corridor import Corridor
 from tests.fixtures.sampler_cases import (
     Steady,
@@ -128,11 +128,10 @@ def test_tokens_of_two_policy_versions_keep_their_own_in_the_rows():
 
 
 def test_a_row_tells_the_trainer_the_versions_it_spans():
-    agent_loop = pytest.importorskip("verl_hier.compat.agent_loop")
+    pytest.importorskip("verl_hier.compat.agent_loop")
     first = roll(step=1)
     second = roll(step=3, unfinished=list(UnfinishedEpisode.left_in(first)))
-    worker = object.__new__(agent_loop.HierAgentLoopWorker)
-    worker._runner = SimpleNamespace(recipe=SimpleNamespace(rewards={}))
+    worker = idle_worker()
     for row in graph_rows(second, lambda node: True):
         output = worker._output(second, row)
         ages = {second.nodes[turn].policy_version[0] for turn in trained_turns(row)}

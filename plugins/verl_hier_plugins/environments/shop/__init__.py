@@ -19,6 +19,7 @@ SPEC = EnvironmentSpec(
     info=("won", "score"),
     splits=SPLITS,
     pool=pool,
+    scoring=("reward", "win_reward", "invalid_penalty", "anchor"),
     summary="a web shop in text: search, pages, options, buy; a generated catalogue or WebShop's files",
     source="tasks, actions and reward as WebShop (arXiv 2207.01206) describes them; BM25 by bm25s",
     extra="search",
