@@ -9,6 +9,7 @@ from tests.fixtures import rollout_graphs
 from tests.fixtures.agent_loop_worker import idle_worker
 from verl_hier.graph import graph_rows
 
+pytest.importorskip("verl_hier.compat.agent_loop")
 trainer = pytest.importorskip("verl_hier.compat.trainer")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -172,7 +171,6 @@ def make_traced_worker():
     """A rollout worker whose tasks are rolled out by a scripted policy behind verl's client."""
     worker = make_showing_worker()
     worker._slots, worker._tracing = asyncio.Semaphore(4), Tracing()
-    worker._parts = SimpleNamespace(environment=SimpleNamespace(spec=SimpleNamespace(tasks=lambda: ())))
     worker._hier.refill = None
     worker.graphs = {}
 
