@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from docs_markdown import table
 
@@ -13,6 +14,8 @@ from verl_hier.lab.methods import unfed
 from verl_hier.lab.reasons import reason
 from verl_hier.lab.study import LEARNS, QUICK_WORLDS, STALLS, STORED, stored
 from verl_hier.lab.worlds import WORLDS
+
+VARIANCE = Path(__file__).parent.parent / "docs" / "variance.json"
 
 
 def worlds() -> Iterator[str]:
@@ -45,13 +48,14 @@ def matrix() -> Iterator[str]:
 
 
 def stalls() -> Iterator[str]:
-    """Why a method does not learn in a world."""
-    rows = [
-        (f"`{name}`", f"`{world}`", f"{summary.regret[0]:.2f}", reason(name, world) or "**not explained**")
-        for (name, world), summary in stored().items()
-        if summary.verdict == "does not learn"
-    ]
-    yield from table(("method", "world", "regret", "why"), *rows)
+    """Why a method does not learn, and in which worlds."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for (name, world), summary in stored().items():
+        if summary.verdict == "does not learn":
+            why = reason(name, world) or "**not explained**"
+            where.setdefault((name, why), []).append(f"`{world}` ({summary.regret[0]:.2f})")
+    rows = [(f"`{name}`", ", ".join(worlds), why) for (name, why), worlds in where.items()]
+    yield from table(("method", "worlds, with the regret there", "why"), *rows)
 
 
 def left_out() -> Iterator[str]:
@@ -80,7 +84,19 @@ def bias() -> Iterator[str]:
     yield from table(("method", *head), *rows)
 
 
+def variance() -> Iterator[str]:
+    """What a critic does to bias and noise, as `scripts/bench/variance.py` has measured it."""
+    rows = []
+    for each in json.loads(VARIANCE.read_text(encoding="utf-8"))["rows"]:
+        error, (low, high) = each["critic_error"], each["bias"]
+        critic = "none" if error is None else f"errs by {error}" if error else "exact"
+        bias = f"{low:.2f} to {high:.2f}" + (", unbiased" if each["unbiased"] else "")
+        rows.append((f"`{each['world']}`", each["method"], critic, bias, f"{each['noise']:.0f}"))
+    yield from table(("world", "method", "critic", "bias", "noise"), *rows)
+
+
 BLOCKS = {
+    "variance": variance,
     "lab_worlds": worlds,
     "lab_matrix": matrix,
     "lab_stalls": stalls,

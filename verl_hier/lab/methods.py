@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_hier.credit import Credit
+from verl_hier.credit import Credit, Floats, chain_links, gae, shift_back, step_mean
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import HierError
 from verl_hier.graph.turn_table import TurnTable
@@ -27,18 +27,31 @@ COLUMNS = frozenset(
     {
         *("group", "episode", "agent", "role", "level", "turn", "row", "segment", "plan", "parent", "depth", "leaves"),
         *("reward", "return", "done", "truncated", "valid", "complete", "trained", "n_tokens", "n_prompt", "anchor"),
-        *("entropy", "value", "q1", "q2", "v1", "v2", "tokens.turn", "tokens.logprob", "tokens.entropy"),
-        *("tokens.value", "tokens.action"),
+        *("entropy", "format", "value", "value_low", "value_high", "q1", "q2", "v1", "v2"),
+        *(f"tokens.{name}" for name in ("turn", "logprob", "entropy", "value", "subgoal", "switch", "action")),
         *(f"episodes.{name}" for name in ("group", "return", "success", "leaf", "tree", "trained", "withheld")),
         *(f"episodes.{name}" for name in ("turns", "task", "source")),
     }
 )
 """Columns that the worlds fill."""
+GAE_DECAY = 0.95
+
+
+def turn_gae(table: TurnTable, decay: float = GAE_DECAY) -> Floats:
+    """(T,) GAE over all turns of an episode with the critic `value`, as if there were one level."""
+    turn, links = table.step_turn, chain_links(table.step_episode)
+    value = np.asarray(table["value"])[turn]
+    reward = np.asarray(table["reward"])[turn]
+    return step_mean(table, gae(reward, value, shift_back(value, links), links, 1.0, decay))
+
+
 REFERENCES: Mapping[str, Callable[[TurnTable], Credit]] = {
     "reinforce": lambda table: Credit(np.asarray(table.episodes["return"])[table["episode"]]),
     "exact_critic": lambda table: Credit(np.asarray(table["q1"]) - np.asarray(table["v1"])),
+    "gae": lambda table: Credit(turn_gae(table)),
 }
-"""What no plugin is needed for: the return of the episode, and the advantage of a critic that errs nowhere."""
+"""What no plugin is needed for: the return of the episode, the advantage of a critic that errs nowhere, and GAE with it
+over all turns."""
 PLANS = frozenset({"himac", "metaagent_x", "dual_loop", "coda_peco"})
 """Estimators that compare the executions of a plan with each other."""
 TREES = frozenset({"arpo", "aepo", "tree_grpo", "branpo"})

@@ -117,8 +117,9 @@ def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.G
 def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnTable:
     """The turn table of what was played, with the values of the exact critic.
 
-    A turn is one token, with its log-prob and the entropy of the policy. The critic's columns are `value` and, for
-    double critics, `q1`, `q2`, `v1` and `v2`: the exact values at the turn's number and state.
+    A turn is one token, with its log-prob and the entropy of the policy: a token of a subgoal where a planner acts,
+    else one of an action. Every format is right. The critic's columns are `value`, for several heads `value_low` and
+    `value_high`, and for double critics `q1`, `q2`, `v1` and `v2`: the exact values at the turn's number and state.
     """
     state, action, turn = columns["state"], columns["action"], columns["turn"]
     values, action_values = world.values(policy)
@@ -129,6 +130,7 @@ def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnT
     action_value = action_values[turn, state, action]
     logprob = logs[np.arange(len(state)), action]
     step = {name: columns[name] for name in ("group", "parent", "plan", "segment", "reward", "done", "truncated")}
+    plans = (world.level[state] == 0) & (world.level.max() > 0)
     table = make_table(
         {
             **step,
@@ -138,7 +140,10 @@ def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnT
             "agent": world.role[state],
             "anchor": state,
             "entropy": entropy,
+            "format": np.ones(len(state)),
             "value": value,
+            "value_low": value,
+            "value_high": value,
             "v1": value,
             "v2": value,
             "q1": action_value,
@@ -149,7 +154,9 @@ def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnT
             "logprob": logprob,
             "entropy": entropy,
             "value": value,
-            "action": np.ones(len(state), np.bool_),
+            "subgoal": plans,
+            "switch": np.zeros(len(state), np.bool_),
+            "action": ~plans,
         },
         names={"role": world.roles, "agent": world.roles},
         anchors=[str(number) for number in range(len(world.start))],

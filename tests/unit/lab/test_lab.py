@@ -18,7 +18,9 @@ from verl_hier.lab.advice import advise, worlds_for
 from verl_hier.lab.bias import compare, measure
 from verl_hier.lab.learn import Setting, learn
 from verl_hier.lab.methods import CHAINS, NESTED, TREE, Method, method
+from verl_hier.lab.reasons import CURES, reason
 from verl_hier.lab.rollouts import draw, play
+from verl_hier.lab.study import LEARNS, STALLS
 from verl_hier.lab.update import Loss, advantages, loss_gradient
 from verl_hier.lab.worlds import WORLDS
 from verl_hier.rollout import Limits, Sampler
@@ -230,6 +232,31 @@ def test_reinforce_and_grpo_without_scale_are_unbiased(name):
         assert found.scale == pytest.approx(factor, abs=0.25), (
             "the mean of a group of eight contains the episode itself"
         )
+
+
+@pytest.mark.parametrize("name", ["two_clocks", "noisy_plans"])
+def test_both_clocks_of_hiper_are_unbiased_with_an_exact_critic(name):
+    world = WORLDS[name]
+    made = method("hiper", options={"norm_adv": False, "format_penalty": 0.0})
+    batch = play(world, policy_of(world), 4, made.shape, np.random.default_rng(0))
+    plans = world.level[batch.state] == 0
+    assert plans.any() and np.array_equal(batch.table["tokens.subgoal"], plans)
+    assert not (made.credit(batch.table).values[plans] == 0).all(), "plans have credit of their own"
+    found = measure(world, made, batches=1500)
+    assert found.unbiased and found.interval[1] < 0.2 and found.scale == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize(("name", "place"), CURES)
+def test_the_reason_why_a_method_does_not_learn_is_right(name, place):
+    """Without what the reason names, it learns."""
+    world, options = WORLDS[place], CURES[name, place]
+    assert learn(world, method(name, options=options), 1, Setting(turns=20000)).regret[-1] < LEARNS
+    assert learn(world, method(name), 1, Setting(turns=20000)).regret[-1] > STALLS
+
+
+def test_whatever_does_not_learn_has_a_reason():
+    stalls = [cell for cell, summary in study.stored().items() if summary.verdict == "does not learn"]
+    assert stalls and not [cell for cell in stalls if reason(*cell) is None]
 
 
 def test_an_equal_weight_for_each_episode_favours_short_ones():
