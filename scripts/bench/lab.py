@@ -42,6 +42,8 @@ def main() -> None:
         for world in QUICK_WORLDS:
             if (name, world) in table:
                 made = measure(WORLDS[world], method(name, host), chosen.batches)
+                if made is None:
+                    continue
                 numbers = [made.bias, *made.interval, made.noise, made.scale]
                 biases.append({"method": name, "world": world, "numbers": [round(number, 4) for number in numbers]})
     store(table, setting, bias=biases, batches=chosen.batches)

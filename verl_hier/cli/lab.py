@@ -157,6 +157,9 @@ def _bias(host: PluginHost, methods: str, worlds: str, batches: int) -> None:
         rows = []
         for name in chosen:
             found = measure(WORLDS[world], method(name, host), batches)
+            if found is None:
+                rows.append((name, "", "", "no credit", ""))
+                continue
             low, high = found.interval
             sign = "unbiased" if found.unbiased else "biased"
             rows.append((name, f"{found.bias:.3f}", f"{low:.3f} to {high:.3f}", sign, f"{found.noise:.3g}"))

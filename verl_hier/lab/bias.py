@@ -58,17 +58,19 @@ def gradients(
     return found, turns / batches
 
 
-def compare(found: Array, exact: Array, turns: float) -> Measured:
+def compare(found: Array, exact: Array, turns: float) -> Measured | None:
     """Bias and variance of sampled gradients.
 
     The squared bias is estimated by the products of different batches, which sampling noise does not enlarge; its
-    variance has a part of the noise and one of the bias itself.
+    variance has a part of the noise and one of the bias itself. None where every gradient is zero.
 
     Args:
         found: (B, K) sampled gradients.
         exact: (K,) exact gradient, not zero.
         turns: turns of a batch.
     """
+    if not found.any():
+        return None
     count = len(found)
     mean, square = found.mean(axis=0), float(exact @ exact)
     scale = float(mean @ exact) / square
@@ -93,8 +95,11 @@ def compare(found: Array, exact: Array, turns: float) -> Measured:
 
 def measure(
     world: World, method: Method, batches: int = 2000, weight_by: WeightBy = "sum", seed: int = 0, spread: float = 0.5
-) -> Measured:
-    """Compare a method's gradient with the exact one, at a policy whose logits are normal with a given spread."""
+) -> Measured | None:
+    """Compare a method's gradient with the exact one, at a policy whose logits are normal with a given spread.
+
+    None where the method gives no credit to anything.
+    """
     logits = np.random.default_rng(seed).normal(scale=spread, size=world.legal.shape)
     found, turns = gradients(world, method, logits, batches, weight_by, seed)
     return compare(found, world.gradient(logits).ravel(), turns)

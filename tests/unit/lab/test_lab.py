@@ -223,6 +223,10 @@ def test_bias_is_found_and_noise_is_not_taken_for_it():
     assert shifted.noise == pytest.approx(4 * 10 / length**2, rel=0.1)
 
 
+def test_a_method_without_credit_has_no_bias():
+    assert measure(WORLDS["decisive"], method("at_grpo"), batches=20) is None, "its turns have no reward of their own"
+
+
 @pytest.mark.parametrize("name", ["two_clocks", "early_end", "stochastic"])
 def test_reinforce_and_grpo_without_scale_are_unbiased(name):
     world = WORLDS[name]
