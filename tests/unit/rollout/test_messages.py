@@ -202,6 +202,37 @@ def test_half_a_character_belongs_to_the_piece_that_ends_it(tmp_path):
             assert "".join(parts) == whole
 
 
+def test_what_verl_puts_in_front_of_a_message_is_rendered_once(tmp_path, monkeypatch):
+    pytest.importorskip("verl")
+    from transformers import AutoTokenizer
+    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+    from tests.fixtures.byte_model import write_byte_model
+    from verl_hier.compat.chat import ChatRenderer
+
+    tokenizer = AutoTokenizer.from_pretrained(write_byte_model(tmp_path))
+    verls = create_continuous_token_builder(tokenizer, hf_model_type="qwen2", chat_template_kwargs={})
+    ours, rendered = ChatRenderer(tokenizer, "qwen2", {}), []
+    template = type(tokenizer).apply_chat_template
+
+    def counted(self, messages, **options):
+        rendered.append(len(messages))
+        return template(self, messages, **options)
+
+    history = [{"role": "user", "content": "hello"}]
+    tokens = other = ours.render([], [], history)
+    for number, role in enumerate(("user", "tool", "user", "tool", "user")):
+        said = [*history, {"role": "assistant", "content": f"a{number}"}]
+        heard = {"role": role, "content": f"seen {number}"}
+        other = verls.merge_context_tokens(said, [*said, heard], other).token_ids
+        monkeypatch.setattr(type(tokenizer), "apply_chat_template", counted)
+        tokens = ours.render(tokens, said, [heard])
+        monkeypatch.undo()
+        assert tokens == list(other)
+        history = [*said, heard]
+    assert len(rendered) == 5 + 2, "a message each, and what stands in front of a user's and of a tool's once"
+
+
 def test_what_a_later_step_goes_on_with_is_heard_anew():
     class Leave(Sampler):
         async def sample(self, rollout):
