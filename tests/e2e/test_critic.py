@@ -1,8 +1,10 @@
-"""HiPER through stock verl: a critic with three heads that learns, and a resumed run that is an uninterrupted one."""
+"""Critics through stock verl: HiPER's three heads, and one value for RAGEN's two levels and MARFT's chain of agents."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,3 +76,64 @@ def check_places(steps: list[dict[str, float]], store: Path) -> None:
         starts = sum(node.turn == 0 or bool(node.extra["switch"]) for node in nodes)
         for head, places in zip(HEADS, (len(nodes), starts, len(nodes)), strict=True):
             assert step[f"hier/critic/{head}/trained_share"] == pytest.approx(places / tokens, rel=1e-6)
+
+
+ONE_VALUE = """
+defaults: [ppo_trainer, hier/base, hier/method: {method}, hier/size/cpu, _self_]
+hier:
+  plugins: {{probe: true}}
+  environment: {{name: bytes, steps: 4}}
+  worker: {worker}
+  schedule: {schedule}
+  rollout: {{template: plain, max_tokens_per_turn: 72, environment_processes: 1}}
+actor_rollout_ref:
+  rollout:
+    n: 4
+    engine_kwargs: {{transformers: {{deterministic: true}}}}
+  actor: {{ppo_mini_batch_size: 4, use_kl_loss: false, optim: {{lr: 1e-4}}}}
+critic: {{optim: {{lr: 3e-3}}, cliprange_value: 10.0, ppo_epochs: 2}}
+data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
+trainer: {{experiment_name: {method}_bytes, total_training_steps: 3, test_freq: -1, logger: [console, file]}}
+"""
+AGENTS = {
+    "name": "team",
+    "roles": {
+        "reasoner": {"level": 0, "prompt": "x:{instruction}", "later_prompt": "x:"},
+        "actor": {"level": 1, "prompt": "x:{said}", "later_prompt": "x:", "action": "{content}"},
+    },
+    "topology": {"kind": "sequence", "order": ["reasoner", "actor"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "worker", "schedule", "actor_steps"),
+    [
+        ("ragen", {"name": "react", "prompt": "x:{observation}", "observation_prompt": "x:"}, {"name": "joint"}, 3),
+        # The critic learns alone in the first step, and then one agent a step.
+        ("marft", AGENTS, {"name": "agents", "period": 1, "roles": ["reasoner", "actor"]}, 2),
+    ],
+)
+def test_one_value_learns_and_credits(
+    train: Trainer,
+    speaker: Path,
+    probes: Path,
+    tmp_path: Path,
+    method: str,
+    worker: dict[str, Any],
+    schedule: dict[str, Any],
+    actor_steps: int,
+) -> None:
+    text = ONE_VALUE.format(method=method, worker=json.dumps(worker), schedule=json.dumps(schedule))
+    (probes / f"{method}_bytes.yaml").write_text(text)
+    store = tmp_path / "graphs"
+    run = train(f"{method}_bytes", [f"actor_rollout_ref.model.path={speaker}", f"hier.store.path={store}"])
+    assert run.code == 0, run.log[-4000:]
+    steps = [step for step in run.steps if "critic/grad_norm" in step]
+    assert len(steps) == 3 and min(step["critic/vf_loss"] for step in steps) > 0
+    assert sum("actor/grad_norm" in step for step in steps) == actor_steps
+    assert all(step["actor/grad_norm"] > 0 for step in steps if "actor/grad_norm" in step)
+    for number in range(1, 4):
+        graphs = list(read_graphs(store / f"step_{number:06d}"))
+        pairs = [pair for graph in graphs for pair in zip(graph.nodes, graph.credit, strict=True)]
+        credited = {node.role for node, credit in pairs if credit}
+        assert credited == ({"agent"} if method == "ragen" else {("reasoner", "actor")[(number - 1) % 2]})
