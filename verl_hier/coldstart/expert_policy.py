@@ -103,7 +103,8 @@ class ExpertPolicy:
             rng: source of the noise.
             hierarchical: whether the first turn is a planner's.
             options: options of the worker. Where they have them, `separator` joins the subgoals of a plan, `action_tag`
-                encloses an action, and `write_plan(subgoals)` writes the whole plan.
+                encloses an action, `write_plan(subgoals)` writes the whole plan, and `hands_out_subgoals` is False
+                where one context of the executor is for the whole task.
             remember: see `OffersExpert`; omitted: True unless contexts start anew at each subgoal.
         """
         self._environment = environment
@@ -111,7 +112,8 @@ class ExpertPolicy:
         self._noise = noise
         self._rng = rng
         self._hierarchical = hierarchical
-        self._remember = not hierarchical if remember is None else remember
+        self._one_by_one = hierarchical and bool(getattr(options, "hands_out_subgoals", True))
+        self._remember = not self._one_by_one if remember is None else remember
         joint = str(getattr(options, "separator", ";")).strip()
         separator = f" {joint} " if joint else "\n"
         self._write_plan: Callable[[Sequence[str]], str] = getattr(options, "write_plan", separator.join)
@@ -168,7 +170,7 @@ class ExpertPolicy:
             if action is not None:
                 action = self._maybe_random(expert, action)
                 return f"<{self._action_tag}>{action}</{self._action_tag}>" if self._action_tag else action
-            if self._hierarchical:
+            if self._one_by_one:
                 return SUB_DONE
             self._subgoal += 1
         return None

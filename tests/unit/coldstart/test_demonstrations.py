@@ -56,6 +56,20 @@ def test_planner_and_executor_contexts(write, tokenizer):
         assert tokenizer.unk_token_id not in row["input_ids"]
 
 
+def test_a_team_in_order_goes_on_in_one_context(tmp_path):
+    """The second agent of a sequence has the whole task, so no word ends a subgoal and none is missing."""
+    recipe = ComposedRecipe.named("c3_python_tool")
+    environment, worker = recipe.parts.environment, recipe.parts.worker
+    build_tiny(tmp_path, texts_of(recipe))
+    words = AutoTokenizer.from_pretrained(tmp_path)
+    file = write_demonstrations(environment, worker, words, tmp_path / "d.parquet", 8, CLEAN, 0, recipe.limits)
+    rows = parquet.read_table(file).to_pylist()
+    assert [row["role"] for row in rows] == ["reasoner", "actor"] * 8
+    for row in rows:
+        said = [text.split()[0] for _, text in turns(row, words)]
+        assert said == (["compute"] if row["role"] == "reasoner" else ["python", "answer"])
+
+
 def test_designer_and_executor_contexts(write, tokenizer):
     """The expert's plan is a sound design, and each of its calls is done by the role that it names."""
     rows = write("designer_executor")

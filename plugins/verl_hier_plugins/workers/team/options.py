@@ -169,6 +169,11 @@ class TeamOptions:
             raise ValueError("roles: nobody acts; give a role an `action`, or name who answers in `answer_from`")
 
     @property
+    def hands_out_subgoals(self) -> bool:
+        """Whether the second level works on a part of the task in each of its contexts; read by cold starts."""
+        return self.topology.kind == "lead"
+
+    @property
     def order(self) -> Order:
         """Who speaks after whom."""
         return Order.of(self.topology, tuple(self.roles))
