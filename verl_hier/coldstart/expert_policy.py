@@ -103,8 +103,9 @@ class ExpertPolicy:
             rng: source of the noise.
             hierarchical: whether the first turn is a planner's.
             options: options of the worker. Where they have them, `separator` joins the subgoals of a plan, `action_tag`
-                encloses an action, `write_plan(subgoals)` writes the whole plan, and `hands_out_subgoals` is False
-                where one context of the executor is for the whole task.
+                encloses an action, `write_plan(subgoals)` writes the whole plan, `hands_out_subgoals` is False where
+                one context of the executor is for the whole task, and `verdicts` are what the second level says of a
+                right and of a wrong answer of the first one.
             remember: see `OffersExpert`; omitted: True unless contexts start anew at each subgoal.
         """
         self._environment = environment
@@ -112,6 +113,7 @@ class ExpertPolicy:
         self._noise = noise
         self._rng = rng
         self._hierarchical = hierarchical
+        self._verdicts: tuple[str, str] | None = getattr(options, "verdicts", None)
         self._one_by_one = hierarchical and bool(getattr(options, "hands_out_subgoals", True))
         self._remember = not self._one_by_one if remember is None else remember
         joint = str(getattr(options, "separator", ";")).strip()
@@ -123,7 +125,7 @@ class ExpertPolicy:
         self._context: list[int] = []
         self._planning: list[int] = []
         self._known: list[str] = []
-        self.skipped = False
+        self.skipped = self._wrong = False
         self.random: list[bool] = []
         """For each turn, whether its action was random."""
 
@@ -131,7 +133,10 @@ class ExpertPolicy:
         """See `rollout.Policy.generate`. No tokens mean that the expert has nothing left to do."""
         self.random.append(False)
         plans = self._hierarchical and prompt[: len(self._planning)] == self._planning
-        text = self._plan() if plans else self._follow(prompt)
+        if self._verdicts is not None:
+            text = self._answer() if plans else self._verdicts[self._wrong]
+        else:
+            text = self._plan() if plans else self._follow(prompt)
         if text is None:
             return Generation([], [], "completed")
         tokens = self._encode(text)
@@ -148,6 +153,14 @@ class ExpertPolicy:
         """A plan for the present state of the environment."""
         expert, self._subgoal = self._start(), -1
         return self._write_plan(expert.subgoals)
+
+    def _answer(self) -> str | None:
+        """The answer of a first level whose work is looked at by a second one; a further one is right."""
+        skipped = self.skipped
+        self._subgoal, expert = 0, self._start()
+        text = self._act(expert)
+        self._wrong = self.random[-1] or self.skipped != skipped
+        return text
 
     def _follow(self, prompt: list[int]) -> str | None:
         """The next action; a context that does not extend the last one belongs to the next subgoal."""

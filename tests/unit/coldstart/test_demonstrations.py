@@ -70,6 +70,24 @@ def test_a_team_in_order_goes_on_in_one_context(tmp_path):
         assert said == (["compute"] if row["role"] == "reasoner" else ["python", "answer"])
 
 
+def test_a_verifier_sends_wrong_answers_back_and_approves_right_ones(tmp_path):
+    recipe = ComposedRecipe.named("dr_mas_math")
+    environment, worker = recipe.parts.environment, recipe.parts.worker
+    build_tiny(tmp_path, texts_of(recipe))
+    words = AutoTokenizer.from_pretrained(tmp_path)
+    noise = Noise(random_action=0.0, skip_stage=0.5)
+    file = write_demonstrations(environment, worker, words, tmp_path / "d.parquet", 16, noise, 0, recipe.limits)
+    rows = parquet.read_table(file).to_pylist()
+    rounds = set()
+    for solver, verifier in zip(rows[::2], rows[1::2], strict=True):
+        assert (solver["role"], verifier["role"]) == ("solver", "verifier")
+        answers, verdicts = ([text for _, text in turns(row, words)] for row in (solver, verifier))
+        assert verdicts == ["wrong"] * (len(answers) - 1) + ["approve"]
+        assert answers[-1].startswith("compute"), "the last one is worked out"
+        rounds.add(len(answers))
+    assert rounds == {1, 2}
+
+
 def test_designer_and_executor_contexts(write, tokenizer):
     """The expert's plan is a sound design, and each of its calls is done by the role that it names."""
     rows = write("designer_executor")

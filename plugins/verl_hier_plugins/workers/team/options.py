@@ -174,6 +174,11 @@ class TeamOptions:
         return self.topology.kind == "lead"
 
     @property
+    def verdicts(self) -> tuple[str, str] | None:
+        """What a verifier says of a right and of a wrong answer of the first level; read by cold starts."""
+        return (self.topology.approve, "wrong") if self.topology.kind == "verifier_loop" else None
+
+    @property
     def order(self) -> Order:
         """Who speaks after whom."""
         return Order.of(self.topology, tuple(self.roles))
