@@ -8,6 +8,7 @@ of them, and prints a Markdown table.
 
     python scripts/bench/learning.py --out docs/learning
     python scripts/bench/learning.py --out docs/learning --comparisons bugs
+    python scripts/bench/learning.py --out docs/learning --comparisons societies --hours 1
     python scripts/bench/learning.py --out docs/learning --report     # only table and plot, from the file
 """
 
@@ -16,9 +17,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import platform
 import statistics
+import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -51,6 +54,16 @@ COLD_STARTS = {
         ("dual_loop_bug_reproduction", "grpo_bug_reproduction"),
         ("hier.coldstart.batch_size=24", "hier.coldstart.steps=800"),
     ),
+    "clocks": (
+        ("hiper_alfworld", "himac_alfworld", "grpo_alfworld"),
+        (
+            "hier.coldstart.variants=[{goals: 1}, {goals: 2}]",
+            "hier.coldstart.batch_size=24",
+            "hier.coldstart.steps=2400",
+        ),
+    ),
+    "sums": (("dr_mas_math", "marft_math", "grpo_math"), ("hier.coldstart.batch_size=24", "hier.coldstart.steps=500")),
+    "questions": (("matpo_search", "grpo_search"), ("hier.coldstart.batch_size=24", "hier.coldstart.steps=600")),
 }
 """Recipes whose formats one model learns, and the options of its cold start."""
 
@@ -61,7 +74,8 @@ class Comparison:
 
     Attributes:
         task: what the report calls it.
-        methods: name in the report to recipe; the last is the flat baseline.
+        methods: name in the report to recipe, and the overrides that are the method's own behind it; the last is the
+            flat baseline.
         cold_start: which of `COLD_STARTS` all of them start from.
         tokens: generated tokens of each run.
         test_every: steps from one measurement to the next.
@@ -78,6 +92,11 @@ class Comparison:
 
 FLAT = {"gigpo": "gigpo_alfworld", "grpo": "grpo_alfworld"}
 HOUSEHOLDS = {"himac": "himac_alfworld", **FLAT}
+CLOCKS = {
+    "hiper": "hiper_alfworld",
+    "hiper, no critic": "hiper_alfworld hier/method=grpo hier.worker.name=switch_keep +hier.worker.history=0",
+    **HOUSEHOLDS,
+}
 COMPARISONS = {
     "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 55_000, 4, ("hier.environment.goals=2",)),
     "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 40_000, 4, ("hier.environment.goals=1",)),
@@ -99,7 +118,19 @@ COMPARISONS = {
         20_000,
         10,
     ),
+    "clocks_one_goal": Comparison(
+        "households, 1 goal, critics", CLOCKS, "clocks", 40_000, 4, ("hier.environment.goals=1",)
+    ),
+    "clocks_two_goals": Comparison(
+        "households, 2 goals, critics", CLOCKS, "clocks", 55_000, 4, ("hier.environment.goals=2",)
+    ),
+    "solver_verifier": Comparison(
+        "sums", {"dr_mas": "dr_mas_math", "marft": "marft_math", "grpo": "grpo_math"}, "sums", 40_000, 4
+    ),
+    "lead": Comparison("two-hop questions", {"matpo": "matpo_search", "grpo": "grpo_search"}, "questions", 40_000, 4),
 }
+GROUPS = {"critics": ("clocks_one_goal", "clocks_two_goals"), "societies": ("solver_verifier", "lead")}
+"""Names for several comparisons."""
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
 
 
@@ -113,7 +144,7 @@ class Run:
 
     def folder(self, work: Path) -> Path:
         """Where its logs are."""
-        return work / self.comparison / f"seed_{self.seed}" / self.method
+        return work / self.comparison / f"seed_{self.seed}" / self.method.replace(", ", "_").replace(" ", "_")
 
     def curve(self, work: Path) -> list[dict[str, Any]]:
         """Held-out success over generated tokens, as far as the run has come."""
@@ -154,8 +185,15 @@ def train(run: Run, model: Path, work: Path) -> None:
     Raises:
         RolloutError: when the run fails before that.
     """
-    arguments = command(COMPARISONS[run.comparison].methods[run.method], overrides(run, model))
+    recipe, *own = COMPARISONS[run.comparison].methods[run.method].split()
+    arguments = command(recipe, [*own, *overrides(run, model)])
     CpuRun(run.folder(work), arguments).finish(lambda records: run.beyond(curve_of(records)))
+
+
+def train_until(end: float, run: Run, model: Path, work: Path) -> None:
+    """Train, unless it is later than `end` by the monotonic clock."""
+    if time.monotonic() < end:
+        train(run, model, work)
 
 
 def curve_of(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -243,11 +281,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of the curves and their plot")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"), help="folder of models and logs")
-    parser.add_argument("--comparisons", nargs="+", default=list(COMPARISONS), choices=list(COMPARISONS))
+    parser.add_argument("--comparisons", nargs="+", default=list(COMPARISONS), choices=[*COMPARISONS, *GROUPS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--hours", type=float, default=math.inf, help="begin no run after so many hours; call it again")
     parser.add_argument("--report", action="store_true", help="only table and plot, from an earlier run's file")
     options = parser.parse_args()
+    options.comparisons = [each for name in options.comparisons for each in GROUPS.get(name, (name,))]
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.report:
         measure(options)
@@ -256,6 +296,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> None:
     """Cold starts, then runs, `--jobs` at a time; finished runs in `--work` are used again."""
+    end = time.monotonic() + 3600 * options.hours
     work: Path = options.work.resolve()
     runs = [
         Run(name, method, seed)
@@ -271,11 +312,13 @@ def measure(options: argparse.Namespace) -> None:
     record(options, runs, work)
     with ThreadPoolExecutor(options.jobs) as threads:
         running = {
-            threads.submit(train, run, models[COMPARISONS[run.comparison].cold_start, run.seed], work): run
+            threads.submit(train_until, end, run, models[COMPARISONS[run.comparison].cold_start, run.seed], work): run
             for run in missing
         }
         for future in as_completed(running):
             future.result()
+            if not running[future].done(work):
+                continue
             curve = running[future].curve(work)
             print(f"{running[future]}: {curve[0]['success']:.2f} -> {curve[-1]['success']:.2f}", flush=True)
             record(options, runs, work)
