@@ -71,6 +71,7 @@ def lab(
     agents: Annotated[Agents, typer.Option(help="For `recommend`: who acts.")] = Agents.one,
     fork_cost: Annotated[ForkCost, typer.Option(help="For `recommend`: price of a fork.")] = ForkCost.low,
     out: Annotated[Path | None, new_file("Keep the runs of `run` here, and go on from it.", ".json")] = None,
+    plot: Annotated[Path | None, new_file("Draw the curves of `run`.", ".png", ".svg", ".pdf")] = None,
     recipe: RecipeOption = None,
     enable: Enable = None,
 ) -> None:
@@ -82,7 +83,7 @@ def lab(
     if question is Question.worlds:
         _worlds()
     elif question is Question.run:
-        _run(host, plugins, methods, worlds, seeds, _turns(budget), quick, out)
+        _run(host, plugins, methods, worlds, seeds, _turns(budget), quick, out, plot)
     elif question is Question.bias:
         _bias(host, methods, worlds, batches)
     else:
@@ -112,6 +113,7 @@ def _run(
     turns: int,
     quick: bool,
     out: Path | None,
+    plot: Path | None,
 ) -> None:
     from verl_hier.lab import study
     from verl_hier.lab.learn import Setting
@@ -133,6 +135,11 @@ def _run(
             regret, area, solved = (_with(pair) for pair in (each.regret, each.area, each.solved))
             rows.append((name, regret, area, solved, each.verdict))
         table(rows, head=("method", "regret", "mean regret", "solved", ""), width=LIST)
+    if plot is not None:
+        from verl_hier.lab.curves import draw
+
+        draw(found, plot)
+        line(f"curves: {plot}")
 
 
 def _chosen(host: PluginHost, methods: str, worlds: str) -> tuple[list[str], list[str]]:

@@ -164,14 +164,15 @@ def summarise(runs: Iterable[Mapping[str, Any]]) -> Summary | None:
     if any("refused" in run for run in each):
         return None
     return Summary(
-        _interval([run["regret"][-1] for run in each]),
-        _interval([float(np.mean(run["regret"])) for run in each]),
-        _interval([run["solved"][-1] for run in each]),
+        interval([run["regret"][-1] for run in each]),
+        interval([float(np.mean(run["regret"])) for run in each]),
+        interval([run["solved"][-1] for run in each]),
         len(each),
     )
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95 % interval, by Student's t; the width of one value is infinite."""
     if len(values) < 2:
         return float(np.mean(values)), math.inf
     quantile = _T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96

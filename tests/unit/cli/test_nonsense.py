@@ -72,7 +72,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "policy": ("missing", "folder", "no/such/model", "http://host:port/v1"),
     "runs": ("missing", "folder", "text.txt"),
     "metric": ("nonsense",),
-    "methods": ("nonsense", ",", "hiper", "grpo@nonsense"),
+    "methods": ("nonsense", ",", "spa_rl", "grpo@nonsense"),
     "worlds": ("nonsense", ","),
     "budget": ("nonsense", "turns=0", "turns=1.5", "hours=1"),
     "split": ("nonsense",),

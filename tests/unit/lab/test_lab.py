@@ -16,6 +16,8 @@ from verl_hier.graph.build_table import number_turns
 from verl_hier.lab import study
 from verl_hier.lab.advice import advise, worlds_for
 from verl_hier.lab.bias import compare, measure
+from verl_hier.lab.curves import band
+from verl_hier.lab.curves import draw as draw_curves
 from verl_hier.lab.learn import Setting, learn
 from verl_hier.lab.methods import CHAINS, NESTED, TREE, Method, method
 from verl_hier.lab.reasons import CURES, reason
@@ -315,6 +317,21 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     file.write_text("[1]")
     with pytest.raises(HierError, match="no runs of the lab"):
         study.study(cells, SHORT, file)
+
+
+def test_curves_have_the_mean_and_the_interval_of_their_seeds(tmp_path):
+    cells = [("grpo", "maze", seed) for seed in range(3)] + [("cory", "maze", 0)]
+    found = study.study(cells, SHORT, processes=1)
+    assert "refused" in found["cory", "maze", 0]
+    runs = [found[cell] for cell in cells[:3]]
+    turns, mean, half = band(runs, "regret")
+    assert (turns[0], mean[0], half[0]) == (0, 1.0, 0.0) and (np.diff(turns) > 0).all()
+    ends = [np.interp(turns[-1], run["turns"], run["regret"]) for run in runs]
+    assert mean[-1] == pytest.approx(np.mean(ends))
+    assert half[-1] == pytest.approx(4.30 * np.std(ends, ddof=1) / 3**0.5)
+    assert not band(runs[:1], "solved")[2].any(), "one run has no interval"
+    draw_curves(found, tmp_path / "lab.png")
+    assert (tmp_path / "lab.png").stat().st_size > 10_000
 
 
 def test_summaries_are_kept_and_give_advice(tmp_path):
