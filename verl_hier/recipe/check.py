@@ -15,7 +15,7 @@ from typing import Any
 from verl_hier.compat.servers.table import rollout_server
 from verl_hier.compat.versions import require_supported
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.checks.machine import Missing, memory_of, missing_here
+from verl_hier.recipe.checks.machine import Missing, accelerator_memory_of, memory_of, missing_here
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.checks.resources import Sizes, sizes_of
 from verl_hier.recipe.checks.rule import rules
@@ -40,6 +40,7 @@ class Report:
         sharing: what the tree engine would save.
         trainer, server: trainer mode and rollout server.
         memory: bytes that a CPU run takes at least, None for GPU recipes.
+        held: bytes that each accelerator of a GPU recipe holds for each model, None where nobody knows.
         notes: what could not be checked here, or deserves a thought.
         first: the commands that make the model, where it is the one of the cold start and does not exist yet.
     """
@@ -52,6 +53,7 @@ class Report:
     trainer: str
     server: str
     memory: int | None
+    held: dict[str, int] | None
     notes: tuple[str, ...]
     first: tuple[str, ...] = ()
 
@@ -74,6 +76,10 @@ class Report:
         ]
         if self.memory is not None:
             rows.append(("memory", f"at least {self.memory / 2**30:.1f} GiB"))
+        if self.held is not None:
+            each = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in self.held.items())
+            whole = sum(self.held.values()) / 2**30
+            rows.append(("GPU memory", f"{whole:.1f} GiB a device ({each}), activations and rollouts on top"))
         return rows
 
 
@@ -136,6 +142,7 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         trainer=plain["trainer"]["v1"]["trainer_mode"],
         server=plain["actor_rollout_ref"]["rollout"]["name"],
         memory=memory_of(recipe, model),
+        held=accelerator_memory_of(recipe, model),
         notes=(*_notes(recipe), *validate(plain)),
         first=first,
     )

@@ -16,7 +16,9 @@ from tests.fixtures.tiers import quick
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.catalogue import SIZES, find, folder, recipes
 from verl_hier.recipe.check import check_recipe
+from verl_hier.recipe.checks.machine import accelerator_memory_of
 from verl_hier.recipe.compose import command, compose, overridden
+from verl_hier.recipe.composed import ComposedRecipe
 
 ROOT = Path(__file__).parents[3]
 RECIPES = recipes()
@@ -176,6 +178,22 @@ def test_a_recipe_goes_from_a_vllm_on_a_cpu_to_gpus(server: str) -> None:
     assert (small.actor_rollout_ref.rollout.name, small.trainer.device) == ("vllm", "cpu")
     report = check_recipe(compose("arpo_alfworld", ("size=node", f"server={server}")))
     assert report.server == server and report.sizes.devices == 8 and report.memory is None
+
+
+def test_the_check_counts_what_each_gpu_holds() -> None:
+    model = check_recipe(compose("hiper_alfworld", ("size=node",))).model
+
+    def held(*overrides: str) -> dict[str, int] | None:
+        return accelerator_memory_of(ComposedRecipe.named("hiper_alfworld", ["size=node", *overrides]), model)
+
+    billion = 1_500_000_000
+    both = {"policy": 16 * billion // 8, "critic": 16 * billion // 8, "reference": 4 * billion // 8}
+    assert held() == both == check_recipe(compose("hiper_alfworld", ("size=node",))).held
+    assert held("actor_rollout_ref.actor.use_kl_loss=false") == {name: both[name] for name in ("policy", "critic")}
+    assert held("actor_rollout_ref.actor.fsdp_config.fsdp_size=4") == {name: 2 * size for name, size in both.items()}
+    adapter = held("actor_rollout_ref.model.lora_rank=16")
+    assert adapter == {"policy": 4 * billion // 8, "critic": 16 * billion // 8}
+    assert check_recipe(compose("hiper_alfworld")).held is None
 
 
 def test_a_part_is_replaced_and_an_option_is_merged() -> None:

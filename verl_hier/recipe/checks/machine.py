@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from verl_hier.compat.servers.table import rollout_server
 from verl_hier.errors import HierError, RecipeError
+from verl_hier.recipe.checks.lengths import devices
 from verl_hier.recipe.checks.model import ModelFacts, model_facts
 from verl_hier.recipe.checks.prompts import require_fields
-from verl_hier.recipe.checks.resources import available_bytes, lower_bound, plan_of
+from verl_hier.recipe.checks.resources import (
+    COPY_BYTES_PER_PARAMETER,
+    TRAINED_BYTES_PER_PARAMETER,
+    available_bytes,
+    lower_bound,
+    plan_of,
+)
 from verl_hier.recipe.checks.rule import needs_critic, value
 from verl_hier.recipe.checks.tasks import require_tasks
 from verl_hier.recipe.checks.world import first_answer, missing_module
@@ -52,13 +60,42 @@ def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> int | None:
     config = recipe.config
     if config["trainer"]["device"] != "cpu":
         return None
-    actor, algorithm = config["actor_rollout_ref"]["actor"], config["algorithm"]
-    reference = bool(actor.get("use_kl_loss") or algorithm.get("use_kl_in_reward"))
-    critic = 0
-    if needs_critic(config):
-        critic = model_facts(config["critic"]["model"], "critic.model").parameters or 0
     plan = plan_of(recipe)
-    return lower_bound(plan, model.parameters or 0, plan.replicas + reference, critic)
+    return lower_bound(plan, model.parameters or 0, plan.replicas + _has_reference(config), _critic_of(config) or 0)
+
+
+def accelerator_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | None:
+    """Bytes of weights, gradients and optimiser states that each accelerator holds, by model.
+
+    Activations and the rollout server come on top; what a recipe offloads is counted, since an update brings it back.
+
+    Returns:
+        The bytes of `policy`, `critic` and `reference` as far as the recipe has them; None for runs on a CPU and for
+        models whose size is not known.
+    """
+    config = recipe.config
+    critic = _critic_of(config)
+    if config["trainer"]["device"] == "cpu" or model.parameters is None or critic is None:
+        return None
+    adapter = bool(config["actor_rollout_ref"]["model"].get("lora_rank"))
+    found = {
+        # The weights under an adapter are not trained, and the policy without it is the reference.
+        "policy": model.parameters * (COPY_BYTES_PER_PARAMETER if adapter else TRAINED_BYTES_PER_PARAMETER),
+        "critic": critic * TRAINED_BYTES_PER_PARAMETER,
+        "reference": model.parameters * COPY_BYTES_PER_PARAMETER * (_has_reference(config) and not adapter),
+    }
+    shards = int(config["actor_rollout_ref"]["actor"]["fsdp_config"].get("fsdp_size") or -1)
+    return {name: size // (shards if shards > 0 else devices(recipe)) for name, size in found.items() if size}
+
+
+def _has_reference(config: Mapping[str, Any]) -> bool:
+    actor, algorithm = config["actor_rollout_ref"]["actor"], config["algorithm"]
+    return bool(actor.get("use_kl_loss") or algorithm.get("use_kl_in_reward"))
+
+
+def _critic_of(config: Mapping[str, Any]) -> int | None:
+    """Parameters of the critic: 0 without one, None when nothing tells."""
+    return model_facts(config["critic"]["model"], "critic.model").parameters if needs_critic(config) else 0
 
 
 def _environment(recipe: ComposedRecipe) -> Iterator[Missing]:
