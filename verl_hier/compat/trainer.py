@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -30,12 +29,13 @@ from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.probes import ProbeMixin
 from verl_hier.compat.process_reward import ProcessRewardMixin
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
+from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
 from verl_hier.compat.tasks import TRAIN, TaskMixin
 from verl_hier.compat.updates import UpdateMixin
-from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.errors import RolloutError
 from verl_hier.graph.columnar.held import Written
 from verl_hier.graph.columnar.light import Light, unpack
 from verl_hier.recipe.checks.parts import check_kl
@@ -50,7 +50,6 @@ from verl_hier.training.step import TrainingStep, train_step
 from verl_hier.training.store import StepInStore, Writer, drawn
 from verl_hier.training.value_heads import values_of
 
-STATE_FILE = "hier.json"
 MASK = "response_mask"
 WEIGHTS = "rollout_is_weights"
 NOTHING_TO_TRAIN = (
@@ -311,10 +310,9 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         """Write our state before verl's, whose tracker file makes a checkpoint valid and is written last."""
         config = self.config.trainer
         folder = Path(config.default_local_dir) / f"global_step_{self.global_steps}"
-        state = {"schedule": {"name": self.parts.schedule.spec.name, "state": self.schedule.state_dict()}}
         with told_when_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+            write_state(folder, self.parts.schedule.spec.name, self.schedule.state_dict(), self.value_heads)
             super()._save_checkpoint()
             mark_whole(folder)
         self._saved = self.global_steps
@@ -328,26 +326,14 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
             self._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
+        """Refuse a checkpoint of another recipe before verl loads it."""
+        checkpoint = checkpoint_of(self.config.trainer)
+        if checkpoint is not None:
+            state = read_state(checkpoint, self.parts.schedule.spec.name, self.value_heads)
         super()._load_checkpoint()
-        config = self.config.trainer
-        step = self._saved = self.global_steps
-        if not step:
-            return
-        folder = config.resume_from_path if config.resume_mode == "resume_path" else None
-        folder = folder or os.path.join(config.default_local_dir, f"global_step_{step}")
-        path = os.path.join(folder, STATE_FILE)
-        if not os.path.exists(path):
-            raise RecipeError(
-                f"{folder} has no {STATE_FILE}: no hier trainer wrote it; start from its weights instead."
-            )
-        with open(path, encoding="utf-8") as file:
-            saved = json.load(file)["schedule"]
-        if saved["name"] != self.parts.schedule.spec.name:
-            raise RecipeError(
-                f"hier.schedule.name: the checkpoint {folder} was written under {saved['name']!r}, "
-                f"the recipe has {self.parts.schedule.spec.name!r}."
-            )
-        self.schedule.load_state_dict(saved["state"])
+        self._saved = self.global_steps
+        if checkpoint is not None:
+            self.schedule.load_state_dict(state)
 
 
 def _future(method: Any, *args: Any) -> Future[Written]:

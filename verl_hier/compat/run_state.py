@@ -1,0 +1,73 @@
+"""What a checkpoint holds of ours beside verl's: the schedule's state, and what a resumed run has to have too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+from verl_hier.errors import RecipeError
+
+STATE_FILE = "hier.json"
+
+
+def write_state(checkpoint: Path, schedule: str, state: Any, heads: Iterable[str]) -> None:
+    """Write what `read_state` reads.
+
+    Args:
+        checkpoint: the folder `global_step_N`.
+        schedule: name of the schedule.
+        state: its state, JSON-able.
+        heads: names of the critic's heads, in order; none for verl's own critic.
+    """
+    held = {"schedule": {"name": schedule, "state": state}, "value_heads": list(heads)}
+    (checkpoint / STATE_FILE).write_text(json.dumps(held), encoding="utf-8")
+
+
+def read_state(checkpoint: Path, schedule: str, heads: Iterable[str]) -> Any:
+    """The state of the schedule in a checkpoint.
+
+    Raises:
+        RecipeError: when none of our trainers wrote it, or the recipe has another schedule or other heads.
+    """
+    file = checkpoint / STATE_FILE
+    if not file.exists():
+        raise RecipeError(
+            f"{checkpoint} has no {STATE_FILE}: no hier trainer wrote it; start from its weights instead."
+        )
+    held = json.loads(file.read_text(encoding="utf-8"))
+    saved, names = held["schedule"], list(heads)
+    if saved["name"] != schedule:
+        raise RecipeError(
+            f"hier.schedule.name: the checkpoint {checkpoint} was written under {saved['name']!r}, the recipe has "
+            f"{schedule!r}."
+        )
+    # Checkpoints of earlier versions do not say it.
+    before = held.get("value_heads", names)
+    if before != names:
+        raise RecipeError(
+            f"hier.value_heads: the critic in {checkpoint} has {_said(before)}, the recipe {_said(names)}; a run is "
+            "resumed with the same heads in the same order."
+        )
+    return saved["state"]
+
+
+def _said(heads: list[str]) -> str:
+    return f"the heads {', '.join(heads)}" if heads else "one value and no heads"
+
+
+def checkpoint_of(config: Any) -> Path | None:
+    """The checkpoint from which verl resumes (trainer/ppo/v1/trainer_base.py `_load_checkpoint`), None at a beginning.
+
+    Args:
+        config: the block `trainer` of a composed recipe.
+    """
+    if config.resume_mode == "resume_path":
+        return Path(config.resume_from_path).absolute()
+    if config.resume_mode == "disable":
+        return None
+    found = find_latest_ckpt_path(str(Path(config.default_local_dir).absolute()))
+    return None if found is None else Path(found)
