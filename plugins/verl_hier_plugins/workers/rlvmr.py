@@ -8,6 +8,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
+from verl_hier.rollout.transcript import Transcript
 from verl_hier_plugins.workers.react import React, ReactOptions, parse_action
 
 PLANNING, EXPLORING, REFLECTING, MONITORING = range(4)
@@ -87,6 +88,33 @@ def kind_of(text: str, tags: tuple[str, ...]) -> int:
     return found[min(found)] if found else -1
 
 
+def transcribe(options: RLVMROptions, transcript: Transcript) -> list[str]:
+    """The turns with which the policy would do here what another worker's roles did.
+
+    The first turn plans, one after a refused action reflects, one that takes a new action explores, any other monitors.
+
+    Raises:
+        ValueError: `no_action_tag` where nothing would tell the action from its note.
+    """
+    if not options.action_tag:
+        raise ValueError("no_action_tag")
+    goals, texts = transcript.subgoals, list[str]()
+    taken: set[str] = set()
+    refused = False
+    for turn in transcript.turns:
+        goal = goals[turn.node.segment] if turn.node.segment < len(goals) else transcript.instruction
+        for call in turn.calls:
+            kind = REFLECTING if refused else MONITORING if call.action in taken else EXPLORING
+            note = goal
+            if not texts:
+                kind, note = PLANNING, " ; ".join(goals) or transcript.instruction
+            tag, refused = options.tags[kind], not call.step.valid
+            texts.append(f"<{tag}>{note}</{tag}><{options.action_tag}>{call.action}</{options.action_tag}>")
+            if call.step.valid:
+                taken.add(call.action)
+    return texts
+
+
 @hookimpl
 def hier_workers() -> WorkerSpec:
     return WorkerSpec(
@@ -97,4 +125,5 @@ def hier_workers() -> WorkerSpec:
         source="arXiv 2507.22844; RLVMR rlvmr/core_rlvmr.py and its environments' rules",
         roles={"agent": 0},
         provides=("format", "tag", "tag_reward"),
+        transcribe=transcribe,
     )
