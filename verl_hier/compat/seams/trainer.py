@@ -101,6 +101,13 @@ TRAINERS = (
     ),
     override("_save_checkpoint", "the schedule's state is part of a checkpoint", says=("default_local_dir",)),
     override("_load_checkpoint", "the schedule's state is read back", says=("resume_from_path",)),
+    seam(
+        "newest_checkpoint",
+        "verl.utils.checkpoint.checkpoint_manager:find_latest_ckpt_path",
+        "a checkpoint of another schedule or of other heads is refused before verl loads it",
+        takes("verl.utils.checkpoint.checkpoint_manager:find_latest_ckpt_path", "path"),
+        reads(f"{TRAINER}._load_checkpoint", "find_latest_ckpt_path(checkpoint_folder)"),
+    ),
     override("_compute_metrics", "our metrics and the end-of-step hook", "batch", "metrics"),
     override("on_validate_begin", "what validation asks the servers is not counted as the step's"),
     override("on_validate_end", "as above"),
