@@ -25,6 +25,7 @@ from verl_hier.graph.turn_table import TurnTable
 from verl_hier.host.manager import PluginHost
 from verl_hier.lab.bias import Measured, measure
 from verl_hier.lab.methods import Method, method
+from verl_hier.lab.world import World
 from verl_hier.lab.worlds import WORLDS
 
 TRIED: tuple[tuple[str, str, dict[str, Any], bool], ...] = (
@@ -39,48 +40,40 @@ PLACES = ("two_clocks", "noisy_plans")
 ERRORS = (0.0, 0.05)
 """Standard deviation of the critic's error, in units of the return."""
 CRITIC = ("value", "value_low", "value_high")
+LINE = "{world:<13}{method:<10}{critic:<14}{bias:<24}{noise:>12}"
 
 
-def erring(credit: Callable[[TurnTable], Credit], error: float) -> Callable[[TurnTable], Credit]:
-    """Credit from a critic that misses the value of a state at a turn by a fixed normal error."""
-    if not error:
-        return credit
+def erring(world: World, credit: Callable[[TurnTable], Credit], error: float) -> Callable[[TurnTable], Credit]:
+    """Credit from a critic that misses the value of a state at a turn by a normal error, the same in every batch."""
+    errors = np.random.default_rng(0).normal(scale=error, size=(world.horizon, len(world.start)))
 
     def missed(table: TurnTable) -> Credit:
-        state, turn = np.asarray(table["anchor"]), np.asarray(table["turn"])
-        wrong = np.random.default_rng(0).normal(scale=error, size=(1 + turn.max(), 1 + state.max()))[turn, state]
+        wrong = errors[table["turn"], table["anchor"]]
         return credit(dataclasses.replace(table, turns={**table.turns, **{n: table[n] + wrong for n in CRITIC}}))
 
     return missed
 
 
-def rows(batches: int, seed: int) -> list[dict[str, Any]]:
+def rows(batches: int, seed: int) -> list[dict[str, str]]:
     """The table."""
     host = PluginHost.load({"builtin": True}, "estimator")
     found = []
-    for world in PLACES:
+    for world in (WORLDS[name] for name in PLACES):
         for title, name, options, reads in TRIED:
             made = method(name, host, options)
             for error in ERRORS if reads else ERRORS[:1]:
-                played = Method(title, erring(made.credit, error), made.shape)
-                found.append(
-                    row(world, title, error if reads else None, measure(WORLDS[world], played, batches, seed=seed))
-                )
+                critic = "none" if not reads else f"errs by {error}" if error else "exact"
+                played = Method(title, erring(world, made.credit, error), made.shape)
+                found.append(row((world.name, title, critic), measure(world, played, batches, seed=seed)))
     return found
 
 
-def row(world: str, title: str, error: float | None, made: Measured | None) -> dict[str, Any]:
-    """A line of the table."""
+def row(names: tuple[str, str, str], made: Measured | None) -> dict[str, str]:
+    """A line of the table: world, method, critic, bias, noise."""
     assert made is not None, "each of them gives credit"
-    return {
-        "world": world,
-        "method": title,
-        "critic_error": error,
-        "bias": [round(number, 3) for number in (max(made.interval[0], 0.0), made.interval[1])],
-        "unbiased": made.unbiased,
-        "noise": round(made.noise, 1),
-        "turns": round(made.turns, 1),
-    }
+    low, high = made.interval
+    bias = f"{max(low, 0):.2f} to {high:.2f}" + (", unbiased" if made.unbiased else "")
+    return {**dict(zip(("world", "method", "critic"), names, strict=True)), "bias": bias, "noise": f"{made.noise:.0f}"}
 
 
 def main() -> None:
@@ -91,13 +84,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     found = rows(chosen.batches, chosen.seed)
-    print(f"{'world':<13}{'method':<10}{'critic':<14}{'bias, 95 %':<18}{'noise a turn':>12}")
+    print(LINE.format(world="world", method="method", critic="critic", bias="bias, 95 %", noise="noise a turn"))
     for each in found:
-        error = each["critic_error"]
-        critic = "none" if error is None else f"errs by {error}" if error else "exact"
-        low, high = each["bias"]
-        bias = f"{low:.2f} to {high:.2f}" + ("  unbiased" if each["unbiased"] else "")
-        print(f"{each['world']:<13}{each['method']:<10}{critic:<14}{bias:<24}{each['noise']:>6}")
+        print(LINE.format(**each))
     if chosen.out:
         chosen.out.write_text(json.dumps({"batches": chosen.batches, "rows": found}, indent=1) + "\n")
 
