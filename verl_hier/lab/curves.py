@@ -50,15 +50,17 @@ def draw(found: Mapping[Cell, Mapping[str, Any]], file: Path) -> None:
     figure, panels = pyplot.subplots(
         2, len(worlds), figsize=(1 + 3 * len(worlds), 5.5), sharey="row", layout="constrained", squeeze=False
     )
-    for world, above, below in zip(worlds, *panels, strict=True):
+    for world, column in zip(worlds, panels.T, strict=True):
         for method, colour in zip(methods, colours, strict=True):
             runs = [run for (m, w, _), run in found.items() if (m, w) == (method, world) and "refused" not in run]
-            for panel, (name, _) in zip((above, below), _SHOWN if runs else (), strict=False):
+            if not runs:
+                continue
+            for panel, (name, _) in zip(column, _SHOWN, strict=True):
                 turns, mean, half = band(runs, name)
                 panel.plot(turns, mean, color=colour, label=method)
                 panel.fill_between(turns, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
-        above.set(title=world.replace("_", " "))
-        below.set(xlabel="turns", ylim=(0, 1))
+        column[0].set(title=world.replace("_", " "))
+        column[1].set(xlabel="turns", ylim=(0, 1))
     for row, (_, label) in zip(panels, _SHOWN, strict=True):
         row[0].set_ylabel(label)
     handles = {text: line for panel in panels[0] for line, text in zip(*panel.get_legend_handles_labels(), strict=True)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_hier.credit import Credit, Floats, chain_links, gae, shift_back, step_mean
+from verl_hier.credit import Credit, turn_gae
 from verl_hier.credit.estimate import estimate
 from verl_hier.errors import HierError
 from verl_hier.graph.turn_table import TurnTable
@@ -35,20 +35,11 @@ COLUMNS = frozenset(
 )
 """Columns that the worlds fill."""
 GAE_DECAY = 0.95
-
-
-def turn_gae(table: TurnTable, decay: float = GAE_DECAY) -> Floats:
-    """(T,) GAE over all turns of an episode with the critic `value`, as if there were one level."""
-    turn, links = table.step_turn, chain_links(table.step_episode)
-    value = np.asarray(table["value"])[turn]
-    reward = np.asarray(table["reward"])[turn]
-    return step_mean(table, gae(reward, value, shift_back(value, links), links, 1.0, decay))
-
-
+"""Of the reference `gae`."""
 REFERENCES: Mapping[str, Callable[[TurnTable], Credit]] = {
     "reinforce": lambda table: Credit(np.asarray(table.episodes["return"])[table["episode"]]),
     "exact_critic": lambda table: Credit(np.asarray(table["q1"]) - np.asarray(table["v1"])),
-    "gae": lambda table: Credit(turn_gae(table)),
+    "gae": lambda table: Credit(turn_gae(table, table["value"], 1.0, GAE_DECAY)[0]),
 }
 """What no plugin is needed for: the return of the episode, the advantage of a critic that errs nowhere, and GAE with it
 over all turns."""

@@ -21,29 +21,28 @@ _REASONS: dict[str, str] = {
     "tree_diff": "divides a turn's score by the root of its leaves and compares all turns of a task, so that a shared "
     "turn looks worse than its leaves, whatever it did",
 }
-_HERE: dict[str, dict[str, str]] = {
-    "hgpo": {
-        "early_end": "discounts by 0.95 a turn and compares turns of equal states alone, so that to stop looks better "
-        "than to go on while later turns are played at random; with `gamma: 1.0` it learns"
-    },
-    "mars": {
-        "early_end": "subtracts the mean of all turns' rewards from each, so that every further turn is a loss; with "
-        "`reward_norm: none` and without `whiten_rewards` it learns"
-    },
-    "spa_rl_outcome": {
-        "horizon": "pays 0.5 for every turn whose action is understood, so that to walk on earns more than to arrive; "
-        "with `grounded_weight: 0` it learns"
-    },
+HERE: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("hgpo", "early_end"): (
+        "discounts by 0.95 a turn and compares turns of equal states alone, so that to stop looks better than to go on "
+        "while later turns are played at random; with `gamma: 1.0` it learns",
+        {"gamma": 1.0},
+    ),
+    ("mars", "early_end"): (
+        "subtracts the mean of all turns' rewards from each, so that every further turn is a loss; with "
+        "`reward_norm: none` and without `whiten_rewards` it learns",
+        {"reward_norm": "none", "whiten_rewards": False},
+    ),
+    ("spa_rl_outcome", "horizon"): (
+        "pays 0.5 for every turn whose action is understood, so that to walk on earns more than to arrive; with "
+        "`grounded_weight: 0` it learns",
+        {"grounded_weight": 0.0},
+    ),
 }
-"""Reasons that hold in one world alone."""
-CURES: dict[tuple[str, str], dict[str, Any]] = {
-    ("hgpo", "early_end"): {"gamma": 1.0},
-    ("mars", "early_end"): {"reward_norm": "none", "whiten_rewards": False},
-    ("spa_rl_outcome", "horizon"): {"grounded_weight": 0.0},
-}
-"""Options with which a method learns where its defaults do not, which shows that the reason is right."""
+"""Reasons that hold in one world alone, with the options under which the method learns there, which shows that they are
+right."""
 
 
 def reason(method: str, world: str) -> str | None:
     """The reason, or None where none is known."""
-    return _HERE.get(method, {}).get(world) or _REASONS.get(method.partition("@")[0])
+    why, _ = HERE.get((method, world), (None, {}))
+    return why or _REASONS.get(method.partition("@")[0])

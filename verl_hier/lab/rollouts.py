@@ -85,7 +85,7 @@ def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.G
         action = draw(policy[state], rng)
         after = draw(world.moves[state, action], rng)
         number = count + np.arange(len(state))
-        plans = (world.level[state] == 0) & (world.level.max() > 0)
+        plans = world.plans[state]
         segment = here["segment"] + (plans | (here["segment"] < 0))
         done = world.over[after]
         turns.append(
@@ -130,7 +130,7 @@ def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnT
     action_value = action_values[turn, state, action]
     logprob = logs[np.arange(len(state)), action]
     step = {name: columns[name] for name in ("group", "parent", "plan", "segment", "reward", "done", "truncated")}
-    plans = (world.level[state] == 0) & (world.level.max() > 0)
+    plans = world.plans[state]
     table = make_table(
         {
             **step,

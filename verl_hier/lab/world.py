@@ -57,6 +57,12 @@ class World:
         found: Array = np.logical_not(self.legal.any(axis=1))
         return found
 
+    @cached_property
+    def plans(self) -> Array:
+        """(S,) bool, states in which a planner acts; none where there is one level only."""
+        found: Array = (self.level == 0) & (self.level.max() > 0)
+        return found
+
     def policy(self, logits: Array) -> Array:
         """(S, A) probabilities of a table of logits; 0 for actions that are not legal."""
         shifted = np.where(self.legal, logits, -np.inf)

@@ -20,7 +20,7 @@ from verl_hier.lab.curves import band
 from verl_hier.lab.curves import draw as draw_curves
 from verl_hier.lab.learn import Setting, learn
 from verl_hier.lab.methods import CHAINS, NESTED, TREE, Method, method
-from verl_hier.lab.reasons import CURES, reason
+from verl_hier.lab.reasons import HERE, reason
 from verl_hier.lab.rollouts import draw, play
 from verl_hier.lab.study import LEARNS, STALLS
 from verl_hier.lab.update import Loss, advantages, loss_gradient
@@ -252,10 +252,10 @@ def test_both_clocks_of_hiper_are_unbiased_with_an_exact_critic(name):
     assert found.unbiased and found.interval[1] < 0.2 and found.scale == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize(("name", "place"), CURES)
+@pytest.mark.parametrize(("name", "place"), HERE)
 def test_the_reason_why_a_method_does_not_learn_is_right(name, place):
     """Without what the reason names, it learns."""
-    world, options = WORLDS[place], CURES[name, place]
+    world, options = WORLDS[place], HERE[name, place][1]
     assert learn(world, method(name, options=options), 1, Setting(turns=20000)).regret[-1] < LEARNS
     assert learn(world, method(name), 1, Setting(turns=20000)).regret[-1] > STALLS
 
