@@ -30,6 +30,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cpu_run import CpuRun
 
 from verl_hier.coldstart.build import build
@@ -37,33 +38,20 @@ from verl_hier.ops.progress import validation_of
 from verl_hier.recipe.compose import command, compose
 
 VALIDATION = 128
+ONE_AND_TWO = "hier.coldstart.variants=[{goals: 1}, {goals: 2}]"
 COLD_STARTS = {
-    "households": (
-        ("himac_alfworld", "grpo_alfworld"),
-        (
-            "hier.coldstart.variants=[{goals: 1}, {goals: 2}]",
-            "hier.coldstart.batch_size=24",
-            "hier.coldstart.steps=2000",
-        ),
-    ),
+    "households": (("himac_alfworld", "grpo_alfworld"), (ONE_AND_TWO, "hier.coldstart.steps=2000")),
     "systems": (
         ("metaagentx_alfworld", "chain_of_agents_alfworld", "grpo_alfworld"),
-        ("hier.coldstart.batch_size=24", "hier.coldstart.steps=1300"),
+        ("hier.coldstart.steps=1300",),
     ),
-    "bugs": (
-        ("dual_loop_bug_reproduction", "grpo_bug_reproduction"),
-        ("hier.coldstart.batch_size=24", "hier.coldstart.steps=800"),
-    ),
+    "bugs": (("dual_loop_bug_reproduction", "grpo_bug_reproduction"), ("hier.coldstart.steps=800",)),
     "clocks": (
         ("hiper_alfworld", "himac_alfworld", "grpo_alfworld"),
-        (
-            "hier.coldstart.variants=[{goals: 1}, {goals: 2}]",
-            "hier.coldstart.batch_size=24",
-            "hier.coldstart.steps=2400",
-        ),
+        (ONE_AND_TWO, "hier.coldstart.steps=2400"),
     ),
-    "sums": (("dr_mas_math", "marft_math", "grpo_math"), ("hier.coldstart.batch_size=24", "hier.coldstart.steps=500")),
-    "questions": (("matpo_search", "grpo_search"), ("hier.coldstart.batch_size=24", "hier.coldstart.steps=600")),
+    "sums": (("dr_mas_math", "marft_math", "grpo_math"), ("hier.coldstart.steps=500",)),
+    "questions": (("matpo_search", "grpo_search"), ("hier.coldstart.steps=600",)),
 }
 """Recipes whose formats one model learns, and the options of its cold start."""
 
@@ -94,7 +82,7 @@ FLAT = {"gigpo": "gigpo_alfworld", "grpo": "grpo_alfworld"}
 HOUSEHOLDS = {"himac": "himac_alfworld", **FLAT}
 CLOCKS = {
     "hiper": "hiper_alfworld",
-    "hiper, no critic": "hiper_alfworld hier/method=grpo hier.worker.name=switch_keep +hier.worker.history=0",
+    "hiper_no_critic": "hiper_alfworld hier/method=grpo hier.worker.name=switch_keep +hier.worker.history=0",
     **HOUSEHOLDS,
 }
 COMPARISONS = {
@@ -131,7 +119,7 @@ COMPARISONS = {
 }
 GROUPS = {"critics": ("clocks_one_goal", "clocks_two_goals"), "societies": ("solver_verifier", "lead")}
 """Names for several comparisons."""
-COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
+METHODS = list(dict.fromkeys(method for comparison in COMPARISONS.values() for method in comparison.methods))
 
 
 @dataclass(frozen=True)
@@ -144,7 +132,7 @@ class Run:
 
     def folder(self, work: Path) -> Path:
         """Where its logs are."""
-        return work / self.comparison / f"seed_{self.seed}" / self.method.replace(", ", "_").replace(" ", "_")
+        return work / self.comparison / f"seed_{self.seed}" / self.method
 
     def curve(self, work: Path) -> list[dict[str, Any]]:
         """Held-out success over generated tokens, as far as the run has come."""
@@ -252,7 +240,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
     groups = grouped(results)
     tasks = list(dict.fromkeys(comparison.task for comparison, _, _ in groups))
-    methods = list(dict.fromkeys(method for _, method, _ in groups))
+    colours = dict(zip(METHODS, pyplot.get_cmap("turbo")(np.linspace(0.05, 0.95, len(METHODS))), strict=True))
     figure, axes = pyplot.subplots(
         1, len(tasks), figsize=(3.6 * len(tasks), 3.4), sharey=True, layout="constrained", squeeze=False
     )
@@ -260,8 +248,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     for comparison, method, curves in groups:
         for number, curve in enumerate(curves):
             x, y = zip(*((point["tokens"] / 1000, 100 * point["success"]) for point in curve), strict=True)
-            colour = COLOURS[methods.index(method)]
-            panels[comparison.task].plot(x, y, color=colour, alpha=0.8, label=None if number else method)
+            panels[comparison.task].plot(x, y, color=colours[method], alpha=0.8, label=None if number else method)
     for task, panel in panels.items():
         panel.set(title=task, xlabel="generated tokens (thousands)", ylim=(0, 100))
         panel.legend(frameon=False)
@@ -287,7 +274,9 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=math.inf, help="begin no run after so many hours; call it again")
     parser.add_argument("--report", action="store_true", help="only table and plot, from an earlier run's file")
     options = parser.parse_args()
-    options.comparisons = [each for name in options.comparisons for each in GROUPS.get(name, (name,))]
+    options.comparisons = list(
+        dict.fromkeys(each for name in options.comparisons for each in GROUPS.get(name, (name,)))
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.report:
         measure(options)
@@ -329,7 +318,11 @@ def start(name: str, seed: int, work: Path) -> Path:
     recipes, options = COLD_STARTS[name]
     path = work / "cold_starts" / f"{name}_{seed}" / "model"
     configs = [
-        compose(recipe, [*options, f"actor_rollout_ref.model.path={path}", f"hier.seed={seed}"]) for recipe in recipes
+        compose(
+            recipe,
+            ["hier.coldstart.batch_size=24", *options, f"actor_rollout_ref.model.path={path}", f"hier.seed={seed}"],
+        )
+        for recipe in recipes
     ]
     return build(*configs, report=lambda text: print(f"{name}, seed {seed}: {text}", flush=True))
 
