@@ -16,7 +16,7 @@ from typing import Any
 
 from verl_hier.compat.config_classes import config_classes
 from verl_hier.errors import PluginError, RecipeError
-from verl_hier.recipe.checks.rule import needs_critic
+from verl_hier.recipe.checks.rule import needs_critic, needs_reference
 
 # Blocks that verl's workers turn into dataclasses by their `_target_`.
 _BLOCKS = (
@@ -94,9 +94,8 @@ def require_registration() -> None:
 def _run_validate_config(config: Any, notes: list[str]) -> None:
     from verl.utils.config import validate_config
 
-    reference = bool(config.algorithm.get("use_kl_in_reward") or config.actor_rollout_ref.actor.use_kl_loss)
     try:
-        validate_config(config, reference, needs_critic(config))
+        validate_config(config, needs_reference(config), needs_critic(config))
     except ImportError as error:
         notes.append(f"verl could not check everything here: {_words(error)}.")
     except Exception as error:

@@ -155,6 +155,12 @@ def devices(recipe: ComposedRecipe) -> int:
     return int(value(recipe.config, "trainer.nnodes")) * int(value(recipe.config, "trainer.n_gpus_per_node"))
 
 
+def shards(recipe: ComposedRecipe) -> int:
+    """Devices among which the weights of a model are divided; all of them unless the recipe says how many."""
+    shard = int(value(recipe.config, ACTOR + "fsdp_config.fsdp_size") or -1)
+    return shard if shard > 0 else devices(recipe)
+
+
 def data_parallel(recipe: ComposedRecipe) -> int:
     """Trainer ranks that see different rows."""
     return devices(recipe) // sequence_parallel(recipe)

@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_hier.compat.servers.table import rollout_server
 from verl_hier.errors import HierError, RecipeError
-from verl_hier.recipe.checks.lengths import devices
+from verl_hier.recipe.checks.lengths import shards
 from verl_hier.recipe.checks.model import ModelFacts, model_facts
 from verl_hier.recipe.checks.prompts import require_fields
 from verl_hier.recipe.checks.resources import (
@@ -20,7 +20,7 @@ from verl_hier.recipe.checks.resources import (
     lower_bound,
     plan_of,
 )
-from verl_hier.recipe.checks.rule import needs_critic, value
+from verl_hier.recipe.checks.rule import needs_critic, needs_reference, value
 from verl_hier.recipe.checks.tasks import require_tasks
 from verl_hier.recipe.checks.world import first_answer, missing_module
 from verl_hier.recipe.composed import ComposedRecipe
@@ -61,7 +61,7 @@ def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> int | None:
     if config["trainer"]["device"] != "cpu":
         return None
     plan = plan_of(recipe)
-    return lower_bound(plan, model.parameters or 0, plan.replicas + _has_reference(config), _critic_of(config) or 0)
+    return lower_bound(plan, model.parameters or 0, plan.replicas + needs_reference(config), _critic_of(config) or 0)
 
 
 def accelerator_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | None:
@@ -74,23 +74,19 @@ def accelerator_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str
         models whose size is not known.
     """
     config = recipe.config
+    if config["trainer"]["device"] == "cpu" or model.parameters is None:
+        return None
     critic = _critic_of(config)
-    if config["trainer"]["device"] == "cpu" or model.parameters is None or critic is None:
+    if critic is None:
         return None
     adapter = bool(config["actor_rollout_ref"]["model"].get("lora_rank"))
     found = {
         # The weights under an adapter are not trained, and the policy without it is the reference.
         "policy": model.parameters * (COPY_BYTES_PER_PARAMETER if adapter else TRAINED_BYTES_PER_PARAMETER),
         "critic": critic * TRAINED_BYTES_PER_PARAMETER,
-        "reference": model.parameters * COPY_BYTES_PER_PARAMETER * (_has_reference(config) and not adapter),
+        "reference": model.parameters * COPY_BYTES_PER_PARAMETER * (needs_reference(config) and not adapter),
     }
-    shards = int(config["actor_rollout_ref"]["actor"]["fsdp_config"].get("fsdp_size") or -1)
-    return {name: size // (shards if shards > 0 else devices(recipe)) for name, size in found.items() if size}
-
-
-def _has_reference(config: Mapping[str, Any]) -> bool:
-    actor, algorithm = config["actor_rollout_ref"]["actor"], config["algorithm"]
-    return bool(actor.get("use_kl_loss") or algorithm.get("use_kl_in_reward"))
+    return {name: size // shards(recipe) for name, size in found.items() if size}
 
 
 def _critic_of(config: Mapping[str, Any]) -> int | None:

@@ -15,7 +15,15 @@ import psutil
 
 from verl_hier.compat.servers.table import SERVERS
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.checks.lengths import ACTOR, ROLLOUT, data_parallel, devices, longest_row, sequence_parallel
+from verl_hier.recipe.checks.lengths import (
+    ACTOR,
+    ROLLOUT,
+    data_parallel,
+    devices,
+    longest_row,
+    sequence_parallel,
+    shards,
+)
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.checks.updates import Step, step_of
 from verl_hier.recipe.composed import ComposedRecipe
@@ -147,9 +155,7 @@ def check_parallel(recipe: ComposedRecipe) -> None:
     for size in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
         _divides(int(value(recipe.config, ROLLOUT + size) or 1), whole, ROLLOUT + size)
     _divides(_devices_of_a_server(recipe), whole, ROLLOUT + "tensor_model_parallel_size")
-    shard = int(value(recipe.config, ACTOR + "fsdp_config.fsdp_size") or -1)
-    if shard > 0:
-        _divides(shard, whole, ACTOR + "fsdp_config.fsdp_size")
+    _divides(shards(recipe), whole, ACTOR + "fsdp_config.fsdp_size")
 
 
 @rule

@@ -74,3 +74,8 @@ def needs_critic(config: Mapping[str, Any]) -> bool:
     """Whether verl builds a critic: its own rule (`trainer/ppo/utils.py::need_critic`) without importing verl."""
     enable = (config.get("critic") or {}).get("enable")
     return bool(enable) if enable is not None else config["algorithm"]["adv_estimator"] == "gae"
+
+
+def needs_reference(config: Mapping[str, Any]) -> bool:
+    """Whether verl builds a reference policy: `trainer/ppo/utils.py::need_reference_policy` without importing verl."""
+    return bool(config["algorithm"].get("use_kl_in_reward") or config["actor_rollout_ref"]["actor"].get("use_kl_loss"))
