@@ -6,6 +6,7 @@ from verl_hier.compat.seams.inspection import exists, fields, reads, takes
 from verl_hier.compat.seams.seam import seam
 
 _TOOL_LOOP = "verl.experimental.agent_loop.tool_agent_loop"
+_CHAT = "verl.utils.tokenizer.continuous_token:ContinuousTokenBuilder"
 _WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
 
 ROLLOUT = (
@@ -65,6 +66,17 @@ ROLLOUT = (
         "chat_tokens",
         "verl.utils.tokenizer.continuous_token_wiring:create_continuous_token_builder",
         "chats are tokenised exactly as verl's own agent loops do",
+    ),
+    seam(
+        "chat_prefix",
+        f"{_CHAT}._render_tokens",
+        "what verl puts in front of a message to render it is rendered once",
+        takes(f"{_CHAT}._render_tokens", "messages", "add_generation_prompt", "tools"),
+        reads(
+            f"{_CHAT}.render_delta_token_id",
+            "self._render_tokens(prefix_messages, add_generation_prompt=False, tools=tools)",
+        ),
+        removal="when verl's builder remembers it",
     ),
     seam(
         "tool_agent_loop",
