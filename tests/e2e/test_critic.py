@@ -18,67 +18,6 @@ pytestmark = pytest.mark.slow
 
 HEADS = ("low", "high", "term")
 RECIPE = """
-defaults: [ppo_trainer, hier/base, hier/method: hiper, hier/size/cpu, _self_]
-hier:
-  plugins: {probe: true}
-  environment: {name: bytes, steps: 4}
-  worker: {name: switch_keep, prompt: "s:{observation}", history: 1, window_prompt: "s:{observation}"}
-  rollout: {template: plain, max_tokens_per_turn: 72, environment_processes: 1}
-actor_rollout_ref:
-  rollout:
-    n: 4
-    engine_kwargs: {transformers: {deterministic: true}}
-  actor: {ppo_mini_batch_size: 4, use_kl_loss: false, optim: {lr: 1e-4}}
-critic: {optim: {lr: 3e-3}, cliprange_value: 10.0, ppo_epochs: 4}
-data: {train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}
-trainer: {experiment_name: critic_bytes, total_training_steps: 3, test_freq: -1, logger: [console, file]}
-"""
-
-
-def test_three_heads_learn_and_a_resumed_run_goes_on_as_if_nothing_had_been(
-    train: Trainer, speaker: Path, probes: Path, tmp_path: Path
-) -> None:
-    (probes / "critic_bytes.yaml").write_text(RECIPE)
-    overrides = [f"actor_rollout_ref.model.path={speaker}", "trainer.save_freq=2"]
-    whole = train("critic_bytes", [*overrides, f"hier.store.path={tmp_path}/graphs"])
-    assert whole.code == 0, whole.log[-4000:]
-    steps = [step for step in whole.steps if "actor/grad_norm" in step]
-    assert len(steps) == 3 and min(step["critic/grad_norm"] for step in steps) > 0
-    for head in HEADS:
-        assert min(step[f"critic/{head}/vf_loss"] for step in steps) > 0
-    check_places(steps, tmp_path / "graphs")
-    # Heads begin at 0, and have moved by the second step.
-    assert [steps[0][f"hier/critic/{head}/value_mean"] for head in HEADS] == [0, 0, 0]
-    assert all(step[f"hier/critic/{head}/value_mean"] != 0 for step in steps[1:] for head in HEADS)
-    checkpoints = tmp_path / "run" / "checkpoints"
-    assert (checkpoints / "global_step_2" / "critic").is_dir()
-    (resumed,) = train(
-        "critic_bytes",
-        [
-            *overrides,
-            "trainer.resume_mode=resume_path",
-            f"trainer.resume_from_path={checkpoints / 'global_step_2'}",
-        ],
-        "resumed",
-    ).steps
-    kinds = ("critic/", "hier/critic/", "hier/episodes", "actor/grad")
-    names = [name for name in resumed if name.startswith(kinds) and "/perf/" not in name]
-    assert len(names) > 20
-    for name in names:
-        np.testing.assert_allclose(resumed[name], steps[2][name], rtol=1e-5, atol=1e-7, err_msg=name)
-
-
-def check_places(steps: list[dict[str, float]], store: Path) -> None:
-    """A place a turn for the low and the termination head, and one a segment for the high one."""
-    for number, step in enumerate(steps, 1):
-        nodes = [node for graph in read_graphs(store / f"step_{number:06d}") for node in graph.nodes]
-        tokens = sum(len(node.action) for node in nodes)
-        starts = sum(node.turn == 0 or bool(node.extra["switch"]) for node in nodes)
-        for head, places in zip(HEADS, (len(nodes), starts, len(nodes)), strict=True):
-            assert step[f"hier/critic/{head}/trained_share"] == pytest.approx(places / tokens, rel=1e-6)
-
-
-ONE_VALUE = """
 defaults: [ppo_trainer, hier/base, hier/method: {method}, hier/size/cpu, _self_]
 hier:
   plugins: {{probe: true}}
@@ -91,10 +30,12 @@ actor_rollout_ref:
     n: 4
     engine_kwargs: {{transformers: {{deterministic: true}}}}
   actor: {{ppo_mini_batch_size: 4, use_kl_loss: false, optim: {{lr: 1e-4}}}}
-critic: {{optim: {{lr: 3e-3}}, cliprange_value: 10.0, ppo_epochs: 2}}
+critic: {{optim: {{lr: 3e-3}}, cliprange_value: 10.0, ppo_epochs: {epochs}}}
 data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
 trainer: {{experiment_name: {method}_bytes, total_training_steps: 3, test_freq: -1, logger: [console, file]}}
 """
+JOINT = {"name": "joint"}
+KEEPER = {"name": "switch_keep", "prompt": "s:{observation}", "history": 1, "window_prompt": "s:{observation}"}
 AGENTS = {
     "name": "team",
     "roles": {
@@ -105,10 +46,60 @@ AGENTS = {
 }
 
 
+def write_recipe(probes: Path, method: str, worker: dict[str, Any], schedule: dict[str, Any], epochs: int) -> str:
+    """Put a recipe of a method beside the probes; returns its name."""
+    text = RECIPE.format(method=method, worker=json.dumps(worker), schedule=json.dumps(schedule), epochs=epochs)
+    (probes / f"{method}_bytes.yaml").write_text(text)
+    return f"{method}_bytes"
+
+
+def test_three_heads_learn_and_a_resumed_run_goes_on_as_if_nothing_had_been(
+    train: Trainer, speaker: Path, probes: Path, tmp_path: Path
+) -> None:
+    name = write_recipe(probes, "hiper", KEEPER, JOINT, epochs=4)
+    overrides = [f"actor_rollout_ref.model.path={speaker}", "trainer.save_freq=2"]
+    whole = train(name, [*overrides, f"hier.store.path={tmp_path}/graphs"])
+    assert whole.code == 0, whole.log[-4000:]
+    steps = [step for step in whole.steps if "actor/grad_norm" in step]
+    assert len(steps) == 3 and min(step["critic/grad_norm"] for step in steps) > 0
+    for head in HEADS:
+        assert min(step[f"critic/{head}/vf_loss"] for step in steps) > 0
+    check_places(steps, tmp_path / "graphs")
+    # Heads begin at 0, and have moved by the second step.
+    assert [steps[0][f"hier/critic/{head}/value_mean"] for head in HEADS] == [0, 0, 0]
+    assert all(step[f"hier/critic/{head}/value_mean"] != 0 for step in steps[1:] for head in HEADS)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (checkpoints / "global_step_2" / "critic").is_dir()
+    (resumed,) = train(
+        name,
+        [
+            *overrides,
+            "trainer.resume_mode=resume_path",
+            f"trainer.resume_from_path={checkpoints / 'global_step_2'}",
+        ],
+        "resumed",
+    ).steps
+    kinds = ("critic/", "hier/critic/", "hier/episodes", "actor/grad")
+    names = [key for key in resumed if key.startswith(kinds) and "/perf/" not in key]
+    assert len(names) > 20
+    for key in names:
+        np.testing.assert_allclose(resumed[key], steps[2][key], rtol=1e-5, atol=1e-7, err_msg=key)
+
+
+def check_places(steps: list[dict[str, float]], store: Path) -> None:
+    """A place a turn for the low and the termination head, and one a segment for the high one."""
+    for number, step in enumerate(steps, 1):
+        nodes = [node for graph in read_graphs(store / f"step_{number:06d}") for node in graph.nodes]
+        tokens = sum(len(node.action) for node in nodes)
+        starts = sum(node.turn == 0 or bool(node.extra["switch"]) for node in nodes)
+        for head, places in zip(HEADS, (len(nodes), starts, len(nodes)), strict=True):
+            assert step[f"hier/critic/{head}/trained_share"] == pytest.approx(places / tokens, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("method", "worker", "schedule", "actor_steps"),
     [
-        ("ragen", {"name": "react", "prompt": "x:{observation}", "observation_prompt": "x:"}, {"name": "joint"}, 3),
+        ("ragen", {"name": "react", "prompt": "x:{observation}", "observation_prompt": "x:"}, JOINT, 3),
         # The critic learns alone in the first step, and then one agent a step.
         ("marft", AGENTS, {"name": "agents", "period": 1, "roles": ["reasoner", "actor"]}, 2),
     ],
@@ -123,10 +114,9 @@ def test_one_value_learns_and_credits(
     schedule: dict[str, Any],
     actor_steps: int,
 ) -> None:
-    text = ONE_VALUE.format(method=method, worker=json.dumps(worker), schedule=json.dumps(schedule))
-    (probes / f"{method}_bytes.yaml").write_text(text)
+    name = write_recipe(probes, method, worker, schedule, epochs=2)
     store = tmp_path / "graphs"
-    run = train(f"{method}_bytes", [f"actor_rollout_ref.model.path={speaker}", f"hier.store.path={store}"])
+    run = train(name, [f"actor_rollout_ref.model.path={speaker}", f"hier.store.path={store}"])
     assert run.code == 0, run.log[-4000:]
     steps = [step for step in run.steps if "critic/grad_norm" in step]
     assert len(steps) == 3 and min(step["critic/vf_loss"] for step in steps) > 0
