@@ -192,6 +192,8 @@ class WorkerSpec(Spec):
         needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
         stand_ins: whether its episodes heed `EpisodeView.stand_ins`, so that a sampler can leave roles out of them.
         needs_info: names in the `info` of a reset that it reads; refuses environments that do not show them.
+        needs_scores: `needs_scores(options)`, whether it asks how likely texts are (`EpisodeView.likelihoods`); refuses
+            rollout servers that return no log-probs of prompts.
     """
 
     kind: ClassVar[Kind] = "worker"
@@ -204,6 +206,7 @@ class WorkerSpec(Spec):
     judges: Callable[[Any], Iterable[str]] | None = None
     needs_stop_strings: bool = False
     needs_info: tuple[str, ...] = ()
+    needs_scores: Callable[[Any], bool] | None = None
 
     def levels(self, options: Any) -> dict[str, int]:
         """The roles that take turns with these options, each with its level. No other role may take one."""

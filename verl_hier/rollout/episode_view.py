@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
-from verl_hier.graph.nodes import Node, cut_spans
+from verl_hier.graph.nodes import CONTINUED, Node, cut_spans
 from verl_hier.rollout.ahead import Expected
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
@@ -260,6 +262,22 @@ class EpisodeView:
         """Tokens that the next turn of a context may have. Where there are none, taking it would end the episode."""
         prompt, _ = await off_loop(context.pending_characters, context.prompt)
         return max(self._rollout.limits.context_tokens - len(prompt), 0)
+
+    async def likelihoods(self, context: Context, texts: Sequence[str]) -> list[float]:
+        """How likely the policy finds it that an agent says each of these texts next: the mean log-prob of its tokens.
+
+        The rollout server has to return log-probs of prompts (`WorkerSpec.needs_scores`). A text that has no token, or
+        no place behind what the context holds, has -inf; a longer one is judged by its beginning.
+        """
+        prompt, _ = await off_loop(context.pending_characters, context.prompt)
+        room = max(self._rollout.limits.context_tokens - len(prompt), 0)
+
+        async def one(text: str) -> float:
+            said = self._rollout.renderer.render(prompt, [], [{"role": CONTINUED, "content": text}])
+            tokens = said[len(prompt) : len(prompt) + room]
+            return await self._rollout.likelihood(prompt, tokens, context.policy) if tokens else -math.inf
+
+        return list(await asyncio.gather(*map(one, texts)))
 
     async def generate(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +80,7 @@ class Request:
         sampling: temperature, top-p and top-k of the recipe.
         unfinished: episodes of the task that earlier steps have left unfinished.
         told: what the schedule tells the workers of this task, JSON-able; see `Schedule.told`.
+        likelihoods: answers to `EpisodeView.likelihoods` that are known already, in a replay.
     """
 
     task: Mapping[str, Any]
@@ -89,6 +92,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     unfinished: tuple[UnfinishedEpisode, ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
+    likelihoods: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: RolloutGraph, task: Mapping[str, Any]) -> Request:
@@ -120,6 +124,7 @@ class Request:
             sampling=Sampling(stored["temperature"], stored["top_p"], stored["top_k"]),
             unfinished=unfinished,
             told=stored.get("told", {}),
+            likelihoods=stored.get("likelihoods", {}),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,6 +137,7 @@ class Request:
             "top_p": self.sampling.top_p,
             "top_k": self.sampling.top_k,
             **({"told": dict(self.told)} if self.told else {}),
+            **({"likelihoods": dict(self.likelihoods)} if self.likelihoods else {}),
         }
 
 
@@ -203,6 +209,7 @@ class TaskRollout:
         )
         self.earlier_rewards: list[EarlierReward] = []
         self._first: asyncio.Task[tuple[EnvironmentHandle, StepResult]] | None = None
+        self._asked: dict[str, asyncio.Task[Scored]] = {}
 
     def policy(self, name: str) -> Policy:
         """A policy by name.
@@ -256,6 +263,21 @@ class TaskRollout:
     async def score(self, prompt: list[int], tokens: list[int], top: int = 0, policy: str = DEFAULT_POLICY) -> Scored:
         """See `Policy.score`."""
         return await self.policy(policy).score(prompt, tokens, self.conversation, top)
+
+    async def likelihood(self, prompt: list[int], tokens: list[int], policy: str) -> float:
+        """Mean log p of some tokens after a prompt.
+
+        The policy is asked once, and its answer is stored with the request: all episodes of the task, their forks and
+        replays are told the same, whatever the weights are by then.
+        """
+        name = hashlib.blake2b(json.dumps([policy, prompt, tokens]).encode(), digest_size=8).hexdigest()
+        if name not in self.graph.request.get("likelihoods", {}):
+            if name not in self._asked:
+                self._asked[name] = asyncio.ensure_future(self.score(prompt, tokens, policy=policy))
+            logprobs = (await asyncio.shield(self._asked[name])).logprobs
+            self.graph.request.setdefault("likelihoods", {})[name] = sum(logprobs) / len(logprobs)
+        found: float = self.graph.request["likelihoods"][name]
+        return found
 
     async def open_environment(self) -> tuple[EnvironmentHandle, StepResult]:
         """An environment at the start of the task.

@@ -193,6 +193,12 @@ def check_sampler(recipe: ComposedRecipe) -> None:
             f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of given tokens, which the "
             f"rollout server {server.name!r} does not return; use one of {servers_with('prompt_scores')}."
         )
+    worker = parts.worker.spec
+    if worker.needs_scores is not None and worker.needs_scores(parts.worker.options) and not server.prompt_scores:
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.name: worker {worker.name!r} needs the log-probs of given texts, which the "
+            f"rollout server {server.name!r} does not return; use one of {servers_with('prompt_scores')}."
+        )
     if parts.estimator.spec.needs_tree and not sampler.needs_fork:
         able = [name for name, spec in host.specs("sampler").items() if getattr(spec, "needs_fork", False)]
         raise RecipeError(
