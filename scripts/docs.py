@@ -296,6 +296,17 @@ def tree_engine() -> Iterator[str]:
     yield from ("", "![time of the tree engine over the share of pairs of attention](tree_engine.png)")
 
 
+def tree_steps() -> Iterator[str]:
+    """What `scripts/bench/tree_steps.py` has measured."""
+    file = DOCS / "tree_steps.json"
+    if not file.is_file():
+        yield "Not measured yet."
+        return
+    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    yield from importlib.import_module("tree_engine_table").steps_table(measured)
+
+
 def viewer() -> Iterator[str]:
     """What `scripts/bench/viewer.py` has measured."""
     sys.path.insert(0, str(ROOT / "scripts" / "bench"))
@@ -371,6 +382,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "viewer": viewer,
     "worlds": worlds,
     "tree_engine": tree_engine,
+    "tree_steps": tree_steps,
     "checks": rules_of_the_check,
     "numbers": numbers,
     "words": words,

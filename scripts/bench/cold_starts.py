@@ -42,17 +42,29 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     os.chdir(work)
     played: dict[str, dict[str, Any]] = {}
+    failed = []
     for name in options.recipes:
-        recipe = ComposedRecipe.named(name)
-        verl_hier("coldstart", name)
-        model = model_folder(recipe)
-        same = repr((model, recipe.parts.environment, recipe.parts.worker, recipe.limits))
-        if same not in played:
-            played[same] = json.loads(verl_hier("eval", str(model), name, "--json"))
-        found = described(read_record(model), played[same])
+        try:
+            found = measure(name, played)
+        except subprocess.CalledProcessError:
+            failed.append(name)
+            continue
         known = json.loads(out.read_text()) if out.is_file() else {}
         out.write_text(json.dumps({**known, name: found}, indent=1, sort_keys=True) + "\n")
         print(f"{name}: {found}", flush=True)
+    if failed:
+        sys.exit(f"not measured, for the reasons above: {', '.join(failed)}")
+
+
+def measure(name: str, played: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Make the model of a recipe and play its held-out tasks, or find both; `played` remembers what was played."""
+    recipe = ComposedRecipe.named(name)
+    verl_hier("coldstart", name)
+    model = model_folder(recipe)
+    same = repr((model, recipe.parts.environment, recipe.parts.worker, recipe.limits))
+    if same not in played:
+        played[same] = json.loads(verl_hier("eval", str(model), name, "--json"))
+    return described(read_record(model), played[same])
 
 
 def verl_hier(*arguments: str) -> str:

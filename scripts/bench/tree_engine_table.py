@@ -1,4 +1,4 @@
-"""The table of what `tree_engine.py` measures, for its own output and for the documentation."""
+"""The tables of what `tree_engine.py` and `tree_steps.py` measure, for their own output and for the documentation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 ENGINES = ("stock", "packed", "tree")
 """verl's own, which pads rows to one length; ours with the rows packed but not shared; ours."""
 HEAD = ("rows", "unique tokens", "visible pairs", "update", "log-probs", "peak memory", "rows packed, not shared")
+PARTS = ("step", "update_actor", "old_log_prob")
+"""What `tree_steps.py` times, by verl's names."""
 
 
 def cells(record: Mapping[str, Any]) -> list[str]:
@@ -33,4 +35,22 @@ def table(measured: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Measured {times} on {about['date']} on one thread of an {about['machine']}{busy}; verl {about['verl']}, "
         f"torch {about['torch']}."
+    )
+
+
+def steps_table(measured: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of the table of whole steps, and a sentence on how they were measured."""
+    about = measured["about"]
+    yield "| recipe | unique tokens | visible pairs | step | of which update | of which log-probs |"
+    yield f"|{'---|' * 6}"
+    for record in measured["recipes"]:
+        found = [f"`{record['recipe']}`", f"{record['unique']:.3f}", f"{record['visible']:.3f}"]
+        for part in PARTS:
+            stock, tree = record["stock"][part], record["tree"][part]
+            found.append(f"{stock:.2f} → {tree:.2f} s ({tree / stock:.2f})")
+        yield f"| {' | '.join(found)} |"
+    yield ""
+    yield (
+        f"Processor time, measured on {about['date']} on {about['machine']}, beside other work: steps 2 to "
+        f"{about['steps']} of {about['runs']} run(s) with either engine; verl {about['verl']}, torch {about['torch']}."
     )

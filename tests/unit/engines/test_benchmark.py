@@ -12,6 +12,8 @@ from tests.fixtures.trainer import ROOT
 from tests.fixtures.trees_of_rows import branching
 from verl_hier.engines.packing import Edges, Packed
 
+ABOUT = ("date", "machine", "runs", "steps", "verl", "torch")
+
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -42,3 +44,24 @@ def test_engines_that_disagree_end_it(bench: Any, measure: str, wrong: float) ->
     record["tree"][measure] *= wrong
     with pytest.raises(SystemExit, match=f"a shape: stock, packed, tree disagree on the {measure}"):
         bench.require_agreement({"shape": "a shape", **record})
+
+
+def test_whole_steps_are_compared_on_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "bench"))
+    steps = importlib.import_module("tree_steps")
+    seconds = {"stock": [[4.0, 9.0], [5.0, 8.0]], "tree": [[2.0, 4.0], [3.0, 2.0]]}
+    same = dict.fromkeys(steps.SAME, 0.5)
+    found = {
+        engine: [[same | dict.fromkeys(steps.PARTS, time) for time in run] for run in runs]
+        for engine, runs in seconds.items()
+    }
+    steps.require_same_rows(found)
+    record = steps.described("a recipe", found)
+    assert record["stock"]["step"] == pytest.approx((4 + 9 + 5 + 8) / 4)
+    assert record["tree"]["update_actor"] == pytest.approx((2 + 4 + 3 + 2) / 4)
+    assert "6.50 → 2.75 s (0.42)" in "\n".join(
+        steps.steps_table({"about": dict.fromkeys(ABOUT, "x"), "recipes": [record]})
+    )
+    found["tree"][1][1]["hier/rows/trained"] = 0.6
+    with pytest.raises(SystemExit, match=r"not the same rollouts in step 3: hier/rows/trained is 0\.5 and 0\.6"):
+        steps.require_same_rows(found)
