@@ -98,7 +98,7 @@ class SkillLibrary(Schedule):
             "hier/skills/cache": float(len(self._cache)),
             "hier/skills/reservoir": float(len(self._reservoir)),
             "hier/skills/utility": float(np.mean([skill.utility for skill in self._cache.values()] or [0.0])),
-            "hier/skills/used": float(np.mean([text is not None for text in chosen] or [0.0])),
+            "hier/skills/used": float(np.mean([float(text is not None) for text in chosen] or [0.0])),
         }
 
     def _update(self, table: TurnTable, chosen: Sequence[str | None], total: Floats) -> None:
