@@ -49,7 +49,7 @@ class LazyFunction:
         """Import the function.
 
         Raises:
-            RecipeError: when a package of the pip extra is missing or cannot be imported.
+            RecipeError: when a package of the pip extra, or one of `modules`, is missing or cannot be imported.
         """
         module, _, name = self.reference.partition(":")
         try:
@@ -57,10 +57,14 @@ class LazyFunction:
                 importlib.import_module(needed)
             found: Any = importlib.import_module(module)
         except ImportError as error:
-            if not self.extra:
+            if not self.extra and not self.modules:
                 raise
-            sentence = f"{self.part} cannot be imported ({error}); pip install 'verl-hier[{self.extra}]'."
-            raise RecipeError(sentence) from error
+            cure = (
+                f"pip install 'verl-hier[{self.extra}]'"
+                if self.extra
+                else "install it, or let hier.rollout.process.python name an interpreter that has it"
+            )
+            raise RecipeError(f"{self.part} cannot be imported ({error}); {cure}.") from error
         for part in name.split("."):
             found = getattr(found, part)
         function: Callable[..., Any] = found
@@ -112,9 +116,10 @@ class Spec:
         for field_name in ("factory", "tasks", "baselines"):
             function = getattr(self, field_name, None)
             if isinstance(function, LazyFunction):
-                # From here on a missing package is reported with the part and the extra that brings it.
+                # From here on a missing package is reported with the part and the extra that brings it. What lists
+                # tasks runs on the driver, which may lack packages that only the environment's own process has.
                 part = f"hier.{self.kind}.name: {self.name}"
-                modules: tuple[str, ...] = getattr(self, "modules", ())
+                modules: tuple[str, ...] = getattr(self, "modules", ()) if field_name == "factory" else ()
                 object.__setattr__(self, field_name, LazyFunction(function.reference, modules, part, self.extra))
 
 

@@ -170,7 +170,7 @@ def _notes(recipe: ComposedRecipe) -> list[str]:
         notes.append(
             f"{module} is not installed on this machine; `pip install 'verl-hier[{module}]'` where the recipe runs."
         )
-    package = missing_module(parts.environment.spec)
+    package = missing_module(parts.environment.spec, recipe.hier.rollout.process.python)
     if package:
         notes.append(f"the environment's package {package!r} is not installed on this machine.")
     return notes + contradictions(config)

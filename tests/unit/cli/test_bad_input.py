@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -138,6 +139,14 @@ def test_an_environment_whose_package_is_missing(package: str, model: Path) -> N
         f"verl-hier: hier.environment.name: 'alfworld' needs the Python package {package!r}, which is not installed; "
         "`pip install 'verl-hier[alfworld]'` brings it."
     ]
+
+
+def test_another_interpreter_without_the_environments_package(refused: Refused, tmp_path: Path) -> None:
+    sentence = refused("hier.rollout.process.python=/no/such/python")
+    assert sentence.startswith("hier.rollout.process.python: there is no interpreter /no/such/python; ")
+    venv.create(tmp_path, symlinks=True)
+    sentence = refused(f"hier.rollout.process.python={tmp_path}/bin/python")
+    assert f"'alfworld' needs the Python package 'alfworld', which {tmp_path}/bin/python does not have" in sentence
 
 
 def test_n_that_does_not_fit_the_sampler(refused: Refused) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verl_hier.compat.servers.table import rollout_server
@@ -95,15 +97,19 @@ def _critic_of(config: Mapping[str, Any]) -> int | None:
 
 
 def _environment(recipe: ComposedRecipe) -> Iterator[Missing]:
-    spec = recipe.parts.environment.spec
-    module = missing_module(spec)
-    if module:
+    spec, python = recipe.parts.environment.spec, recipe.hier.rollout.process.python
+    module = missing_module(spec, python)
+    needs = f"{spec.name!r} needs the Python package {module!r}, which"
+    if python and shutil.which(Path(python).expanduser()) is None:
+        yield Missing(f"hier.rollout.process.python: there is no interpreter {python}; make it, or name another one.")
+    elif module and python:
+        command = f"{python} -m pip install {module}"
+        yield Missing(f"hier.rollout.process.python: {needs} {python} does not have; `{command}`.", (command,))
+    elif module:
         command = f"pip install 'verl-hier[{spec.extra}]'" if spec.extra else ""
-        cure = f"`{command}` brings it" if command else "install it"
-        why = (
-            f"hier.environment.name: {spec.name!r} needs the Python package {module!r}, which is not installed; {cure}."
-        )
-        yield Missing(why, (command,) if command else ())
+        other = "install it, or let hier.rollout.process.python name an interpreter that has it"
+        cure = f"`{command}` brings it" if command else other
+        yield Missing(f"hier.environment.name: {needs} is not installed; {cure}.", (command,) if command else ())
 
 
 def _server(recipe: ComposedRecipe) -> Iterator[Missing]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.base import StepResult
@@ -15,6 +17,10 @@ from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.parts import Part
 
 DATASET = "TaskDataset"
+LOOK = """
+import importlib.util, sys
+print(next((name for name in sys.argv[1:] if importlib.util.find_spec(name.partition(".")[0]) is None), ""))
+"""
 
 
 def makes_tasks(config: Mapping[str, Any]) -> bool:
@@ -46,12 +52,30 @@ def info_names(recipe: ComposedRecipe) -> set[str] | None:
     return None if answer is None else set(answer.info)
 
 
-def missing_module(spec: EnvironmentSpec) -> str:
-    """A Python package that the environment needs and that is not installed, or empty; only looks, imports nothing."""
+def missing_module(spec: EnvironmentSpec, python: str = "") -> str:
+    """A Python package that the environment needs and that is not installed, or empty; only looks, imports nothing.
+
+    Args:
+        spec: the environment.
+        python: the interpreter that runs it, where it is another one; one that cannot be started has no package.
+    """
+    if python and spec.modules:
+        return _missing_there(python, spec.modules)
     for name in spec.modules:
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             return name
     return ""
+
+
+def _missing_there(python: str, names: Sequence[str]) -> str:
+    """The first of some packages that another interpreter does not have, or empty."""
+    try:
+        asked = subprocess.run(
+            [Path(python).expanduser(), "-c", LOOK, *names], check=True, capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return names[0]
+    return asked.stdout.strip()
 
 
 def first_task(recipe: ComposedRecipe) -> dict[str, Any] | None:
@@ -70,13 +94,14 @@ def first_task(recipe: ComposedRecipe) -> dict[str, Any] | None:
 def first_answer(recipe: ComposedRecipe) -> StepResult | None:
     """The answer to one reset with the first task.
 
-    None where the tasks come from a data set, or the environment's packages are not installed.
+    None where the tasks come from a data set, or the environment's packages are not installed, or it runs in another
+    interpreter.
 
     Raises:
         RecipeError: when the environment makes no tasks or cannot be reset.
     """
     environment, task = recipe.parts.environment, first_task(recipe)
-    if task is None:
+    if task is None or recipe.hier.rollout.process.python:
         return None
     try:
         world = build(environment.spec, environment.options)
