@@ -56,7 +56,7 @@ def test_the_answers_are_those_of_the_game():
     for game in GAMES:
         environment = TextworldExpressEnvironment(options(game, describe=False, max_steps=200))
         (task,) = tasks(options(game, pool=1), "train")
-        other = machine(400).take(game, "")
+        other = machine(400).game(game, "")
         stock, step = json.loads(other.generateNewGameJSON(task["seed"], "train", True)), environment.reset(task, 0)
         before = 0.0
         for action in list(other.getGoldActionSequence()):
@@ -190,7 +190,7 @@ def test_tasks_are_those_of_the_folds():
 
 @needs_java
 def test_the_seeds_are_those_of_the_games():
-    game = machine(400).take("coin", "")
+    game = machine(400).game("coin", "")
     assert list(game.getSeedsTrain()) == list(range(1000)) and list(game.getSeedsDev()) == list(range(10_000, 11_000))
     assert list(game.getSeedsTest()) == list(range(20_000, 21_000))
 

@@ -138,11 +138,11 @@ def test_every_agent_has_its_turns_and_its_reward(python, monkeypatch):
 @pytest.mark.parametrize(
     ("env", "pool", "sentence"),
     [
-        ({"taskset": {"id": "no_such_taskset"}}, 1, r"environment.env: verifiers does not make .* 'no_such_taskset'"),
+        ({"taskset": {"id": "no_such_taskset"}}, 1, "lacks what the environment needs .*'no_such_taskset' not found"),
         (
             {"taskset": {"id": "two_sides"}, "silent": 1},
             1,
-            r"environment.env: verifiers does not make this environment",
+            "environment.env: verifiers does not make this .* silent Extra inputs are not permitted",
         ),
         ({"taskset": {"id": "two_sides"}, "trained": False}, 1, "the agent 'answers' is not trainable"),
         ({"taskset": {"id": "needy_tasks"}}, 1, "NeedyTask has the reward 'built', which needs a runtime"),

@@ -11,7 +11,7 @@ from typing import Any
 from verl_hier.environments.expert import Expert
 from verl_hier.environments.gym_text import GymText, TextView
 from verl_hier.errors import RecipeError
-from verl_hier_plugins.environments.textworld_express.machine import Machine, machine
+from verl_hier_plugins.environments.textworld_express.machine import machine
 from verl_hier_plugins.environments.textworld_express.options import TextworldExpressOptions
 
 ROOM = re.compile(r"You are in the ([^.]+)\.")
@@ -38,8 +38,8 @@ class ExpressGame:
         numbers = options.settings.get(task["game"], {})
         self._kind = task["game"], ",".join(f"{name}={value}" for name, value in numbers.items())
         self._fold, self._options = task["fold"], options
-        self._machine: Machine = machine(options.java_memory_mb)
-        self._played: Any = self._machine.take(*self._kind)
+        self._machine = machine(options.java_memory_mb)
+        self._played: Any = self._machine.game(*self._kind)
 
     def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]:
         """The game of a seed."""
@@ -60,16 +60,16 @@ class ExpressGame:
 
     def solution(self) -> list[str]:
         """The game's own solution from its start, on a game of its own."""
-        other = self._machine.take(*self._kind)
+        other = self._machine.game(*self._kind)
         self._begin(other, True)
         found = [str(action) for action in other.getGoldActionSequence()]
-        self._machine.give_back(*self._kind, other)
+        self._machine.give_back(self._kind, other)
         return found
 
     def close(self) -> None:
         """Let another episode have the game."""
         if self._machine.alive:
-            self._machine.give_back(*self._kind, self._played)
+            self._machine.give_back(self._kind, self._played)
 
     @property
     def commands(self) -> tuple[str, ...]:

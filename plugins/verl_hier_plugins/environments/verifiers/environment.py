@@ -21,6 +21,7 @@ from verl_hier_plugins.environments.verifiers.seats import Request, Seat, Table,
 from verl_hier_plugins.environments.verifiers.tasks import places
 
 ENV = "hier.environment.env"
+LONGEST_REFUSAL = 300
 OVER = "The episode is over."
 
 
@@ -172,7 +173,7 @@ async def service(options: VerifiersOptions) -> AsyncIterator[Callable[[], Verif
     try:
         env = vf.load_environment(vf.resolve_env_config(dict(options.env)))
     except (ValueError, TypeError, AttributeError, ModuleNotFoundError) as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        said = " ".join(str(error).split())[:LONGEST_REFUSAL] or type(error).__name__
         raise RecipeError(f"{ENV}: verifiers does not make this environment: {said}") from error
     check_task(type(env.taskset).task_type())
     if env.taskset.toolsets(env.taskset.config):
