@@ -1,58 +1,115 @@
 #!/usr/bin/env python3
-"""The matrix of the lab: every method that its worlds can feed, in every world, and the bias of each one's gradient.
+"""The matrix of the lab: every method that its worlds can feed, the product's samplers and schedules, and the bias of
+each one's gradient.
 
-    python scripts/bench/lab.py --seeds 10 --keep runs/lab.json
+    python scripts/bench/lab.py --seeds 10 --keep runs/lab
 
 Writes `verl_hier/lab/results.json`, from which `verl-hier lab recommend` and the tables of docs/lab.md are made. It can
-be stopped at any time: `--keep` holds the runs that are done.
+be stopped at any time and goes on from the files in `--keep`; `--hours` begins nothing new after so long.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from verl_hier.host.manager import PluginHost
 from verl_hier.lab.bias import measure
 from verl_hier.lab.learn import Setting
 from verl_hier.lab.methods import method
-from verl_hier.lab.study import QUICK_WORLDS, feedable, store, study, summarise
+from verl_hier.lab.parts import SAMPLED_TASKS, SAMPLED_TURNS, SAMPLED_WORLDS, SCHEDULED_WORLDS, sampled, scheduled
+from verl_hier.lab.study import QUICK_WORLDS, Cell, Table, feedable, store, study, summarise, write_lines
 from verl_hier.lab.worlds import WORLDS
+
+PIECE = 60
+"""Runs between two looks at the clock."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--batches", type=int, default=2000)
-    parser.add_argument("--keep", type=Path, default=Path("runs/lab.json"))
+    parser.add_argument("--sampler-seeds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=1000)
+    parser.add_argument("--sampler-batches", type=int, default=100)
+    parser.add_argument("--keep", type=Path, default=Path("runs/lab"))
+    parser.add_argument("--hours", type=float, default=math.inf)
     chosen = parser.parse_args()
-    host, setting = PluginHost.load({"builtin": True}, "estimator"), Setting()
-    names = feedable(host)
-    cells = [(name, world, seed) for name in names for world in WORLDS for seed in range(chosen.seeds)]
-    chosen.keep.parent.mkdir(parents=True, exist_ok=True)
-    found = study(cells, setting, chosen.keep, {"builtin": True}, note=report)
-    table = {}
-    for name in names:
-        for world in WORLDS:
-            summary = summarise(found[name, world, seed] for seed in range(chosen.seeds))
-            if summary is not None:
-                table[name, world] = summary
-    biases = []
-    for name in names:
-        for world in QUICK_WORLDS:
-            if (name, world) in table:
-                made = measure(WORLDS[world], method(name, host), chosen.batches)
-                if made is None:
-                    continue
-                numbers = [made.bias, *made.interval, made.noise, made.scale]
-                biases.append({"method": name, "world": world, "numbers": [round(number, 4) for number in numbers]})
-    store(table, setting, bias=biases, batches=chosen.batches)
+    chosen.keep.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 3600 * chosen.hours
+    names = feedable(PluginHost.load({"builtin": True}))
+    places = [(name, world) for name in names for world in WORLDS]
+    drawn = [(name, world) for name in sampled() for world in SAMPLED_WORLDS]
+    drawn += [(name, world) for name in scheduled() for world in SCHEDULED_WORLDS]
+    setting, short = Setting(), Setting(SAMPLED_TURNS, SAMPLED_TASKS)
+    samplers = learned(drawn, chosen.sampler_seeds, short, chosen.keep / "samplers.json", end)
+    summaries = learned(places, chosen.seeds, setting, chosen.keep / "methods.json", end)
+    asked = [(name, world, chosen.batches) for name in names for world in QUICK_WORLDS if (name, world) in summaries]
+    asked += [
+        (name, world, chosen.sampler_batches)
+        for name in sampled()
+        for world in QUICK_WORLDS
+        if (name, world) in samplers or world not in SAMPLED_WORLDS
+    ]
+    biases = biased(asked, chosen.keep / "bias.json", end)
+    store(
+        summaries=summaries,
+        samplers=samplers,
+        setting=asdict(setting),
+        sampler_setting=asdict(short),
+        batches=[chosen.batches, chosen.sampler_batches],
+        bias=biases,
+    )
 
 
-def report(done: int, all_: int) -> None:
-    """Say how far the runs are."""
-    if done % 200 == 0 or done == all_:
-        print(f"{done} of {all_} runs", flush=True)
+def learned(places: Sequence[tuple[str, str]], seeds: int, setting: Setting, keep: Path, end: float) -> Table:
+    """What each method has learned in each world, in pieces."""
+    cells: list[Cell] = [(name, world, seed) for name, world in places for seed in range(seeds)]
+    found: dict[Cell, dict[str, Any]] = {}
+    for start in range(0, len(cells), PIECE):
+        in_time(end)
+        found |= study(cells[start : start + PIECE], setting, keep, {"builtin": True})
+        print(f"{keep.name}: {len(found)} of {len(cells)} runs", flush=True)
+    made = {(name, world): summarise(found[name, world, seed] for seed in range(seeds)) for name, world in places}
+    return {place: summary for place, summary in made.items() if summary is not None}
+
+
+def biased(asked: Iterable[tuple[str, str, int]], keep: Path, end: float) -> list[dict[str, Any]]:
+    """The bias of each gradient, as `study.store` keeps it."""
+    known = json.loads(keep.read_text())["bias"] if keep.is_file() else []
+    done = {(each["method"], each["world"]): each for each in known}
+    missing = [each for each in asked if each[:2] not in done]
+    with ProcessPoolExecutor() as pool:
+        for start in range(0, len(missing), 10):
+            in_time(end)
+            for made in pool.map(bias_of, missing[start : start + 10]):
+                done[made["method"], made["world"]] = made
+            write_lines(keep, {"bias": list(done.values())})
+            print(f"{keep.name}: {min(start + 10, len(missing))} of {len(missing)}", flush=True)
+    return [done[name, world] for name, world, _ in asked if done[name, world]["numbers"]]
+
+
+def bias_of(asked: tuple[str, str, int]) -> dict[str, Any]:
+    """Bias, its interval, noise and scale of one gradient, and what there is for each role."""
+    name, world, batches = asked
+    made = measure(WORLDS[world], method(name), batches)
+    numbers = [] if made is None else [made.bias, *made.interval, made.noise, made.scale]
+    roles = {} if made is None else {role: [round(x, 4) for x in pair] for role, pair in made.roles.items()}
+    silent = None if made is None else round(made.silent, 4)
+    rounded = [round(number, 4) for number in numbers]
+    return {"method": name, "world": world, "numbers": rounded, "silent": silent, "roles": roles}
+
+
+def in_time(end: float) -> None:
+    """Stop when the hours are over."""
+    if time.monotonic() > end:
+        raise SystemExit("The hours are over; call it again to go on.")
 
 
 if __name__ == "__main__":

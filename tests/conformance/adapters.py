@@ -23,9 +23,9 @@ from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import ActorConfig, Case, Outputs, first_seen, on_mask
 from tests.conformance.rounds import replay
 from verl_hier.credit import group_ids, rewards_to_go, turn_keys
+from verl_hier.credit.tables import make_table
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.testing.builtin import credit_of, estimator, full_credit
-from verl_hier.testing.tables import make_table
 
 
 def grpo(case: Case) -> Outputs:

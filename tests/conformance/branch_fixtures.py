@@ -10,9 +10,9 @@ import torch
 
 from tests.conformance.builtin_parts import plugin_module
 from tests.conformance.layout import ActorConfig, Case, Outputs, on_mask
+from verl_hier.credit.tables import make_table
 from verl_hier.credit.trees import under_tasks
 from verl_hier.testing.builtin import credit_of, estimator
-from verl_hier.testing.tables import make_table
 
 
 def at2po(case: Case) -> Outputs:

@@ -6,8 +6,8 @@ import numpy as np
 
 from tests.conformance.builtin_parts import plugin_module
 from tests.conformance.layout import Case, Outputs
+from verl_hier.credit.tables import make_table
 from verl_hier.testing.builtin import credit_of, estimator
-from verl_hier.testing.tables import make_table
 from verl_hier.training.process_reward import pair_loss
 
 TURN_CREDITS = {"Equalized": "equal", "R2G": "reward_to_go", "EM": "exponential"}

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from tests.conformance.builtin_parts import plugin_module
 from tests.conformance.layout import Case, Outputs
 from verl_hier.credit.estimate import estimate
+from verl_hier.credit.tables import make_table
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.testing.builtin import credit_of, estimator, full_credit
-from verl_hier.testing.tables import make_table
 
 Array = NDArray[Any]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import Case, Outputs
+from verl_hier.credit.tables import make_table
 from verl_hier.testing.builtin import credit_of, estimator
-from verl_hier.testing.tables import make_table
 
 
 def c3(case: Case) -> Outputs:

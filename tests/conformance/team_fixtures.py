@@ -7,8 +7,8 @@ import numpy as np
 from tests.conformance.builtin_parts import plugin_module
 from tests.conformance.layout import Case, Outputs, on_mask
 from verl_hier.credit import group_ids
+from verl_hier.credit.tables import make_table
 from verl_hier.testing.builtin import credit_of
-from verl_hier.testing.tables import make_table
 
 
 def matpo(case: Case) -> Outputs:

@@ -11,10 +11,10 @@ from tests.conformance.builtin_parts import plugin_module
 from tests.conformance.layout import Case, Outputs, on_mask
 from verl_hier.credit import step_mean
 from verl_hier.credit.estimate import estimate
+from verl_hier.credit.tables import make_table
 from verl_hier.credit.trees import subtree_sum
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.testing.builtin import credit_of, estimator
-from verl_hier.testing.tables import make_table
 
 
 def tree_grpo(case: Case) -> Outputs:

@@ -12,7 +12,7 @@ import typer
 from verl_hier.cli.inspect import Enable, RecipeOption, enabled
 from verl_hier.cli.options import new_file, whole
 from verl_hier.cli.output import LIST, heading, line, table
-from verl_hier.errors import HierError
+from verl_hier.errors import CreditError, HierError
 
 if TYPE_CHECKING:
     from verl_hier.host.manager import PluginHost
@@ -60,7 +60,7 @@ class ForkCost(str, Enum):
 
 def lab(
     question: Annotated[Question, typer.Argument(help="What to do.")] = Question.worlds,
-    methods: Annotated[str, typer.Option(help="Estimators: a,b,c@tree, or all.")] = "",
+    methods: Annotated[str, typer.Option(help="Estimators: a,b@SAMPLER,c+SCHEDULE, or all.")] = "",
     worlds: Annotated[str, typer.Option(help="Worlds: a,b,c, or all.")] = "",
     seeds: Annotated[int, whole("Runs of each method in each world.")] = 30,
     budget: Annotated[str, typer.Option(help="turns=N, calls=N or tokens=N; all the same here.")] = "turns=40000",
@@ -79,7 +79,7 @@ def lab(
     from verl_hier.host.manager import PluginHost
 
     plugins = enabled(recipe, enable)
-    host = PluginHost.load(plugins, "estimator")
+    host = PluginHost.load(plugins)
     if question is Question.worlds:
         _worlds()
     elif question is Question.run:
@@ -163,14 +163,21 @@ def _bias(host: PluginHost, methods: str, worlds: str, batches: int) -> None:
         heading(f"{world}: gradients of {batches} batches against the exact one")
         rows = []
         for name in chosen:
-            found = measure(WORLDS[world], method(name, host), batches)
+            try:
+                found = measure(WORLDS[world], method(name, host), batches)
+            except CreditError:
+                rows.append((name, "", "", "needs other roles", "", "", ""))
+                continue
             if found is None:
-                rows.append((name, "", "", "no credit", ""))
+                rows.append((name, "", "", "no credit", "", "", ""))
                 continue
             low, high = found.interval
             sign = "unbiased" if found.unbiased else "biased"
-            rows.append((name, f"{found.bias:.3f}", f"{low:.3f} to {high:.3f}", sign, f"{found.noise:.3g}"))
-        table(rows, head=("method", "bias", "95 % interval", "", "noise a turn"), width=LIST)
+            by_role = ", ".join(f"{role} {noise:.3g}" for role, (_, noise) in found.roles.items())
+            numbers = f"{found.bias:.3f}", f"{low:.3f} to {high:.3f}", sign, f"{found.noise:.3g}"
+            rows.append((name, *numbers, by_role, f"{100 * found.silent:.0f} %"))
+        head = ("method", "bias", "95 % interval", "", "noise a turn", "by role", "silent tasks")
+        table(rows, head=head, width=LIST)
 
 
 def _recommend(host: PluginHost, horizon: Horizon, reward: Reward, agents: Agents, fork: bool) -> None:

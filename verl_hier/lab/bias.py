@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_hier.graph.turn_table import TurnTable
 from verl_hier.lab.methods import Method
-from verl_hier.lab.rollouts import play
-from verl_hier.lab.update import WeightBy, advantages, loss_gradient
+from verl_hier.lab.steps import Steps
+from verl_hier.lab.update import WeightBy, loss_gradient
 from verl_hier.lab.world import World
 
 Array = NDArray[Any]
 _TWO_SIDED = 1.96
+_EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Measured:
         interval: 95 % confidence interval of `bias`.
         noise: variance of the gradient of one turn, after dividing by `scale`, as a multiple of the squared exact one.
         turns: turns of a batch.
+        silent: share of the tasks whose episodes all have one return, so that a comparison says nothing.
+        roles: scale and noise of the part of the gradient that belongs to each role, against its own exact part.
     """
 
     scale: float
@@ -35,6 +40,8 @@ class Measured:
     interval: tuple[float, float]
     noise: float
     turns: float
+    silent: float = 0.0
+    roles: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def unbiased(self) -> bool:
@@ -44,21 +51,34 @@ class Measured:
 
 def gradients(
     world: World, method: Method, logits: Array, batches: int, weight_by: WeightBy, seed: int, tasks: int = 4
-) -> tuple[Array, float]:
-    """(B, S * A) gradients of batches that one policy plays, and the mean number of turns of a batch."""
-    rng = np.random.default_rng([seed, *world.name.encode()])
+) -> tuple[Array, float, float]:
+    """(B, S * A) gradients of batches that one policy plays, the mean number of turns of a batch, and the share of
+    silent tasks."""
+    steps = Steps(world, method, tasks, seed)
     policy = world.policy(logits)
-    found, turns = np.zeros((batches, logits.size)), 0
+    found, turns, silent = np.zeros((batches, logits.size)), 0, 0
     for number in range(batches):
-        batch = play(world, policy, tasks, method.shape, rng)
-        weighted = advantages(batch.table, method.credit(batch.table), weight_by)
+        batch, weighted = steps.next(policy, weight_by)
         old = policy[batch.state, batch.action]
         found[number] = loss_gradient(world, logits, batch, weighted, old, np.inf).ravel()
         turns += batch.calls
-    return found, turns / batches
+        silent += silent_tasks(batch.table, tasks)
+    return found, turns / batches, silent / (batches * tasks)
 
 
-def compare(found: Array, exact: Array, turns: float) -> Measured | None:
+def silent_tasks(table: TurnTable, tasks: int) -> int:
+    """Tasks whose trained episodes all have one return, or that have none."""
+    trained = np.asarray(table["episodes.trained"], bool)
+    group, returns = np.asarray(table["episodes.group"])[trained], np.asarray(table["episodes.return"])[trained]
+    low, high = np.full(tasks, np.inf), np.full(tasks, -np.inf)
+    np.minimum.at(low, group, returns)
+    np.maximum.at(high, group, returns)
+    return int((high - low < _EQUAL).sum())
+
+
+def compare(
+    found: Array, exact: Array, turns: float, silent: float = 0.0, roles: Mapping[str, Array] | None = None
+) -> Measured | None:
     """Bias and variance of sampled gradients.
 
     The squared bias is estimated by the products of different batches, which sampling noise does not enlarge; its
@@ -68,6 +88,8 @@ def compare(found: Array, exact: Array, turns: float) -> Measured | None:
         found: (B, K) sampled gradients.
         exact: (K,) exact gradient, not zero.
         turns: turns of a batch.
+        silent: see `Measured`.
+        roles: (K,) bool, the part of the gradient of each role.
     """
     if not found.any():
         return None
@@ -90,7 +112,17 @@ def compare(found: Array, exact: Array, turns: float) -> Measured | None:
         (ends[0] / length, ends[1] / length),
         float(np.trace(covariance)) * turns / square,
         turns,
+        silent,
+        {role: _part(found[:, mine], exact[mine], turns) for role, mine in (roles or {}).items()},
     )
+
+
+def _part(found: Array, exact: Array, turns: float) -> tuple[float, float]:
+    """Scale and noise of a part of the gradient; the noise is infinite where nothing points along the exact part."""
+    square = float(exact @ exact)
+    scale = float(found.mean(axis=0) @ exact) / square if square else 0.0
+    noise = float(found.var(axis=0, ddof=1).sum()) * turns / (scale**2 * square) if scale else math.inf
+    return scale, noise
 
 
 def measure(
@@ -101,5 +133,7 @@ def measure(
     None where the method gives no credit to anything.
     """
     logits = np.random.default_rng(seed).normal(scale=spread, size=world.legal.shape)
-    found, turns = gradients(world, method, logits, batches, weight_by, seed)
-    return compare(found, world.gradient(logits).ravel(), turns)
+    found, turns, silent = gradients(world, method, logits, batches, weight_by, seed)
+    owner = np.repeat(world.role, world.legal.shape[1])
+    roles = {role: owner == number for number, role in enumerate(world.roles)} if len(world.roles) > 1 else {}
+    return compare(found, world.gradient(logits).ravel(), turns, silent, roles)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from verl_hier.lab.methods import Method
-from verl_hier.lab.rollouts import play
-from verl_hier.lab.update import Adam, advantages, loss_gradient
+from verl_hier.lab.steps import Steps
+from verl_hier.lab.update import Adam, loss_gradient
 from verl_hier.lab.world import World
 
 POINTS = 20
@@ -54,7 +54,7 @@ class Curve:
 
 def learn(world: World, method: Method, seed: int, setting: Setting) -> Curve:
     """One run from a policy that chooses at random; the same arguments give the same curve."""
-    rng = np.random.default_rng([seed, *world.name.encode()])
+    steps = Steps(world, method, setting.tasks, seed)
     logits = np.zeros(world.legal.shape)
     adam, loss = Adam(setting.rate), method.loss
     found: dict[str, list[Any]] = {"turns": [], "regret": [], "solved": []}
@@ -68,9 +68,8 @@ def learn(world: World, method: Method, seed: int, setting: Setting) -> Curve:
     note(world.policy(logits))
     while played < setting.turns:
         policy = world.policy(logits)
-        batch = play(world, policy, setting.tasks, method.shape, rng)
+        batch, weighted = steps.next(policy, loss.weight_by)
         played += batch.calls
-        weighted = advantages(batch.table, method.credit(batch.table), loss.weight_by)
         old = policy[batch.state, batch.action]
         for _ in range(loss.epochs):
             logits = adam.step(logits, loss_gradient(world, logits, batch, weighted, old, loss.clip))

@@ -41,6 +41,28 @@ HERE: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
 """Reasons that hold in one world alone, with the options under which the method learns there, which shows that they are
 right."""
 
+_JUDGE = "a judge reads the text of a turn, and a turn has no text here"
+NOT_FED: dict[str, str] = {
+    "arise": "skills are texts that a manager writes and finds again",
+    "comas": _JUDGE,
+    "gdro": "weighs classes of tasks by how hard they are, and a world is one task",
+    "hbpo": "rewards short answers, and every action is one token",
+    "hrpo": "scores the actions of somebody who builds a graph of agents",
+    "istar": "a second model is trained to reward each turn",
+    "mae": _JUDGE,
+    "ppr": _JUDGE,
+    "rlvmr": "rewards tags in the text of a turn",
+    "sepo": "agents rate each other in words",
+    "spa_rl": "a trained head predicts what each turn adds; the released form, `spa_rl_outcome`, is in the matrix",
+    "wideseek_r1": "punishes faults in the text of answers and calls",
+}
+"""Why an estimator has no world."""
+NOT_RUN: dict[str, str] = {
+    "gdro": "weighs classes of tasks by how hard they are, and a world is one task",
+    "question_pool": "keeps the questions that a proposer writes in words",
+}
+"""Why a schedule is not run."""
+
 
 def reason(method: str, world: str) -> str | None:
     """The reason, or None where none is known."""

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_hier.credit.tables import make_table
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.lab.world import World
-from verl_hier.testing.tables import make_table
 
 Array = NDArray[Any]
 
@@ -45,17 +45,13 @@ class Batch:
         table: the turn table.
         state: (T,) state before the turn.
         action: (T,) what was chosen.
-        calls: actions that the world was asked for, which is T.
+        calls: turns that were sampled: T, and those of episodes that a sampler has given up.
     """
 
     table: TurnTable
     state: Array
     action: Array
-
-    @property
-    def calls(self) -> int:
-        """Actions in the world."""
-        return len(self.state)
+    calls: int
 
 
 def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.Generator) -> Batch:
@@ -86,7 +82,7 @@ def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.G
         after = draw(world.moves[state, action], rng)
         number = count + np.arange(len(state))
         plans = world.plans[state]
-        segment = here["segment"] + (plans | (here["segment"] < 0))
+        segment = here["segment"] + (world.begins[state] | (here["segment"] < 0))
         done = world.over[after]
         turns.append(
             {
@@ -111,7 +107,7 @@ def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.G
             "segment": segment[goes_on],
         }
     columns = {name: np.concatenate([each[name] for each in turns]) for name in turns[0]}
-    return Batch(table_of(world, policy, columns), columns["state"], columns["action"])
+    return Batch(table_of(world, policy, columns), columns["state"], columns["action"], count)
 
 
 def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnTable:
@@ -121,48 +117,64 @@ def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnT
     else one of an action. Every format is right. The critic's columns are `value`, for several heads `value_low` and
     `value_high`, and for double critics `q1`, `q2`, `v1` and `v2`: the exact values at the turn's number and state.
     """
-    state, action, turn = columns["state"], columns["action"], columns["turn"]
-    values, action_values = world.values(policy)
+    state = columns["state"]
     chance = policy[state]
     logs = np.log(np.where(chance > 0, chance, 1.0))
     entropy = -(chance * logs).sum(axis=1)
-    value = values[turn, state]
-    action_value = action_values[turn, state, action]
-    logprob = logs[np.arange(len(state)), action]
-    step = {name: columns[name] for name in ("group", "parent", "plan", "segment", "reward", "done", "truncated")}
+    names = ("group", "parent", "plan", "segment", "turn", "reward", "done", "truncated")
     plans = world.plans[state]
     table = make_table(
         {
-            **step,
-            "turn": turn,
+            **{name: columns[name] for name in names},
             "level": world.level[state],
             "role": world.role[state],
             "agent": world.role[state],
             "anchor": state,
             "entropy": entropy,
             "format": np.ones(len(state)),
-            "value": value,
-            "value_low": value,
-            "value_high": value,
-            "v1": value,
-            "v2": value,
-            "q1": action_value,
-            "q2": action_value,
         },
         tokens={
             "turn": np.arange(len(state)),
-            "logprob": logprob,
+            "logprob": logs[np.arange(len(state)), columns["action"]],
             "entropy": entropy,
-            "value": value,
             "subgoal": plans,
-            "switch": np.zeros(len(state), np.bool_),
             "action": ~plans,
         },
         names={"role": world.roles, "agent": world.roles},
         anchors=[str(number) for number in range(len(world.start))],
     )
     table.episodes["success"] = world.goal[columns["after"][table.episodes["leaf"]]].astype(np.float64)
+    add_knowledge(table, world, policy, state, columns["action"])
     return table
+
+
+def add_knowledge(table: TurnTable, world: World, policy: Array, state: Array, action: Array) -> None:
+    """Add what the world knows of each turn.
+
+    The columns of a critic that errs nowhere: values at the number and the state of the turn. `info_gain`: what the
+    expected return of the episode grows by until the next turn. `feedback_gain`: log-prob of the next action, minus
+    that of somebody who knows the world and does not see where the turn has led; both are 0 where no turn follows.
+    """
+    values, action_values = world.values(policy)
+    turn, parent = np.asarray(table["turn"]), np.asarray(table["parent"])
+    value, action_value = values[turn, state], action_values[turn, state, action]
+    # What was likely, knowing the move: over the states in which somebody acts.
+    likely = np.where(world.legal[:, :, None], world.moves, 0.0) @ np.where(world.over[:, None], 0.0, policy)
+    acts = np.where(world.legal[:, :, None], world.moves, 0.0) @ np.where(world.over, 0.0, 1.0)
+    later = np.flatnonzero(parent >= 0)
+    before = state[parent[later]], action[parent[later]]
+    blind = likely[(*before, action[later])] / acts[before]
+    earned = np.asarray(table["reward"])[parent[later]]
+    gains = {"info_gain": earned + value[later] - value[parent[later]]}
+    gains["feedback_gain"] = np.log(policy[state[later], action[later]]) - np.log(blind)
+    followers = np.maximum(np.bincount(parent[later], minlength=len(table)), 1)
+    for name, gain in gains.items():
+        table.turns[name] = np.bincount(parent[later], gain, len(table)) / followers
+    table.turns.update(dict.fromkeys(("value", "value_low", "value_high", "v1", "v2"), value))
+    table.turns.update(dict.fromkeys(("q1", "q2"), action_value))
+    table.tokens["value"] = value
+    # No turn begins a context of another agent in the middle of one.
+    table.tokens["switch"] = np.zeros(len(table), np.bool_)
 
 
 def draw(chances: Array, rng: np.random.Generator) -> Array:

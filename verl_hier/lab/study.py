@@ -20,7 +20,7 @@ from verl_hier.graph.bounded_reading import read_json
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier.lab.learn import Setting, learn
-from verl_hier.lab.methods import REFERENCES, method, unfed
+from verl_hier.lab.methods import REFERENCES, fed, method, split
 from verl_hier.lab.worlds import WORLDS
 
 QUICK_WORLDS = ("decisive", "two_clocks", "early_end")
@@ -66,9 +66,10 @@ Table = dict[tuple[str, str], Summary]
 """Method and world to what its seeds reached."""
 
 
-def stored(file: Path = STORED) -> Table:
-    """The summaries that come with the package."""
-    held = json.loads(file.read_text(encoding="utf-8"))["summaries"]
+def stored(file: Path = STORED, part: str = "summaries") -> Table:
+    """The summaries that come with the package; `samplers` is the part of the product's samplers and schedules, at
+    another budget and in other worlds."""
+    held = json.loads(file.read_text(encoding="utf-8"))[part]
     return {(each["method"], each["world"]): _summary(each) for each in held}
 
 
@@ -77,19 +78,19 @@ def _summary(held: Mapping[str, Any]) -> Summary:
     return Summary(regret, area, solved, held["seeds"])
 
 
-def store(
-    table: Table, setting: Setting, file: Path = STORED, bias: Sequence[Mapping[str, Any]] = (), batches: int = 0
-) -> None:
-    """Write summaries as `stored` reads them, and measured biases of so many batches beside them."""
-    summaries = [{"method": name, "world": world, **asdict(summary)} for (name, world), summary in table.items()]
-    parts = {"setting": asdict(setting), "batches": batches, "summaries": summaries, "bias": bias}
-    _write_lines(file, parts)
+def store(file: Path = STORED, *, summaries: Table, samplers: Table, **more: Any) -> None:
+    """Write summaries as `stored` reads them, and what else has been measured beside them."""
+    parts = {
+        name: [{"method": each, "world": world, **asdict(summary)} for (each, world), summary in table.items()]
+        for name, table in (("summaries", summaries), ("samplers", samplers))
+    }
+    write_lines(file, {**more, **parts})
 
 
 def feedable(host: PluginHost) -> list[str]:
-    """The references and every estimator whose columns the worlds fill, by name."""
-    specs = [spec for spec in host.specs("estimator").values() if isinstance(spec, EstimatorSpec)]
-    return [*REFERENCES, *sorted(spec.name for spec in specs if not spec.native and not unfed(spec))]
+    """The references and every estimator whose columns the worlds fill, or a schedule of its name, by name."""
+    specs = [spec for spec in host.specs("estimator").values() if isinstance(spec, EstimatorSpec) and not spec.native]
+    return [*REFERENCES, *sorted(spec.name for spec in specs if fed(spec, host) in ("world", "schedule"))]
 
 
 def names(text: str, known: Iterable[str], option: str, all_: Sequence[str]) -> list[str]:
@@ -100,7 +101,7 @@ def names(text: str, known: Iterable[str], option: str, all_: Sequence[str]) -> 
     """
     chosen = list(all_) if text == "all" else [each.strip() for each in text.split(",") if each.strip()]
     known = list(known)
-    wrong = [each for each in chosen if each.partition("@")[0] not in known]
+    wrong = [each for each in chosen if split(each)[0] not in known]
     if wrong or not chosen:
         raise HierError(f"{option} {text}: {wrong[0] if wrong else 'nothing'!r} is not one of {', '.join(known)}.")
     return chosen
@@ -110,7 +111,7 @@ def run(cell: Cell, setting: Setting, enabled: Mapping[str, Any]) -> dict[str, A
     """The curve of one run, for JSON; `refused` alone, with the reason, where the estimator misses something."""
     name, world, seed = cell
     try:
-        return learn(WORLDS[world], method(name, PluginHost.load(enabled, "estimator")), seed, setting).to_dict()
+        return learn(WORLDS[world], method(name, PluginHost.load(enabled)), seed, setting).to_dict()
     except CreditError as error:
         return {"refused": str(error)}
 
@@ -211,10 +212,10 @@ def _write(file: Path, setting: Setting, found: Mapping[Cell, Mapping[str, Any]]
         {"method": name, "world": world, "seed": seed, "curve": found[name, world, seed]}
         for name, world, seed in sorted(found)
     ]
-    _write_lines(file, {"setting": asdict(setting), "runs": runs})
+    write_lines(file, {"setting": asdict(setting), "runs": runs})
 
 
-def _write_lines(file: Path, parts: Mapping[str, Any]) -> None:
+def write_lines(file: Path, parts: Mapping[str, Any]) -> None:
     """Write JSON whose lists have a line for each entry, so that changes can be read."""
     fields = []
     for name, value in parts.items():

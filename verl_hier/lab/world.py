@@ -63,6 +63,13 @@ class World:
         found: Array = (self.level == 0) & (self.level.max() > 0)
         return found
 
+    @cached_property
+    def begins(self) -> Array:
+        """(S,) bool, states that begin a segment: a plan, or the first agent's turn in a joint step of several."""
+        team = len(self.roles) > 1 and self.level.max() == self.level.min()
+        found: Array = self.role == 0 if team else self.plans
+        return found
+
     def policy(self, logits: Array) -> Array:
         """(S, A) probabilities of a table of logits; 0 for actions that are not legal."""
         shifted = np.where(self.legal, logits, -np.inf)

@@ -15,6 +15,7 @@ Everything that an author needs is imported from here:
 - `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`: what scripted rollouts are made of.
 """
 
+from verl_hier.credit.tables import make_table as make_table
 from verl_hier.testing.async_environment import check_async_environment as check_async_environment
 from verl_hier.testing.builtin import builtin_estimators as builtin_estimators
 from verl_hier.testing.builtin import credit_of as credit_of
@@ -33,5 +34,4 @@ from verl_hier.testing.sampler import PLAN_AND_WALK as PLAN_AND_WALK
 from verl_hier.testing.sampler import check_sampler as check_sampler
 from verl_hier.testing.sandbox import check_sandbox as check_sandbox
 from verl_hier.testing.schedule import check_schedule as check_schedule
-from verl_hier.testing.tables import make_table as make_table
 from verl_hier.testing.worker import check_worker as check_worker

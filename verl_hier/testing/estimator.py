@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
+from verl_hier.credit.tables import make_table
 from verl_hier.errors import CreditError
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier.testing.tables import make_table
 
 __all__ = ["CHECKS", "check_estimator", "make_table", "permuted", "random_table"]
 
@@ -220,7 +220,12 @@ class _Subject:
 
 
 def check_estimator(
-    spec: EstimatorSpec, options: Any = None, *, columns: Mapping[str, Fill] | None = None, timing: bool = True
+    spec: EstimatorSpec,
+    options: Any = None,
+    *,
+    columns: Mapping[str, Fill] | None = None,
+    timing: bool = True,
+    learns: bool = False,
 ) -> None:
     """Hold an estimator against everything that the trainer relies on.
 
@@ -234,6 +239,7 @@ def check_estimator(
         options: its options, the defaults when omitted.
         columns: fills for columns of your own, `name` or `tokens.name` to `fill(rng, n)`.
         timing: whether to check the growth of the time, which needs a machine that is not overloaded.
+        learns: whether to let it learn a world of two turns in the lab, in the second of which the reward comes.
 
     Raises:
         AssertionError: one sentence that names the estimator and what it broke.
@@ -245,6 +251,10 @@ def check_estimator(
     for check in CHECKS:
         if timing or check is not check_linear:
             check(subject)
+    if learns:
+        from verl_hier.lab.smoke import check_learns
+
+        check_learns(spec, chosen)
 
 
 def check_needs(subject: _Subject) -> None:

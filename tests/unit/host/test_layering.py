@@ -40,8 +40,8 @@ LAYERS = {
     "served": {"graph", "rollout"},
     "rewards": {"environments", "rollout", "served"},
     "viewer": {"credit", "graph"},
-    "lab": {"credit", "graph", "host", "testing"},
-    "testing": {"credit", "environments", "graph", "host", "hookspecs", "rollout", "sandbox", "training"},
+    "lab": {"credit", "environments", "graph", "host", "rollout", "training"},
+    "testing": {"credit", "environments", "graph", "host", "hookspecs", "lab", "rollout", "sandbox", "training"},
 }
 OPEN_TO_PLUGINS = {
     *("graph", "credit", "rollout", "environments", "sandbox", "training"),

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.conformance.builtin_parts import part
+from verl_hier.credit.tables import make_table
 from verl_hier.errors import RecipeError
 from verl_hier.testing.builtin import credit_of
-from verl_hier.testing.tables import make_table
 from verl_hier_plugins.estimators.mae import MAEOptions, role_rewards
 
 ROLES = ("proposer", "judge", "solver")
