@@ -255,6 +255,7 @@ ADAPTERS: dict[str, Callable[[Case], Outputs]] = {
     "t2po_resample": branch_fixtures.t2po_resample,
     "c3": fork_fixtures.c3,
     "ccpo": fork_fixtures.ccpo,
+    "boad": state_fixtures.boad,
     "ccpo_history": fork_fixtures.ccpo_history,
     "sepo": fork_fixtures.sepo,
     "mars2": fork_fixtures.mars2,

@@ -1,7 +1,8 @@
-"""Adapters of the recorded cases of EPO, GDRO and RAE, whose statistics cross steps."""
+"""Adapters of the recorded cases of BOAD, EPO, GDRO and RAE, whose statistics cross steps."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -176,3 +177,18 @@ def spiral_rae(case: Case) -> Outputs:
         if trained and (value != 0 or not case["filter_zero_adv"]):
             kept[game].append({"player": player, "turn": turn, "credit": float(value), "loss_mask": not cut})
     return {"kept_turns": kept}
+
+
+def boad(case: Case) -> Outputs:
+    """One round of slots over an archive."""
+    module = plugin_module("schedules.boad")
+    counts = zip(case["n"], case["helpful"], strict=True)
+    archive = [module.SubAgent("", tasks, helpful) for tasks, helpful in counts]
+    bounds = [module.confidence_bound(agent, case["step"]) for agent in archive]
+    new, chosen = module.choose(archive, case["step"], case["uniform"], case["theta"])
+    return {
+        "p_new": module.new_share(len(archive), case["theta"]),
+        "new": new,
+        "ucb": [None if math.isinf(bound) else bound for bound in bounds],
+        "chosen": chosen,
+    }

@@ -12,14 +12,15 @@ from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.prompts import check_action_template
 from verl_hier_plugins.workers.team.order import ANSWER, END, Order, TopologyOptions, never_ending, reached
 
-Heard = Annotated[str, Template("said", "task")]
+Heard = Annotated[str, Template("said", "task", "brief")]
 
 
 @dataclass(frozen=True)
 class RoleOptions:
     """One role.
 
-    Its prompts may also use {said}, the messages of others that it has not read yet, and {task}, what a lead told it.
+    Its prompts may also use {said}, the messages of others that it has not read yet, {task}, what a lead told it, and
+    {brief}.
     """
 
     prompt: Heard = "task: {instruction} | {observation} | {said}"
@@ -58,6 +59,8 @@ class RoleOptions:
     """When set, others read what it writes inside <tag>…</tag>, which also ends its turns; omitted: its whole text."""
     turns: Count = 1
     """How many turns it has each time before it has to let others speak."""
+    brief: str = ""
+    """What {brief} says, unless the schedule `boad` chooses it."""
     format_penalty: NonNegative = 0.0
     """Taken from the reward, and so from the return, of a turn without its tag."""
 

@@ -72,13 +72,14 @@ class Scene:
             "said": [turn for each in said for turn in each.turns],
             "task": [] if task is None else list(task.turns),
         }
-        known = fields(self.episode, self.last, self.first, said=self._joined(said), task=given)
+        brief = str(self.episode.told.get("briefs", {}).get(name, role.brief))
+        known = fields(self.episode, self.last, self.first, said=self._joined(said), task=given, brief=brief)
         observe(context, role, prompt, known, turns, prefix=f"roles.{name}.")
 
     def ask(self, context: Context, ratings: RatingOptions, said: Sequence[Message]) -> None:
         """Add the question who has contributed to a context."""
         turns = {"said": [turn for each in said for turn in each.turns]}
-        known = fields(self.episode, self.last, self.first, said=self._joined(said), task="")
+        known = fields(self.episode, self.last, self.first, said=self._joined(said), task="", brief="")
         observe(context, ratings, "prompt", known, turns, prefix="ratings.")
 
     def _joined(self, said: Sequence[Message]) -> str:
