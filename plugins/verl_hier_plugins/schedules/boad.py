@@ -25,9 +25,9 @@ from verl_hier.training.schedule import Phase, Schedule
 class BOADOptions:
     """Options of `boad`."""
 
-    slots: tuple[str, ...]
+    slots: tuple[str, ...] = ("executor",)
     """Roles of the team whose {brief} is chosen, each a place for one sub-agent."""
-    briefs: Mapping[str, str] = field(default_factory=dict)
+    briefs: Mapping[str, str] = field(default_factory=lambda: {"plain": ""})
     """Sub-agents that the archive begins with: a name, and what the role of its slot reads as {brief}."""
     candidates: Mapping[str, str] = field(default_factory=dict)
     """Sub-agents that are not in the archive yet; a slot that takes a new one takes the first of them that is left."""
