@@ -60,6 +60,7 @@ NOT_FED: dict[str, str] = {
 NOT_RUN: dict[str, str] = {
     "gdro": "weighs classes of tasks by how hard they are, and a world is one task",
     "question_pool": "keeps the questions that a proposer writes in words",
+    "skill_library": "keeps skills, which a manager writes in words",
 }
 """Why a schedule is not run."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.builtin_parts import part
-from verl_hier.testing.tables import make_table
+from verl_hier.credit.tables import make_table
 
 
 def library(*cache: Any, reservoir: Any = (), **options: Any) -> Any:
