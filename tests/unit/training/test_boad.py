@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.builtin_parts import part, plugin_module
-from verl_hier.testing.tables import make_table
+from verl_hier.credit.tables import make_table
 
 ROLES = ("lead", "finder", "checker")
 BRIEFS = {"broad": "search widely", "deep": "read one page", "strict": "doubt everything", "quick": "answer at once"}
