@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -74,10 +74,13 @@ def keep(folder: Path, texts: list[str]) -> None:
         (folder / f"{hashlib.sha256(data).hexdigest()[:16]}.txt").write_bytes(data)
 
 
-def fuzz_files(corpus: Path, seed: int, goes_on: Callable[[int], bool], tally: Tally) -> None:
+def fuzz_files(
+    corpus: Path, seed: int, goes_on: Callable[[int], bool], tally: Tally, only: Sequence[str] | None
+) -> None:
     """Send hostile files to the commands that read them, in turn; a file that breaks one is kept."""
     with tempfile.TemporaryDirectory() as models:
         targets = hostile_commands.targets(Path(models))
+        targets = {name: targets[name] for name in only or targets}
         number = 0
         while goes_on(tally.tried):
             for name, target in targets.items():
@@ -95,7 +98,7 @@ def _send(
     tried, broke, started = tally.tried, tally.broke, time.monotonic()
     for file in files:
         tally.tried += 1
-        problem = hostile_files.problem(target.arguments(file, made)) or target.judge(file)
+        problem = target.problem(file, made)
         if problem:
             tally.broke += 1
             print(f"{name} {file.name}: {problem}")
@@ -111,11 +114,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=("files", "outputs"))
     parser.add_argument("--worker", action="append", help="only this worker; may be repeated")
+    parser.add_argument("--command", action="append", help="only this command of `files`; may be repeated")
     parser.add_argument("--minutes", type=float, help="how long")
     parser.add_argument("--count", type=int, help="how many, each worker its own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corpus", type=Path, default=Path("fuzz"))
     given = parser.parse_args()
+    given.corpus = given.corpus.resolve()
     names = given.worker or workers()
     shares = len(names) if given.target == "outputs" else 1
     tally, started = Tally(), time.monotonic()
@@ -125,7 +130,7 @@ def main() -> int:
         return lambda tried: tried < given.count if given.count else time.monotonic() < until
 
     if given.target == "files":
-        fuzz_files(given.corpus, given.seed, limits(0), tally)
+        fuzz_files(given.corpus, given.seed, limits(0), tally, given.command)
     else:
         for number, name in enumerate(names):
             before = tally.tried

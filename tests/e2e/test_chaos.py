@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from tests.fixtures.trainer import Run, processes_of_runs, trainer_slot
+from verl_hier.compat.checkpoints import newest_whole
+from verl_hier.compat.launch import read_metrics
 from verl_hier.graph import read_graphs
 from verl_hier.ops import runs as ops
 
@@ -20,30 +22,45 @@ SAME = ("hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm",
 LOST_S = 20
 """Seconds that a run has to notice by itself that it has lost a process."""
 GONE_S = 5
+START_S, STEP_S = 20, 2
+"""Seconds in which a process is killed at a run's start, which takes longer, and after a step."""
 
 
 class Killer:
-    """Kills a random process below a run, once, some time after its start or after one of its steps."""
+    """Kills random processes below a run: one some time after its start or after one of its steps, and where the run
+    survives that, others after later steps."""
 
-    def __init__(self, chance: random.Random, metrics: Path) -> None:
-        self.killed: str | None = None
-        self._chance = chance
-        self._metrics = metrics
-        self._steps = chance.randrange(4)
+    def __init__(self, chance: random.Random, metrics: Path, first: int, last: int, kills: int) -> None:
+        """
+        Args:
+            chance: decides.
+            metrics: file of the run's metrics.
+            first: the run's first step.
+            last: its last one; no kill waits for a step that is close to it, because the run could end before.
+            kills: at most so many.
+        """
+        self.killed: list[str] = []
+        self._chance, self._metrics, self._last, self._kills = chance, metrics, last, kills
+        self._after = first - 1 + chance.randrange(max(min(3, last - first - 1), 1))
+        """The step after which the next one is killed."""
+        self._first = first
         self._when: float | None = None
 
     def __call__(self, process: subprocess.Popen[bytes]) -> bool:
-        done = len(self._metrics.read_text().splitlines()) if self._metrics.exists() else 0
-        if self._when is None and done >= self._steps:
-            self._when = time.monotonic() + self._chance.uniform(0, 20)
-        if self.killed is None and self._when is not None and time.monotonic() > self._when:
+        records = read_metrics(self._metrics)
+        done = records[-1]["step"] if records else self._first - 1
+        if self._when is None and done >= self._after:
+            self._when = time.monotonic() + self._chance.uniform(0, STEP_S if records else START_S)
+        if len(self.killed) < self._kills and self._when is not None and time.monotonic() > self._when:
             try:
                 below = psutil.Process(process.pid).children(recursive=True)
                 victim = self._chance.choice([process.pid, *(child.pid for child in below)])
-                self.killed = " ".join(psutil.Process(victim).cmdline())[:60]
+                name = " ".join(psutil.Process(victim).cmdline())[:60]
                 os.kill(victim, 9)
             except (psutil.Error, ProcessLookupError):
-                self.killed = None
+                return False
+            self.killed.append(name)
+            self._after, self._when = done + 1 if done + 3 < self._last else self._last, None
         return False
 
 
@@ -73,14 +90,15 @@ def test_killed_again_and_again(train, tmp_path, monkeypatch, steps, kills):
     runs: list[Run] = []
     killed: list[str] = []
     while not runs or runs[-1].code != 0:
-        number = len(list((tmp_path / "parts").glob("output_*")))
-        killer = Killer(chance, tmp_path / "parts" / f"metrics_{number}.jsonl")
-        runs.append(
-            train("himac_bytes", settings("parts"), "parts", killer if len(killed) < kills else lambda p: False)
-        )
-        killed += [killer.killed] if killer.killed else []
+        saved = newest_whole(tmp_path / "parts" / "checkpoints")
+        first = 1 + (int(saved.name.rpartition("_")[2]) if saved else 0)
+        metrics = tmp_path / "parts" / f"metrics_{len(runs)}.jsonl"
+        killer = Killer(chance, metrics, first, steps, kills - len(killed))
+        runs.append(train("himac_bytes", settings("parts"), "parts", killer))
+        killed += killer.killed
         assert not processes_of_runs(), f"left after the end of {killer.killed}"
         assert len(runs) <= 2 * kills + 2, (killed, runs[-1].log[-3000:])
+    assert len(killed) == kills, killed
     assert history(runs) == history([whole]) and sorted(history(runs)) == list(range(1, steps + 1)), killed
     for step in range(1, steps + 1):
         one, two = (credited(tmp_path / name / "graphs" / f"step_{step:06d}") for name in ("whole", "parts"))

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
+from verl_hier.graph.bounded_reading import text_lines
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import Count, ZeroToOne
@@ -182,10 +183,9 @@ def _read(path: str | None) -> list[str]:
     if path is None:
         return []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"hier.schedule.path: the questions of {path!r} cannot be read: {error}.") from error
-    return [line.strip() for line in lines if line.strip()]
+        return [line.strip() for _, line in text_lines(Path(path))]
+    except FileError as error:
+        raise RecipeError(f"hier.schedule.path: {error}") from error
 
 
 @hookimpl

@@ -284,6 +284,7 @@ def test_options_that_do_not_go_together(options, sentence):
     ("line", "sentence"),
     [
         ("{}", "line 1 is no task"),
+        ('{"instruction": "a", "opening": 5}', "`opening` is a list"),
         ('{"instruction": "a", "opening": [{}]}', "needs the `name` of a tool"),
         ('{"instruction": "a", "check": {"name": "find"}}', "needs `expect`"),
     ],

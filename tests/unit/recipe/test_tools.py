@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,7 @@ def test_tools_of_a_user_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("class_name: json.decoder.Tool\n    config: {type: native}", "has no class 'Tool'"),
         ("class_name: json.decoder.JSONDecoder\n    config: {type: native}", "has no schema; write `tool_schema`"),
         ("class_name: json.decoder.JSONDecoder", "needs `config: {type: native}`, got None"),
+        ("class_name: json.decoder.JSONDecoder\n    config: [native]", "needs `config: {type: native}`, got None"),
     ],
 )
 def test_a_tool_that_cannot_be_made(tmp_path: Path, tool: str, sentence: str) -> None:
@@ -61,10 +63,15 @@ def test_files_and_settings_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("")
     (tmp_path / "list.yaml").write_text("- 1\n")
     missing = f"{tmp_path}/missing"
-    assert "cannot be read" in refused(check_tool_config, tool_config_path=missing)
+    assert "there is no file" in refused(check_tool_config, tool_config_path=missing)
     assert "has no list `tools`" in refused(check_tool_config, tool_config_path=f"{tmp_path}/list.yaml")
-    assert "cannot be read" in refused(check_function_tools, function_tool_path=missing)
+    assert "there is no file" in refused(check_function_tools, function_tool_path=missing)
     assert "no function with" in refused(check_function_tools, function_tool_path=f"{tmp_path}/empty.py")
+    (tmp_path / "deep.yaml").write_text("a: " + "[" * 5000 + "]" * 5000)
+    assert "nested too deeply" in refused(check_tool_config, tool_config_path=f"{tmp_path}/deep.yaml")
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in refused(check_tool_config, tool_config_path=f"{tmp_path}/pipe")
+    assert "not a regular file" in refused(check_function_tools, function_tool_path=f"{tmp_path}/pipe")
     assert "has no tool; name" in refused(check_tool_settings)
     assert "no interactions since 0.8" in refused(check_tool_settings, interaction_config_path="x.yaml")
 

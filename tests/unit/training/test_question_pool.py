@@ -125,8 +125,10 @@ def test_a_run_that_is_resumed_at_any_step_goes_on_bit_by_bit():
 def test_questions_of_a_file(tmp_path):
     (tmp_path / "q.txt").write_text("one two three\n\nfour five six\n")
     assert len(pool(path=str(tmp_path / "q.txt")).state_dict()["entries"]) == 2
-    with pytest.raises(RecipeError, match=r"hier\.schedule\.path: the questions of .* cannot be read"):
+    with pytest.raises(RecipeError, match=r"hier\.schedule\.path: there is no file"):
         pool(path=str(tmp_path / "none.txt"))
+    with pytest.raises(RecipeError, match=r"hier\.schedule\.path: /dev/zero is not a regular file"):
+        pool(path="/dev/zero")
 
 
 def test_a_table_without_any_question_is_no_problem():

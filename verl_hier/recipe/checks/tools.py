@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
+from verl_hier.graph.bounded_reading import read_text
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.yaml_files import LARGEST, read_yaml
 
 LINE = "actor_rollout_ref.rollout.multi_turn"
 
@@ -40,9 +40,9 @@ def check_tool_config(recipe: ComposedRecipe) -> None:
     if not path:
         return
     try:
-        read = yaml.safe_load(_text(f"{LINE}.tool_config_path", str(path)))
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{LINE}.tool_config_path: {path} is no YAML: {' '.join(str(error).split())}.") from error
+        _, read = read_yaml(Path(str(path)).expanduser())
+    except FileError as error:
+        raise RecipeError(f"{LINE}.tool_config_path: {error}") from error
     tools = read.get("tools") if isinstance(read, Mapping) else None
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise RecipeError(f"{LINE}.tool_config_path: {path} has no list `tools`.")
@@ -54,13 +54,20 @@ def check_tool_config(recipe: ComposedRecipe) -> None:
 def check_function_tools(recipe: ComposedRecipe) -> None:
     """Refuse a file of function tools that is not there, or has none."""
     path = value(recipe.config, f"{LINE}.function_tool_path")
-    if path and "function_tool" not in _text(f"{LINE}.function_tool_path", str(path)):
+    if not path:
+        return
+    try:
+        source = read_text(Path(str(path)).expanduser(), LARGEST)
+    except FileError as error:
+        raise RecipeError(f"{LINE}.function_tool_path: {error}") from error
+    if "function_tool" not in source:
         raise RecipeError(f"{LINE}.function_tool_path: {path} has no function with `@function_tool`.")
 
 
 def _check_tool(tool: Mapping[str, Any], path: str) -> None:
     line, name = f"{LINE}.tool_config_path: {path}", str(tool.get("class_name", ""))
-    kind = (tool.get("config") or {}).get("type")
+    config = tool.get("config")
+    kind = config.get("type") if isinstance(config, Mapping) else None
     if kind == "mcp":
         raise RecipeError(
             f"{line}: {name} has `type: mcp`, which verl has no more since 0.8; hier.environment.name: mcp calls the "
@@ -105,10 +112,3 @@ def module_file(module: str) -> Path | None:
                 return file
     known = sys.modules.get(module)
     return Path(known.__file__) if known is not None and known.__file__ else None
-
-
-def _text(line: str, path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{line}: {path} cannot be read ({error}).") from error

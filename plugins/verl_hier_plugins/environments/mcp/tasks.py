@@ -52,7 +52,10 @@ def _checked(task: Any, where: str) -> dict[str, Any]:
         raise RecipeError(f"{where} is no task; it needs the text `instruction`.")
     if "answer" in task:
         task["answers"] = [task.pop("answer")]
-    for call in (*task.get("opening", ()), *([task["check"]] if "check" in task else ())):
+    opening = task.get("opening", [])
+    if not isinstance(opening, list):
+        raise RecipeError(f"{where}: `opening` is a list of calls.")
+    for call in (*opening, *([task["check"]] if "check" in task else ())):
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise RecipeError(f"{where}: a call in `opening` or `check` needs the `name` of a tool, and `arguments`.")
     if "check" in task and not isinstance(task["check"].get("expect"), str):
