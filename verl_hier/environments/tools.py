@@ -99,6 +99,7 @@ class Tools(Protocol):
 
 
 _TOKENS = '{"tokens": ['
+_LARGEST_TOKEN = 2**31 - 1
 
 
 def action_of(tokens: Sequence[int]) -> str:
@@ -114,4 +115,7 @@ def turn_of(action: str) -> str | list[int]:
         tokens = json.loads(action)["tokens"]
     except (ValueError, RecursionError):
         return action
-    return tokens if all(type(token) is int for token in tokens) else action
+    # A policy may write this as its text, with anything in it.
+    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token <= _LARGEST_TOKEN for token in tokens):
+        return action
+    return tokens

@@ -284,6 +284,8 @@ def test_options_that_do_not_go_together(options, sentence):
     ("line", "sentence"),
     [
         ("{}", "line 1 is no task"),
+        ('{"instruction": "a", "answers": "lamp"}', "`answers` a list of texts"),
+        ('{"instruction": "a", "answer": "the"}', "none of them empty"),
         ('{"instruction": "a", "opening": 5}', "`opening` is a list"),
         ('{"instruction": "a", "opening": [{}]}', "needs the `name` of a tool"),
         ('{"instruction": "a", "check": {"name": "find"}}', "needs `expect`"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from verl_hier.environments.scoring import normalise
 from verl_hier.environments.splits import SPLITS, hash_number
 from verl_hier.errors import RecipeError
 from verl_hier.graph.bounded_reading import parse_json, text_lines
@@ -51,7 +52,10 @@ def _checked(task: Any, where: str) -> dict[str, Any]:
     if not isinstance(task, dict) or not isinstance(task.get("instruction"), str):
         raise RecipeError(f"{where} is no task; it needs the text `instruction`.")
     if "answer" in task:
-        task["answers"] = [task.pop("answer")]
+        task["answers"] = [str(task.pop("answer"))]
+    answers = task.get("answers", [])
+    if not isinstance(answers, list) or not all(isinstance(text, str) and normalise(text) for text in answers):
+        raise RecipeError(f"{where}: `answer` is a text, and `answers` a list of texts, none of them empty.")
     opening = task.get("opening", [])
     if not isinstance(opening, list):
         raise RecipeError(f"{where}: `opening` is a list of calls.")
