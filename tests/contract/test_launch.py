@@ -113,8 +113,9 @@ def test_signals_end_the_process_and_its_children(script: Script, log: Path, num
     """In a process of its own, as a terminal or a scheduler would send them."""
     script(SLEEPS)
     call = (
-        # A shell that starts the tests in the background has them ignore SIGINT.
+        # A shell that starts the tests in the background has them ignore SIGINT, and `nohup` has them ignore SIGHUP.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
         "from pathlib import Path; from verl_hier.compat import launch; launch.GRACE_S = 1.0; "
         f"launch.launch(['played'], Path({str(log)!r}), {{}})"
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,11 @@ def outcomes(folder: Path, store: Path, size: int) -> list[Any]:
     for process in started:
         process.start()
     try:
-        found = [queue.get(timeout=90) for _ in started]
+        found: list[Any] = []
+        while len(found) < size:
+            with contextlib.suppress(Empty):
+                found.append(queue.get(timeout=1))
+            assert not any(process.exitcode for process in started), "a rank has failed"
     finally:
         # A rank that has failed leaves the other one waiting.
         for process in started:
