@@ -114,7 +114,7 @@ def difference(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def largest(values: torch.Tensor) -> float:
-    """What a rounding error of float32 is measured by; the kernels of one processor sum in another order than others."""
+    """What a rounding error of float32 is measured by: the kernels of processors sum in different orders."""
     return float(values.detach().abs().max())
 
 
