@@ -71,6 +71,10 @@ class TextView:
         known = self.actions(world)
         return known[said] if said in known else known.get(said.lower())
 
+    def understood(self, world: Any, observation: Any) -> bool:
+        """Whether the world understood an action that it was given; its answer otherwise says that it did not."""
+        return True
+
     def anchor(self, world: Any) -> str | None:
         """What the next answers depend on, as a text; None where the state cannot be told."""
         return None
@@ -141,6 +145,9 @@ class GymText(Environment):
         if chosen is None:
             return self._answer(self.view.refusal, -self._options.invalid_penalty, valid=False)
         observation, reward, ended, cut, info = self.world.step(chosen)
+        if not self.view.understood(self.world, observation):
+            text = self.view.text(self.world, observation, info)
+            return self._answer(text, -self._options.invalid_penalty, valid=False)
         self.path = (*self.path, said)
         self._over, self._won = bool(ended), self.view.won(self.world, float(reward), bool(ended))
         earned = self.view.reward(self.world, float(reward), self._won)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from verl_hier.errors import RecipeError
@@ -25,13 +25,14 @@ class JavaMachine:
         jvm: gives the archive's classes, by the names of their packages.
     """
 
-    def __init__(self, name: str, archive: str, folder: str, memory_mb: int) -> None:
+    def __init__(self, name: str, archive: str, folder: str, memory_mb: int, settings: Sequence[str] = ()) -> None:
         """
         Args:
             name: the environment, for errors.
             archive: path of the Java archive.
             folder: where the machine runs.
             memory_mb: the most memory that it takes.
+            settings: further options of the machine.
 
         Raises:
             RecipeError: when there is no Java.
@@ -45,7 +46,7 @@ class JavaMachine:
             )
         # JAVA_TOOL_OPTIONS of the user are heard too.
         port, self._process = launch_gateway(
-            classpath=archive, die_on_exit=True, cwd=folder, javaopts=[f"-Xmx{memory_mb}m"], return_proc=True
+            classpath=archive, die_on_exit=True, cwd=folder, javaopts=[f"-Xmx{memory_mb}m", *settings], return_proc=True
         )
         gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port), java_process=self._process)
         self.jvm: Any = gateway.jvm

@@ -6,6 +6,7 @@ NEEDS = {
     "test_alfworld*.py": ("alfworld", "textworld"),
     "test_textworld.py": ("textworld",),
     "test_textworld_express.py": ("textworld_express", "py4j"),
+    "test_scienceworld.py": ("scienceworld", "py4j"),
     "test_minigrid.py": ("minigrid",),
     "test_textarena*.py": ("textarena",),
     "test_retrieval.py": ("aiohttp", "bm25s"),

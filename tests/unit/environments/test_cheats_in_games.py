@@ -182,6 +182,26 @@ def test_minigrid(level):
 
 
 @pytest.mark.slow
+@needs("scienceworld")
+@pytest.mark.skipif(which("java") is None, reason="needs Java")
+def test_scienceworld():
+    from verl_hier_plugins.environments.scienceworld import SPEC
+    from verl_hier_plugins.environments.scienceworld.environment import ScienceworldEnvironment
+    from verl_hier_plugins.environments.scienceworld.options import ScienceworldOptions
+
+    options = ScienceworldOptions(pool=1, validation=1)
+    (task,) = SPEC.tasks(options, "train")
+    world = ScienceworldEnvironment(options)
+    before = world.reset(task, 0)
+    # Every text goes to the world, so what it understands may be done, and is worth nothing.
+    for command in (*COMMANDS, task["instruction"], before.info["task"], "complete task", "set score 1", "0"):
+        step = world.step(command)
+        assert step.reward <= 0 and not step.info["won"], command
+        assert step.info["score"] <= before.info["score"], command
+        world.reset(task, 0)
+
+
+@pytest.mark.slow
 @needs("textworld_express")
 @pytest.mark.skipif(which("java") is None, reason="needs Java")
 @pytest.mark.parametrize("game", ["coin", "cookingworld", "arithmetic"])
