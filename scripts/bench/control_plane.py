@@ -29,6 +29,7 @@ from verl_hier.host.options import build_options
 from verl_hier.rollout import Generation, Limits, Request, Rollout, Sampling, Scored
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
+from verl_hier.rollout.garbage import collect_rarely
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
@@ -146,6 +147,7 @@ async def measure(episodes: int, turns: int, tokens: int, profile: cProfile.Prof
     # What the first task of a process imports and compiles is paid once.
     await task(episodes)
     policy.spent = 0.0
+    collect_rarely()
     before, started = time.process_time(), time.perf_counter()
     if profile is not None:
         profile.enable()

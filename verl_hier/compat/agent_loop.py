@@ -36,6 +36,7 @@ from verl_hier.graph.columnar.held import HeldRollouts, Written
 from verl_hier.graph.columnar.light import light_of, pack
 from verl_hier.graph.rows import leaf_row
 from verl_hier.rollout import Request, Sampling
+from verl_hier.rollout.garbage import collect_rarely
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
 from verl_hier.training.refill import Group
 from verl_hier.training.schedule import Phase
@@ -62,6 +63,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         self._tokens = recipe.token_lists
         self._tracing, self._shows_examples = Tracing(), bool(self.config.trainer.log_val_generations)
         self._held, self._store_thread = HeldRollouts(), ThreadPoolExecutor(1, thread_name_prefix="store")
+        collect_rarely()
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -94,26 +93,46 @@ class Process(ChildProcess):
         if patience_s is None or not self._busy.locked():
             await self._busy.acquire()
             return
-        turn = asyncio.ensure_future(self._busy.acquire())
-        while not turn.done():
-            await asyncio.wait({turn}, timeout=max(patience_s - self.busy_s, _GLANCE_S))
-            if not turn.done() and self.busy_s >= patience_s:
-                turn.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await turn
-                    self._busy.release()
-                raise Stuck
+        loop, waiter, gave_up = asyncio.get_running_loop(), asyncio.current_task(), False
+        assert waiter is not None
+        watch: asyncio.TimerHandle
+
+        def look_later() -> asyncio.TimerHandle:
+            # A timer instead of a task of its own: hundreds of episodes wait here at once.
+            return loop.call_later(max(patience_s - self.busy_s, _GLANCE_S), look)
+
+        def look() -> None:
+            nonlocal gave_up, watch
+            gave_up = self.busy_s >= patience_s
+            if gave_up:
+                waiter.cancel()
+            else:
+                watch = look_later()
+
+        watch = look_later()
+        try:
+            await self._busy.acquire()
+        except asyncio.CancelledError:
+            if gave_up:
+                raise Stuck from None
+            raise
+        finally:
+            watch.cancel()
 
     async def _exchange(self, request: Any, limit_s: float) -> tuple[str, Any]:
         """Send and wait for the reply that follows `started`."""
         assert self._reader is not None and self._writer is not None
         self._started, self._began = False, time.monotonic()
         self._calls += 1
+        # The end of the time limit wakes up whoever reads, who then discards the connection: no task is needed for it.
+        late = TookTooLong("its process was killed")
+        limit = asyncio.get_running_loop().call_later(limit_s, self._reader.set_exception, late)
         try:
             self._writer.write(pack([self._calls, *request]))
-            return await asyncio.wait_for(self._reply(self._reader), limit_s)
-        except asyncio.TimeoutError:
-            raise TookTooLong("its process was killed") from None
+            reply = await self._reply(self._reader)
+            if self._reader.exception() is not None:
+                raise late  # It came in the moment in which the limit was reached; the connection is spoilt.
+            return reply
         except (asyncio.IncompleteReadError, ConnectionError):
             status = await self._discard()
             raise Died(f"exit status {status}", during_call=self._started) from None
@@ -121,6 +140,7 @@ class Process(ChildProcess):
             await self._discard()
             raise Died(f"it {error}", during_call=True) from None
         finally:
+            limit.cancel()
             self._began = None
 
     async def _reply(self, reader: asyncio.StreamReader) -> tuple[str, Any]:

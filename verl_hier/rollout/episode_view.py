@@ -338,7 +338,9 @@ class EpisodeView:
                 state.events.append(Event(node=node))
                 action = action + node.action
         self._live = live
-        text = await off_loop(len(action), context.decode, action)
+        # A turn of one piece has been decoded already.
+        whole = len(node.action) == len(action)
+        text = node.text if whole else await off_loop(len(action), context.decode, action)
         return Turn(self._rollout, node, context.append_turn(prompt, action, node, text), live)
 
     def _most(self, max_tokens: int | None) -> int:

@@ -15,7 +15,7 @@ from verl_hier.errors import RolloutError
 from verl_hier.host.specs import NoOptions
 from verl_hier.rollout import EndReason, EpisodeOver, Rollout, Sampler, Worker
 from verl_hier.rollout.episode_state import EpisodeState
-from verl_hier.testing.rollout import ScriptedPolicy, roll_out_scripted
+from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer, roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.react import React, ReactOptions
 
@@ -66,6 +66,27 @@ def test_a_turn_crosses_at_most_five_frames_between_advance_and_the_policy(monke
     assert {tuple(path) for path in inside} == {("sample_node", "generate", "play")}
     # `advance` starts a task of its own for each episode where there are several; its worker waits in another one.
     assert all(len(path) + len(inside[0]) <= 5 for path in before)
+
+
+def test_a_turn_of_one_piece_is_decoded_once():
+    decoded: list[list[int]] = []
+
+    class Counted(WordTokenizer):
+        def decode(self, token_ids, skip_special_tokens=False):
+            decoded.append(token_ids)
+            return super().decode(token_ids, skip_special_tokens)
+
+    graph, _ = asyncio.run(
+        roll_out_scripted(
+            environment=Corridor,
+            worker=lambda: React(ReactOptions()),
+            sampler=Independent(NoOptions()),
+            answer=lambda prompt, sampling: "right",
+            tokenizer=Counted(),
+        )
+    )
+    assert [node.text for node in graph.nodes] == ["right"] * len(graph.nodes)
+    assert decoded.count(graph.nodes[0].action[:-1]) == len(graph.nodes)
 
 
 def test_there_is_no_import_circle_in_the_room():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, compress
 from operator import attrgetter
 from typing import Any
@@ -31,6 +33,7 @@ from verl_hier.graph.columnar.layout import (
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
 from verl_hier.graph.records import SCHEMA_VERSION
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _KINDS: Mapping[type, str] = {bool: "extra_bool", int: "extra_int", float: "extra_float", str: "extra_text"}
 
 
@@ -184,7 +187,7 @@ def uid_of(graph: RolloutGraph) -> str:
 
 
 def _json(value: Mapping[str, Any]) -> str | None:
-    return json.dumps(value, separators=(",", ":")) if value else None
+    return _ENCODER.encode(value) if value else None
 
 
 def _numbers(records: Sequence[Any], name: str, dtype: Any) -> NDArray[Any]:
@@ -212,18 +215,31 @@ def lists_of(lists: Sequence[Any], dtype: Any) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets(_lengths(lists)), pa.array(_flat(lists, dtype)))
 
 
-def _flat(lists: Sequence[Sequence[Any]], dtype: Any) -> NDArray[Any]:
-    """All numbers of some lists, one list after the other; `struct` reads a list in a third of the time of numpy.
+def _flat(lists: Sequence[list[Any]], dtype: Any) -> NDArray[Any]:
+    """All numbers of some lists, one list after the other; `struct` and `array` read a list in a third to half of the
+    time of numpy, whole numbers and others faster than each other.
 
     Raises:
         OverflowError: for a number that does not fit.
+        TypeError: for what is no number, where others than whole ones are wanted.
     """
     sign = np.dtype(dtype).char
+    if sign == "d":
+        numbers = array(sign)
+        for each in lists:
+            numbers.fromlist(each)
+        return np.frombuffer(numbers, dtype)
     try:
-        packed = b"".join([struct.pack(f"{len(each)}{sign}", *each) for each in lists if each])
+        packed = b"".join([_packer(len(each), sign)(*each) for each in lists if each])
         return np.frombuffer(packed, dtype)
     except struct.error as error:
         raise OverflowError(str(error)) from error
+
+
+@lru_cache(maxsize=4096)
+def _packer(count: int, sign: str) -> Callable[..., bytes]:
+    """Packs so many numbers; to look for the format by its name would take as long as to pack a hundred."""
+    return struct.Struct(f"{count}{sign}").pack
 
 
 def _mappings(mappings: Sequence[Mapping[str, Any]], values: pa.Array) -> pa.ListArray:
