@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl_hier.compat.examples import example_of
 from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT
 from verl_hier.compat.runner import runner_of
+from verl_hier.compat.servers.in_process import SavedPolicies
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.compat.tools import ToolCounts, task_of_row
 from verl_hier.compat.tracing import Tracing
@@ -53,7 +54,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._runner = runner_of(self.config, self.tokenizer, self.hf_model_type, self.tools)
+        runner = runner_of(self.config, self.tokenizer, self.hf_model_type, self.tools)
+        self._runner = replace(runner, opens=SavedPolicies(self.config))
         recipe = self._runner.recipe
         self._hier, self._host, self._parts = recipe.hier, recipe.host, recipe.parts
         self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)

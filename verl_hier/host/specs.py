@@ -197,6 +197,8 @@ class WorkerSpec(Spec):
         needs_stop_strings: its turns end at strings; refuses rollout servers that do not know the text of their tokens.
         stand_ins: whether its episodes heed `EpisodeView.stand_ins`, so that a sampler can leave roles out of them.
         needs_info: names in the `info` of a reset that it reads; refuses environments that do not show them.
+        saved_roles: `saved_roles(options)`, the roles whose turns may be those of saved models
+            (`rollout.policy.saved`); refuses rollout servers that cannot load one beside the policy.
         needs_scores: `needs_scores(options)`, whether it asks how likely texts are (`EpisodeView.likelihoods`); refuses
             rollout servers that return no log-probs of prompts.
     """
@@ -212,6 +214,7 @@ class WorkerSpec(Spec):
     needs_stop_strings: bool = False
     needs_info: tuple[str, ...] = ()
     needs_scores: Callable[[Any], bool] | None = None
+    saved_roles: Callable[[Any], Iterable[str]] | None = None
 
     def levels(self, options: Any) -> dict[str, int]:
         """The roles that take turns with these options, each with its level. No other role may take one."""

@@ -5,6 +5,7 @@ What comes out is the same tree, or the place where it differs. It needs the rec
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,9 @@ async def replay(source: str | os.PathLike[str], runner: RolloutRunner) -> list[
 
 async def _replay(graph: RolloutGraph, task: dict[str, Any], runner: RolloutRunner, pool: EnvironmentPool) -> Replay:
     try:
-        again = await runner.roll_out(Request.of(graph, task), RecordedPolicy(graph), pool)
+        recorded = RecordedPolicy(graph)
+        runner = dataclasses.replace(runner, opens=lambda name: recorded)
+        again = await runner.roll_out(Request.of(graph, task), recorded, pool)
     except RolloutError as error:
         return Replay(graph, (str(error),))
     return Replay(graph, tuple(differences(graph, again)))

@@ -12,7 +12,7 @@ from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.policy import DEFAULT_POLICY, Policies
 from verl_hier.rollout.rewards import rate
 from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
@@ -30,6 +30,7 @@ class RolloutRunner:
         vocabulary: size of that tokenizer.
         limits: limits of an episode where they are not the recipe's, else None.
         tools: loads the tools for an environment that runs in the rollout worker.
+        opens: opens policies by name beside the one that is trained; see `Policies`. None: there are no others.
     """
 
     recipe: ComposedRecipe
@@ -37,6 +38,7 @@ class RolloutRunner:
     vocabulary: int
     limits: Limits | None = None
     tools: Callable[[], Tools] | None = None
+    opens: Callable[[str], Policy | None] | None = None
 
     def pool(self) -> EnvironmentPool:
         """Processes for the recipe's environment.
@@ -80,7 +82,7 @@ class RolloutRunner:
         """
         hier, parts = self.recipe.hier, self.recipe.parts
         setup = RolloutSetup(
-            policies={DEFAULT_POLICY: policy},
+            policies={DEFAULT_POLICY: policy} if self.opens is None else Policies(policy, self.opens),
             renderer=self.renderer,
             environments=environments,
             limits=self.limits or self.recipe.limits,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 DEFAULT_POLICY = "default"
 """Name of the policy of contexts that name no other one."""
+_SAVED = "saved:"
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,41 @@ class Policy(Protocol):
         Raises:
             RolloutError: when the server is gone or returns no log-probs of prompts.
         """
+
+
+def saved(path: str) -> str:
+    """Name of the policy that has the weights of a saved model, such as a past checkpoint."""
+    return f"{_SAVED}{path}"
+
+
+def saved_in(name: str) -> str | None:
+    """The folder of a saved model by the name of its policy; None for any other policy."""
+    return name.removeprefix(_SAVED) if name.startswith(_SAVED) else None
+
+
+class Policies(Mapping[str, Policy]):
+    """The policy that is trained, and others, which are opened when a context first names them.
+
+    Args:
+        trained: the policy of contexts that name none.
+        opens: the policy of a name; None where there is none of that name.
+    """
+
+    def __init__(self, trained: Policy, opens: Callable[[str], Policy | None]) -> None:
+        self._trained = trained
+        self._opens = opens
+
+    def __getitem__(self, name: str) -> Policy:
+        policy = self._trained if name == DEFAULT_POLICY else self._opens(name)
+        if policy is None:
+            raise KeyError(name)
+        return policy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((DEFAULT_POLICY,))
+
+    def __len__(self) -> int:
+        return 1
 
 
 class Renderer(Protocol):

@@ -12,7 +12,7 @@ from verl_hier.rollout.end_reason import EndReason, EpisodeOver
 from verl_hier.rollout.entropy import entropies
 from verl_hier.rollout.episode_state import EpisodeState, Forced, TurnRequest
 from verl_hier.rollout.off_loop import off_loop
-from verl_hier.rollout.policy import Generation, Policy, Renderer, Sampling
+from verl_hier.rollout.policy import DEFAULT_POLICY, Generation, Policy, Renderer, Sampling
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers decode the first tokens of a character to."""
@@ -74,7 +74,8 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         action=action,
         logprobs=logprobs if len(logprobs) == len(action) else [],
         partial=partial,
-        trained=episode.trained,
+        # The trainer has the weights of one policy.
+        trained=episode.trained and request.context.policy == DEFAULT_POLICY,
         anchor=_anchor(episode),
         text=text,
         policy_version=list(generation.version),

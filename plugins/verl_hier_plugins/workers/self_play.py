@@ -15,12 +15,12 @@ from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import Count, CountOrZero, NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
-from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.policy import DEFAULT_POLICY, saved
 from verl_hier.rollout.prompts import fields, observe
 from verl_hier.rollout.transcript import Transcript
 from verl_hier_plugins.workers.react import parse_action
 
-Player = Literal["policy", "random", "first"]
+Player = Literal["policy", "past", "random", "first"]
 Heard = Annotated[str, Template("seat", "player")]
 UNHEARD = 100
 """Moves of fixed players in a row after which an episode ends in which no agent has a turn."""
@@ -31,7 +31,8 @@ class SeatOptions:
     """One seat."""
 
     by: Player = "policy"
-    """Who plays it: `policy`, or a fixed opponent that makes a `random` possible move or the `first` one."""
+    """Who plays it: the `policy`; the `past`, a checkpoint that the schedule `opponents` chooses for a task, or the
+    policy where it chooses none; or a fixed opponent that makes a `random` possible move or the `first` one."""
     evaluated_by: Player | None = None
     """Who plays it in evaluations; omitted: the same."""
     policy: str = DEFAULT_POLICY
@@ -46,7 +47,7 @@ class SeatOptions:
     @property
     def speaks(self) -> bool:
         """Whether an agent takes turns in it at all."""
-        return "policy" in (self.by, self.evaluated_by)
+        return not {"policy", "past"}.isdisjoint((self.by, self.evaluated_by))
 
 
 def _two() -> dict[str, SeatOptions]:
@@ -92,6 +93,15 @@ class SelfPlayOptions:
                 raise ValueError(f"seats: {name!r} cannot be the name of a seat; use letters, digits and _")
         if not any(seat.by == "policy" for seat in self.seats.values()):
             raise ValueError("seats: nobody learns; leave a seat to the policy")
+        for name, seat in self.seats.items():
+            if seat.evaluated_by == "past":
+                raise ValueError(f"seats.{name}.evaluated_by: there is no past in evaluations; take another player")
+            if seat.by == "past" and seat.policy != DEFAULT_POLICY:
+                raise ValueError(f"seats.{name}.policy: the schedule says who plays a seat of the past; leave it out")
+
+    def past(self) -> list[str]:
+        """The seats that past checkpoints may have."""
+        return [name for name, seat in self.seats.items() if seat.by == "past"]
 
     def levels(self) -> dict[str, int]:
         """The seats in which agents take turns, each with its level."""
@@ -146,6 +156,18 @@ class _Game:
         self._contexts: dict[int, Context] = {}
         self._turns: dict[int, Turn] = {}
         self._mover: int | None = None
+        self._past = self._chosen() if options.past() and not episode.validates else None
+
+    def _chosen(self) -> tuple[int, str] | None:
+        """The checkpoint that this task is played against: its step, and the name of its policy."""
+        chosen = self._episode.told.get("opponent")
+        if not isinstance(chosen, dict):
+            seat = self._options.past()[0]
+            raise RecipeError(
+                f"hier.schedule.name: seat {seat} is played by past checkpoints, and nothing chooses one; take the "
+                "schedule `opponents`, or another player in hier.worker.seats."
+            )
+        return (int(chosen["step"]), saved(str(chosen["path"]))) if chosen else None
 
     async def play(self) -> None:
         """Move after move, until the game is over; then every seat has its reward."""
@@ -154,7 +176,7 @@ class _Game:
             seat = int(self._last.info["player"]) % len(self._names)
             options = self._options.seats[self._names[seat]]
             by = (self._episode.validates and options.evaluated_by) or options.by
-            if by != "policy":
+            if by not in ("policy", "past"):
                 unheard += 1
                 await self._fixed(by, seat)
                 continue
@@ -169,7 +191,9 @@ class _Game:
         turn = await self._episode.generate(self._asked(seat, options), max_tokens=self._options.max_tokens)
         self._turns[seat], self._mover = turn, seat
         action = parse_action(turn.text, self._options.action_tag)
-        turn.mark(seat=seat, format=int(action is not None))
+        past = self._past is not None and options.by == "past"
+        turn.mark(seat=seat, format=int(action is not None), past=int(past))
+        turn.mark(opponent=self._past[0] if self._past is not None else 0)
         if action is None:
             turn.mark(valid=False, failure="no_action")
             turn.reward(-self._options.format_penalty)
@@ -207,7 +231,8 @@ class _Game:
         begins = seat not in self._contexts or not all_.memory
         if begins:
             system = all_.system if options.system is None else options.system
-            self._contexts[seat] = self._episode.context(name, system=system, policy=options.policy)
+            past = self._past[1] if self._past is not None and options.by == "past" else None
+            self._contexts[seat] = self._episode.context(name, system=system, policy=past or options.policy)
         context = self._contexts[seat]
         if begins and options.prompt is not None:
             observe(context, options, "prompt", known, prefix=f"seats.{name}.")
@@ -233,7 +258,7 @@ def transcribe(options: SelfPlayOptions, transcript: Transcript) -> list[str]:
     Raises:
         ValueError: in one word, when a seat has a fixed player, whose moves would be others.
     """
-    if any(seat.by != "policy" for seat in options.seats.values()):
+    if any(seat.by not in ("policy", "past") for seat in options.seats.values()):
         raise ValueError("fixed_player")
     moves = [call.action for turn in transcript.turns for call in turn.calls]
     tag = options.action_tag
@@ -249,7 +274,8 @@ def hier_workers() -> WorkerSpec:
         summary="all seats of a game on one policy, or some against fixed players; a reward for each seat",
         source="SPIRAL, arXiv 2506.24119; MARS, arXiv 2510.15414",
         active_roles=SelfPlayOptions.levels,
-        provides=("seat", "format"),
+        provides=("seat", "format", "past", "opponent"),
+        saved_roles=SelfPlayOptions.past,
         transcribe=transcribe,
         fits=fit,
     )

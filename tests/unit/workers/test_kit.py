@@ -74,6 +74,7 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("self_play", {"memory": False, "invalid": "loses", "action_tag": "move"}, pick("<move>left</move>", "right")),
     ("self_play", {"seats": {"a": {}, "b": {"by": "random"}}}, None),
     ("single_turn", {}, None),
+    ("memory", {"piece_words": 1}, pick("add right", "right", "noop", "delete 1")),
     ("skills", {"conclude": 1.0}, pick("right", "<skill>go right</skill>")),
     ("team", {"topology": {"each": "step"}}, None),
     ("tool_agent", {}, None),

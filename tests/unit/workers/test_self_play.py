@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.fixtures.duel import Duel, Trio
+from verl_hier.compat.servers.in_process import SavedPolicies
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import HierError
+from verl_hier.graph.build_table import build_table
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits, Request, Rollout
+from verl_hier.rollout.policy import Policies
 from verl_hier.rollout.roles import Roles
 from verl_hier.testing import rollout as kit
 from verl_hier.testing.line import Line
@@ -151,3 +155,47 @@ def test_what_cannot_be_played_is_refused_in_a_sentence(options, environment, se
     with pytest.raises(HierError, match=sentence) as refused:
         play(options, *["right"] * 9, environment=environment)
     assert "\n" not in str(refused.value)
+
+
+def past_game(told: dict[str, Any], validate: bool = False, **policies: str) -> Any:
+    """A game with a seat of the past, whose policies each say one word."""
+    options = build_options(SELF_PLAY, {"seats": {"now": {}, "then": {"by": "past"}}})
+    tokenizer = CharacterTokenizer()
+    speaks = {name: kit.ScriptedPolicy(tokenizer, lambda prompt, sampling, word=word: word)
+              for name, word in {"default": "right", **policies}.items()}  # fmt: skip
+    setup = kit._setup(speaks["default"], tokenizer, Duel, 0, Limits(20, 200, 5000), None, None)
+    setup = replace(setup, policies=Policies(speaks["default"], speaks.get))
+    request = Request(task={"instruction": "do it"}, identity={"uid": "u"}, n=1, told=told, validate=validate)
+    rollout = Rollout(request, setup, lambda: SELF_PLAY.factory(options), Roles.of(SELF_PLAY, options))
+    graph = asyncio.run(kit.roll_out(rollout, kit.SideBySide()))
+    graph.check()
+    return graph
+
+
+def test_a_past_checkpoint_has_a_seat_and_is_not_trained():
+    graph = past_game({"opponent": {"step": 8, "path": "/c/8"}}, **{"saved:/c/8": "left"})
+    assert [(node.role, node.text, node.policy, node.trained) for node in graph.nodes][:2] == [
+        ("now", "right", "default", True), ("then", "left", "saved:/c/8", False),
+    ]  # fmt: skip
+    table = build_table([graph])
+    assert table["opponent"].tolist() == [8] * len(graph.nodes) and table["past"].tolist()[:2] == [0, 1]
+    assert table["trained"].tolist() == [node.role == "now" for node in graph.nodes]
+
+
+def test_where_no_checkpoint_is_chosen_both_seats_have_the_weights_of_now():
+    for graph in (past_game({"opponent": {}}), past_game({}, validate=True)):
+        assert {node.policy for node in graph.nodes} == {"default"} and all(node.trained for node in graph.nodes)
+        assert {node.extra["opponent"] for node in graph.nodes} == {0}
+
+
+def test_seats_of_the_past_need_a_schedule_that_chooses_and_a_model_that_is_there():
+    with pytest.raises(HierError, match=r"hier\.schedule\.name: seat then is played by past checkpoints"):
+        past_game({})
+    with pytest.raises(HierError, match="the worker asks for the policy 'saved:/gone'"):
+        past_game({"opponent": {"step": 1, "path": "/gone"}})
+    with pytest.raises(HierError, match=r"trainer\.max_actor_ckpt_to_keep: the checkpoint in /gone is gone"):
+        SavedPolicies({})("saved:/gone")
+    assert SavedPolicies({})("other") is None
+    for seat in ({"by": "past", "policy": "x"}, {"evaluated_by": "past"}):
+        with pytest.raises(HierError, match=r"seats\.b\."):
+            build_options(SELF_PLAY, {"seats": {"a": {}, "b": seat}})

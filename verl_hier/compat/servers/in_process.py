@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.errors import RecipeError
+from verl_hier.rollout.policy import saved_in
 
 _NAME = "transformers"
+_OPEN = 4
+"""Saved models that stay in memory."""
 _SMALL_BYTES = 64 * 1024**2
 """Weights below this are computed by one thread: more would only wait for each other."""
 
@@ -60,6 +64,39 @@ def in_process_policy(config: Any, model: str | os.PathLike[str]) -> ServerPolic
         return ServerPolicy(_Client(TransformersServer(settings, served, replica_rank=0)), _NAME)
     except (OSError, ValueError) as error:
         raise RecipeError(f"the model {model} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+
+
+class SavedPolicies:
+    """Saved models as further policies of a rollout, such as past checkpoints: those that were used last stay open.
+
+    Args:
+        config: the whole composed verl configuration.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._open: OrderedDict[str, ServerPolicy] = OrderedDict()
+
+    def __call__(self, name: str) -> ServerPolicy | None:
+        """The policy of `rollout.policy.saved`, None for any other name.
+
+        Raises:
+            RecipeError: when the model cannot be loaded.
+        """
+        folder = saved_in(name)
+        if folder is None:
+            return None
+        if name not in self._open:
+            if not Path(folder).is_dir():
+                raise RecipeError(
+                    f"trainer.max_actor_ckpt_to_keep: the checkpoint in {folder} is gone, and an episode plays against "
+                    "it; keep more checkpoints, and where there are several nodes keep them on a disk that all reach."
+                )
+            self._open[name] = in_process_policy(self._config, folder)
+        self._open.move_to_end(name)
+        while len(self._open) > _OPEN:
+            self._open.popitem(last=False)
+        return self._open[name]
 
 
 def _threads(folder: Path) -> int:

@@ -27,6 +27,8 @@ class RolloutServer:
     """Returns the log-probs of the tokens of a prompt; verl's TensorRT-LLM server does not."""
     scores_from: bool = False
     """Takes `prompt_logprobs_start`: it computes only the scores from there on, the rest comes from its cache."""
+    in_process: bool = False
+    """Can also run in the process of a rollout worker, with a saved model beside the policy."""
     seed: str = "seed"
     """Name of the sampling parameter for the seed of a request."""
     stop_strings_need_tokenizer: bool = False
@@ -37,7 +39,9 @@ _VLLM = RolloutServer("vllm", module="vllm", prompt_scores=True)
 SERVERS: dict[str, RolloutServer] = {
     server.name: server
     for server in (
-        RolloutServer("transformers", on_cpu=True, top_logprobs=True, prompt_scores=True, scores_from=True),
+        RolloutServer(
+            "transformers", on_cpu=True, top_logprobs=True, prompt_scores=True, scores_from=True, in_process=True
+        ),
         _VLLM,
         replace(_VLLM, name="vllm_topk", top_logprobs=True),
         RolloutServer(

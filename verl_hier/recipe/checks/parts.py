@@ -169,6 +169,20 @@ def check_info(recipe: ComposedRecipe) -> None:
 
 
 @rule
+def check_saved_roles(recipe: ComposedRecipe) -> None:
+    """Refuse turns of saved models where no second model can be served beside the policy."""
+    worker = recipe.parts.worker
+    roles = [] if worker.spec.saved_roles is None else list(worker.spec.saved_roles(worker.options))
+    server = rollout_server(str(recipe.config["actor_rollout_ref"]["rollout"]["name"]))
+    if roles and not server.in_process:
+        raise RecipeError(
+            f"hier.worker: {roles[0]} is played by past checkpoints, and the rollout server {server.name!r} serves the "
+            "weights of now alone; use `transformers`, which loads saved models beside it, or give the role to the "
+            "policy or to a fixed player."
+        )
+
+
+@rule
 def check_sampler(recipe: ComposedRecipe) -> None:
     """Refuse a sampler that branches where nothing can fork, or that asks for log-probs that no server returns."""
     parts, host = recipe.parts, recipe.host
