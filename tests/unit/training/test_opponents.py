@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.builtin_parts import part
-from verl_hier.testing.tables import make_table
+from verl_hier.credit.tables import make_table
 
 
 @pytest.fixture
