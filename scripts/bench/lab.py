@@ -24,7 +24,15 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.lab.bias import measure
 from verl_hier.lab.learn import Setting
 from verl_hier.lab.methods import method
-from verl_hier.lab.parts import SAMPLED_TASKS, SAMPLED_TURNS, SAMPLED_WORLDS, SCHEDULED_WORLDS, sampled, scheduled
+from verl_hier.lab.parts import (
+    SAMPLED_RATE,
+    SAMPLED_TASKS,
+    SAMPLED_TURNS,
+    SAMPLED_WORLDS,
+    SCHEDULED_WORLDS,
+    sampled,
+    scheduled,
+)
 from verl_hier.lab.study import QUICK_WORLDS, Cell, Table, feedable, store, study, summarise, write_lines
 from verl_hier.lab.worlds import WORLDS
 
@@ -47,7 +55,7 @@ def main() -> None:
     places = [(name, world) for name in names for world in WORLDS]
     drawn = [(name, world) for name in sampled() for world in SAMPLED_WORLDS]
     drawn += [(name, world) for name in scheduled() for world in SCHEDULED_WORLDS]
-    setting, short = Setting(), Setting(SAMPLED_TURNS, SAMPLED_TASKS)
+    setting, short = Setting(), Setting(SAMPLED_TURNS, SAMPLED_TASKS, SAMPLED_RATE)
     samplers = learned(drawn, chosen.sampler_seeds, short, chosen.keep / "samplers.json", end)
     summaries = learned(places, chosen.seeds, setting, chosen.keep / "methods.json", end)
     asked = [(name, world, chosen.batches) for name in names for world in QUICK_WORLDS if (name, world) in summaries]
@@ -70,7 +78,7 @@ def main() -> None:
 
 def learned(places: Sequence[tuple[str, str]], seeds: int, setting: Setting, keep: Path, end: float) -> Table:
     """What each method has learned in each world, in pieces."""
-    cells: list[Cell] = [(name, world, seed) for name, world in places for seed in range(seeds)]
+    cells: list[Cell] = [(name, world, seed) for seed in range(seeds) for name, world in places]
     found: dict[Cell, dict[str, Any]] = {}
     for start in range(0, len(cells), PIECE):
         in_time(end)
@@ -100,7 +108,7 @@ def bias_of(asked: tuple[str, str, int]) -> dict[str, Any]:
     name, world, batches = asked
     made = measure(WORLDS[world], method(name), batches)
     numbers = [] if made is None else [made.bias, *made.interval, made.noise, made.scale]
-    roles = {} if made is None else {role: [round(x, 4) for x in pair] for role, pair in made.roles.items()}
+    roles = {} if made is None else {role: [round(x, 4) for x in pair] for role, pair in made.roles.items() if pair[0]}
     silent = None if made is None else round(made.silent, 4)
     rounded = [round(number, 4) for number in numbers]
     return {"method": name, "world": world, "numbers": rounded, "silent": silent, "roles": roles}

@@ -9,7 +9,8 @@ of them, and prints a Markdown table.
     python scripts/bench/learning.py --out docs/learning
     python scripts/bench/learning.py --out docs/learning --comparisons bugs
     python scripts/bench/learning.py --out docs/learning --comparisons societies --hours 1
-    python scripts/bench/learning.py --out docs/learning --report     # only table and plot, from the file
+    python scripts/bench/learning.py --out docs/learning --comparisons at_length --hours 1   # again and again
+    python scripts/bench/learning.py --out docs/learning --report     # only tables and plot, from the file
 """
 
 from __future__ import annotations
@@ -22,129 +23,112 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from cpu_run import CpuRun
+from learning_tasks import COLD_STARTS, COMPARISONS, GROUPS, METHODS, SHORT, Comparison
 
 from verl_hier.coldstart.build import build
 from verl_hier.ops.progress import validation_of
 from verl_hier.recipe.compose import command, compose
 
 VALIDATION = 128
-ONE_AND_TWO = "hier.coldstart.variants=[{goals: 1}, {goals: 2}]"
-COLD_STARTS = {
-    "households": (("himac_alfworld", "grpo_alfworld"), (ONE_AND_TWO, "hier.coldstart.steps=2000")),
-    "systems": (
-        ("metaagentx_alfworld", "chain_of_agents_alfworld", "grpo_alfworld"),
-        ("hier.coldstart.steps=1300",),
-    ),
-    "bugs": (("dual_loop_bug_reproduction", "grpo_bug_reproduction"), ("hier.coldstart.steps=800",)),
-    "clocks": (
-        ("hiper_alfworld", "himac_alfworld", "grpo_alfworld"),
-        (ONE_AND_TWO, "hier.coldstart.steps=2400"),
-    ),
-    "sums": (("dr_mas_math", "marft_math", "grpo_math"), ("hier.coldstart.steps=500",)),
-    "questions": (("matpo_search", "grpo_search"), ("hier.coldstart.steps=600",)),
+TRIAL_SEED, TRIAL_SHARE = 99, 3
+"""Seed of the trials of learning rates, and the part of the tokens that they have."""
+COSTS = {
+    "tokens": "hier/tokens/generated",
+    "calls": "hier/counts/environment_calls",
+    "seconds": "timing_s/step",
 }
-"""Recipes whose formats one model learns, and the options of its cold start."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Methods on one task.
-
-    Attributes:
-        task: what the report calls it.
-        methods: name in the report to recipe, and the overrides that are the method's own behind it; the last is the
-            flat baseline.
-        cold_start: which of `COLD_STARTS` all of them start from.
-        tokens: generated tokens of each run.
-        test_every: steps from one measurement to the next.
-        overrides: what the task changes in all recipes.
-    """
-
-    task: str
-    methods: Mapping[str, str]
-    cold_start: str
-    tokens: int
-    test_every: int
-    overrides: tuple[str, ...] = ()
-
-
-FLAT = {"gigpo": "gigpo_alfworld", "grpo": "grpo_alfworld"}
-HOUSEHOLDS = {"himac": "himac_alfworld", **FLAT}
-CLOCKS = {
-    "hiper": "hiper_alfworld",
-    "hiper_no_critic": "hiper_alfworld hier/method=grpo hier.worker.name=switch_keep +hier.worker.history=0",
-    **HOUSEHOLDS,
-}
-COMPARISONS = {
-    "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 55_000, 4, ("hier.environment.goals=2",)),
-    "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 40_000, 4, ("hier.environment.goals=1",)),
-    "systems": Comparison(
-        "households, 1 goal, designs and chains",
-        {
-            "metaagentx": "metaagentx_alfworld",
-            "chain_of_agents": "chain_of_agents_alfworld",
-            "grpo": "grpo_alfworld",
-        },
-        "systems",
-        32_000,
-        4,
-    ),
-    "bugs": Comparison(
-        "tests that show bugs",
-        {"dual_loop": "dual_loop_bug_reproduction", "grpo": "grpo_bug_reproduction"},
-        "bugs",
-        20_000,
-        10,
-    ),
-    "clocks_one_goal": Comparison(
-        "households, 1 goal, critics", CLOCKS, "clocks", 40_000, 4, ("hier.environment.goals=1",)
-    ),
-    "clocks_two_goals": Comparison(
-        "households, 2 goals, critics", CLOCKS, "clocks", 55_000, 4, ("hier.environment.goals=2",)
-    ),
-    "solver_verifier": Comparison(
-        "sums", {"dr_mas": "dr_mas_math", "marft": "marft_math", "grpo": "grpo_math"}, "sums", 40_000, 4
-    ),
-    "lead": Comparison("two-hop questions", {"matpo": "matpo_search", "grpo": "grpo_search"}, "questions", 40_000, 4),
-}
-GROUPS = {"critics": ("clocks_one_goal", "clocks_two_goals"), "societies": ("solver_verifier", "lead")}
-"""Names for several comparisons."""
-METHODS = list(dict.fromkeys(method for comparison in COMPARISONS.values() for method in comparison.methods))
+"""What a run spends, and the metric that counts it; measurements are left out of all of them."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one comparison's task with one seed."""
+    """One method on one comparison's task with one seed.
+
+    Attributes:
+        trial: the learning rate that it tries; 0 for a run that counts.
+    """
 
     comparison: str
     method: str
     seed: int
+    trial: float = 0.0
 
     def folder(self, work: Path) -> Path:
         """Where its logs are."""
-        return work / self.comparison / f"seed_{self.seed}" / self.method
+        place = f"rate_{self.trial}" if self.trial else f"seed_{self.seed}"
+        return work / self.comparison / place / self.method
 
-    def curve(self, work: Path) -> list[dict[str, Any]]:
-        """Held-out success over generated tokens, as far as the run has come."""
-        return curve_of(CpuRun(self.folder(work)).records())
-
-    def done(self, work: Path) -> bool:
-        """Whether a measurement lies at or beyond the token budget."""
-        return self.beyond(self.curve(work))
+    @property
+    def tokens(self) -> float:
+        """Its budget."""
+        return COMPARISONS[self.comparison].tokens / (TRIAL_SHARE if self.trial else 1)
 
     def beyond(self, curve: list[dict[str, Any]]) -> bool:
         """Whether a curve reaches the token budget."""
-        return bool(curve) and curve[-1]["tokens"] >= COMPARISONS[self.comparison].tokens
+        return bool(curve) and curve[-1]["tokens"] >= self.tokens
+
+
+class Results:
+    """The curves of finished runs: those that a file holds, and those of runs in a folder of work, which are newer.
+
+    Args:
+        out: folder of the file.
+        work: folder of models and logs.
+    """
+
+    def __init__(self, out: Path, work: Path) -> None:
+        self._file, self._work = out / "learning.json", work
+        self._lock = Lock()
+        held = json.loads(self._file.read_text())["runs"] if self._file.is_file() else []
+        self._curves = {Run(r["comparison"], r["method"], r["seed"], r.get("trial", 0.0)): r["curve"] for r in held}
+        self._rates = {Run(r["comparison"], r["method"], r["seed"]): r["rate"] for r in held if r.get("rate")}
+
+    def curve(self, run: Run) -> list[dict[str, Any]]:
+        """Held-out success of a run over what it has spent; empty where it has not come to its budget."""
+        made = curve_of(CpuRun(run.folder(self._work)).records())
+        return made if run.beyond(made) else self._curves.get(run, [])
+
+    def rate(self, run: Run) -> float:
+        """The learning rate of a run: the one that it tries, or that did best in the trials; 0 for its recipe's."""
+        rates = COMPARISONS[run.comparison].rates
+        if run.trial or not rates:
+            return run.trial
+        trials = [Run(run.comparison, run.method, TRIAL_SEED, rate) for rate in rates]
+        return max(trials, key=lambda trial: at_budget(self.curve(trial), trial.tokens)).trial
+
+    def keep(self, runs: Sequence[Run], jobs: int) -> None:
+        """Write the file, with the finished ones of these runs in it."""
+        with self._lock:
+            for run in runs:
+                if curve := self.curve(run):
+                    self._curves[run] = curve
+                    if rate := self.rate(run):
+                        self._rates[run] = rate
+            order = {name: number for number, name in enumerate(COMPARISONS)}
+            found = sorted(self._curves, key=lambda run: (order.get(run.comparison, len(order)), run.trial > 0))
+            results = {
+                "verl": version("verl"),
+                "torch": version("torch"),
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jobs} run(s) at a time",
+                "runs": [self._entry(run) for run in found],
+            }
+            self._file.write_text(json.dumps(results, indent=1) + "\n")
+
+    def _entry(self, run: Run) -> dict[str, Any]:
+        more = {"trial": run.trial} if run.trial else {"rate": self._rates[run]} if run in self._rates else {}
+        names = {"comparison": run.comparison, "method": run.method, "seed": run.seed}
+        return {**names, **more, "curve": self._curves[run]}
 
 
 def overrides(run: Run, model: Path) -> list[str]:
@@ -167,41 +151,40 @@ def overrides(run: Run, model: Path) -> list[str]:
     ]
 
 
-def train(run: Run, model: Path, work: Path) -> None:
-    """Train until a measurement lies at or beyond the token budget.
+def train(end: float, run: Run, rate: float, model: Path, work: Path) -> None:
+    """Train until a measurement lies at or beyond the token budget, unless it is later than `end` by the monotonic
+    clock.
 
     Raises:
         RolloutError: when the run fails before that.
     """
+    if time.monotonic() >= end:
+        return
     recipe, *own = COMPARISONS[run.comparison].methods[run.method].split()
-    arguments = command(recipe, [*own, *overrides(run, model)])
+    rates = [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
+    arguments = command(recipe, [*own, *rates, *overrides(run, model)])
     CpuRun(run.folder(work), arguments).finish(lambda records: run.beyond(curve_of(records)))
 
 
-def train_until(end: float, run: Run, model: Path, work: Path) -> None:
-    """Train, unless it is later than `end` by the monotonic clock."""
-    if time.monotonic() < end:
-        train(run, model, work)
-
-
 def curve_of(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Held-out success over generated tokens, from a run's metrics."""
-    tokens, curve = 0.0, []
+    """Held-out success over generated tokens, calls of the world and seconds of the steps, from a run's metrics."""
+    spent, curve = dict.fromkeys(COSTS, 0.0), []
     for record in records:
-        tokens += record.get("hier/tokens/generated", 0.0)
+        for cost, metric in COSTS.items():
+            spent[cost] += record.get(metric, 0.0)
         held_out = validation_of(record)
         if held_out is not None:
-            curve.append({"step": record["step"], "tokens": tokens, "success": held_out})
+            curve.append({"step": record["step"], **spent, "success": held_out})
     return curve
 
 
-def at_budget(curve: list[dict[str, Any]], budget: float) -> float:
+def at_budget(curve: list[dict[str, Any]], budget: float, cost: str = "tokens") -> float:
     """Success at the budget, linearly between the two measurements around it."""
     before, after = curve[0], curve[-1]
     for left, right in itertools.pairwise(curve):
-        if left["tokens"] <= budget <= right["tokens"]:
+        if left[cost] <= budget <= right[cost]:
             before, after = left, right
-    share = (budget - before["tokens"]) / max(after["tokens"] - before["tokens"], 1)
+    share = (budget - before[cost]) / max(after[cost] - before[cost], 1)
     return before["success"] + min(max(share, 0.0), 1.0) * (after["success"] - before["success"])
 
 
@@ -220,12 +203,28 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def other_costs(results: dict[str, Any]) -> str:
+    """A Markdown table: points gained for equal calls of the world, and for equal seconds, of the least that a run of
+    the comparison has spent."""
+    lines = ["| tasks | method | calls | points gained | seconds | points gained |", "|---|---|---|---|---|---|"]
+    groups = [each for each in grouped(results) if all("calls" in curve[-1] for curve in each[2])]
+    for comparison, method, curves in groups:
+        cells = []
+        for cost in ("calls", "seconds"):
+            least = min(curve[-1][cost] for other, _, theirs in groups if other is comparison for curve in theirs)
+            gain = [100 * (at_budget(curve, least, cost) - curve[0]["success"]) for curve in curves]
+            cells += [f"{least:.0f}", f"{statistics.mean(gain):.0f} ({min(gain):.0f} to {max(gain):.0f})"]
+        lines.append(f"| {comparison.task} | {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def grouped(results: dict[str, Any]) -> list[tuple[Comparison, str, list[list[dict[str, Any]]]]]:
     """(comparison, method, curves of its seeds), in the order of `COMPARISONS`."""
     found = []
     for name, comparison in COMPARISONS.items():
         for method in comparison.methods:
-            curves = [r["curve"] for r in results["runs"] if (r["comparison"], r["method"]) == (name, method)]
+            mine = [r for r in results["runs"] if (r["comparison"], r["method"]) == (name, method)]
+            curves = [run["curve"] for run in mine if not run.get("trial")]
             if curves:
                 found.append((comparison, method, curves))
     return found
@@ -258,17 +257,18 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 
 def report(out: Path) -> None:
-    """Table and plot from the file of results."""
+    """Tables and plot from the file of results."""
     results = json.loads((out / "learning.json").read_text())
     plot(results, out / "learning.png")
     print(table(results))
+    print(other_costs(results))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of the curves and their plot")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"), help="folder of models and logs")
-    parser.add_argument("--comparisons", nargs="+", default=list(COMPARISONS), choices=[*COMPARISONS, *GROUPS])
+    parser.add_argument("--comparisons", nargs="+", default=SHORT, choices=[*COMPARISONS, *GROUPS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--hours", type=float, default=math.inf, help="begin no run after so many hours; call it again")
@@ -284,33 +284,42 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Cold starts, then runs, `--jobs` at a time; finished runs in `--work` are used again."""
+    """Trials of learning rates, then runs; those that are finished, in `--work` or in the file, are not repeated."""
     end = time.monotonic() + 3600 * options.hours
     work: Path = options.work.resolve()
-    runs = [
-        Run(name, method, seed)
-        for name in options.comparisons
-        for method, seed in itertools.product(COMPARISONS[name].methods, range(options.seeds))
-    ]
-    missing = [run for run in runs if not run.done(work)]
+    results = Results(options.out, work)
+    chosen = [(name, method) for name in options.comparisons for method in COMPARISONS[name].methods]
+    trials = [Run(*each, TRIAL_SEED, rate) for each in chosen for rate in COMPARISONS[each[0]].rates]
+    play(options, end, trials, results, work)
+    if all(results.curve(trial) for trial in trials):
+        play(options, end, [Run(*each, seed) for seed in range(options.seeds) for each in chosen], results, work)
+
+
+def play(options: argparse.Namespace, end: float, runs: Sequence[Run], results: Results, work: Path) -> None:
+    """Cold starts, then runs, `--jobs` at a time."""
+    missing = [run for run in runs if not results.curve(run)]
     starts = list(dict.fromkeys((COMPARISONS[run.comparison].cold_start, run.seed) for run in missing))
+    results.keep(runs, options.jobs)
     # In processes of their own: they seed torch and import transformers, which threads would share.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        made = [pool.submit(start, name, seed, work) for name, seed in starts]
+        made = [pool.submit(start_in_time, end, name, seed, work) for name, seed in starts]
         models = dict(zip(starts, (future.result() for future in made), strict=True))
-    record(options, runs, work)
     with ThreadPoolExecutor(options.jobs) as threads:
-        running = {
-            threads.submit(train_until, end, run, models[COMPARISONS[run.comparison].cold_start, run.seed], work): run
-            for run in missing
-        }
+        running = {}
+        for run in missing:
+            model = models[COMPARISONS[run.comparison].cold_start, run.seed]
+            if model is not None:
+                running[threads.submit(train, end, run, results.rate(run), model, work)] = run
         for future in as_completed(running):
             future.result()
-            if not running[future].done(work):
-                continue
-            curve = running[future].curve(work)
-            print(f"{running[future]}: {curve[0]['success']:.2f} -> {curve[-1]['success']:.2f}", flush=True)
-            record(options, runs, work)
+            if curve := results.curve(running[future]):
+                print(f"{running[future]}: {curve[0]['success']:.2f} -> {curve[-1]['success']:.2f}", flush=True)
+                results.keep(runs, options.jobs)
+
+
+def start_in_time(end: float, name: str, seed: int, work: Path) -> Path | None:
+    """The model of one cold start; None when it is later than `end`."""
+    return start(name, seed, work) if time.monotonic() < end else None
 
 
 def start(name: str, seed: int, work: Path) -> Path:
@@ -325,20 +334,6 @@ def start(name: str, seed: int, work: Path) -> Path:
         for recipe in recipes
     ]
     return build(*configs, report=lambda text: print(f"{name}, seed {seed}: {text}", flush=True))
-
-
-def record(options: argparse.Namespace, runs: list[Run], work: Path) -> None:
-    """Write the finished runs to the file of results; comparisons that were not asked for stay as they are in it."""
-    file: Path = options.out / "learning.json"
-    known = json.loads(file.read_text())["runs"] if file.is_file() else []
-    others = [run for run in known if run["comparison"] not in options.comparisons]
-    results = {
-        "verl": version("verl"),
-        "torch": version("torch"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {options.jobs} run(s) at a time",
-        "runs": others + [{**asdict(run), "curve": run.curve(work)} for run in runs if run.done(work)],
-    }
-    file.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -113,14 +113,15 @@ def compare(
         float(np.trace(covariance)) * turns / square,
         turns,
         silent,
-        {role: _part(found[:, mine], exact[mine], turns) for role, mine in (roles or {}).items()},
+        {role: _part(found[:, mine], exact[mine], turns, square) for role, mine in (roles or {}).items()},
     )
 
 
-def _part(found: Array, exact: Array, turns: float) -> tuple[float, float]:
-    """Scale and noise of a part of the gradient; the noise is infinite where nothing points along the exact part."""
+def _part(found: Array, exact: Array, turns: float, whole: float) -> tuple[float, float]:
+    """Scale and noise of a part of the gradient, whose squared length is `whole`; 0 and infinity where the part has
+    nothing to learn, or nothing points along it."""
     square = float(exact @ exact)
-    scale = float(found.mean(axis=0) @ exact) / square if square else 0.0
+    scale = float(found.mean(axis=0) @ exact) / square if square > _EQUAL * whole else 0.0
     noise = float(found.var(axis=0, ddof=1).sum()) * turns / (scale**2 * square) if scale else math.inf
     return scale, noise
 

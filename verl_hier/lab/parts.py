@@ -77,8 +77,8 @@ SCHEDULED_WORLDS = ("two_clocks", "noisy_plans")
 """Worlds with the roles and levels that schedules choose among."""
 SAMPLED_WORLDS = ("maze", "two_clocks", "two_agents", "early_end")
 """Worlds in which samplers are compared; their coroutines take too long for all of them."""
-SAMPLED_TURNS, SAMPLED_TASKS = 16_000, 4
-"""Turns of a run there, and tasks of a batch."""
+SAMPLED_TURNS, SAMPLED_TASKS, SAMPLED_RATE = 10_000, 4, 0.1
+"""Turns of a run there, tasks of a batch, and learning rate: less than in the arrays, in larger steps."""
 
 
 def sampled() -> list[str]:
