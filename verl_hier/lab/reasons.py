@@ -58,6 +58,7 @@ NOT_FED: dict[str, str] = {
 }
 """Why an estimator has no world."""
 NOT_RUN: dict[str, str] = {
+    "opponents": "chooses past checkpoints to play against, and no world is a game of two sides",
     "boad": "chooses the sub-agents of a team, and the agents of a world are given",
     "gdro": "weighs classes of tasks by how hard they are, and a world is one task",
     "question_pool": "keeps the questions that a proposer writes in words",
