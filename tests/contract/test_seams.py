@@ -62,6 +62,9 @@ ACCOUNTED = {
     "verl.workers.engine.utils": "postprocess_batch_func, see engine_micro_batches",
     "verl.utils.device": "get_device_id and get_device_name, what the platform says of itself",
     "verl.utils.torch_dtypes": "PrecisionType.to_dtype, a lookup of three names",
+    "verl.single_controller.base.decorator": "register, by which a method of a worker is called on every rank",
+    "verl.utils.metric": "reduce_metrics and rename_dict, as _update_critic names its metrics",
+    "verl.utils.py_functional": "as above",
     "verl.utils.net_utils": "see weight_iterator",
 }
 

@@ -1,4 +1,5 @@
-"""Critics through stock verl: HiPER's three heads, and one value for RAGEN's two levels and MARFT's chain of agents."""
+"""Critics through stock verl: HiPER's three heads, one value for RAGEN's two levels and MARFT's chain of agents, and
+ArCHer's Q and V, which learn from earlier steps too."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ trainer: {{experiment_name: {method}_bytes, total_training_steps: 3, test_freq: 
 """
 JOINT = {"name": "joint"}
 KEEPER = {"name": "switch_keep", "prompt": "s:{observation}", "history": 1, "window_prompt": "s:{observation}"}
+SPEAKER = {"name": "react", "prompt": "x:{observation}", "observation_prompt": "x:"}
 AGENTS = {
     "name": "team",
     "roles": {
@@ -96,10 +98,41 @@ def check_places(steps: list[dict[str, float]], store: Path) -> None:
             assert step[f"hier/critic/{head}/trained_share"] == pytest.approx(places / tokens, rel=1e-6)
 
 
+def test_q_and_v_learn_from_a_replay_and_a_resumed_run_goes_on(
+    train: Trainer, speaker: Path, probes: Path, tmp_path: Path
+) -> None:
+    name = write_recipe(probes, "archer", SPEAKER, JOINT, epochs=1)
+    replay = {"transitions": 40, "updates": 3, "batch": 6, "baseline": True}
+    overrides = [f"actor_rollout_ref.model.path={speaker}", "trainer.save_freq=2", "trainer.critic_warmup=2"]
+    overrides += [f"hier.replay.{option}={value}" for option, value in replay.items()]
+    whole = train(name, [*overrides, f"hier.store.path={tmp_path}/graphs"])
+    assert whole.code == 0, whole.log[-4000:]
+    steps = [step for step in whole.steps if "critic/grad_norm" in step]
+    # The critic learns alone in the first step.
+    assert len(steps) == 3 and ["actor/grad_norm" in step for step in steps] == [False, True, True]
+    assert min(step[f"critic/{head}/vf_loss"] for step in steps for head in ("q1", "q2", "v1", "v2", "baseline")) > 0
+    assert not any(name.startswith("critic/values/") for step in steps for name in step)
+    # Four tasks of four episodes of up to four turns: the oldest steps leave.
+    assert steps[0]["hier/replay/staleness"] == 0 < steps[1]["hier/replay/staleness"]
+    assert all(step["hier/replay/transitions"] <= 40 or step["hier/replay/batches"] == 1 for step in steps)
+    graphs = list(read_graphs(tmp_path / "graphs" / "step_000003"))
+    credit = [value for graph in graphs for value in graph.credit]
+    assert np.std(credit) > 0
+    checkpoints = tmp_path / "run" / "checkpoints"
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / 'global_step_2'}"]
+    # Beside the run, whose folder has the replay.
+    resume += [f"trainer.default_local_dir={checkpoints}"]
+    (resumed,) = train(name, [*overrides, *resume], "resumed").steps
+    names = [key for key in resumed if key.startswith(("critic/", "hier/replay/", "hier/credit/", "actor/grad"))]
+    assert len(names) > 12
+    for key in names:
+        np.testing.assert_allclose(resumed[key], steps[2][key], rtol=1e-4, atol=1e-7, err_msg=key)
+
+
 @pytest.mark.parametrize(
     ("method", "worker", "schedule", "actor_steps"),
     [
-        ("ragen", {"name": "react", "prompt": "x:{observation}", "observation_prompt": "x:"}, JOINT, 3),
+        ("ragen", SPEAKER, JOINT, 3),
         # The critic learns alone in the first step, and then one agent a step.
         ("marft", AGENTS, {"name": "agents", "period": 1, "roles": ["reasoner", "actor"]}, 2),
     ],

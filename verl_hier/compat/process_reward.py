@@ -72,6 +72,6 @@ class ProcessRewardMixin(_Base):  # type: ignore[misc]
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
-        if self.hier.process_reward is not None:
+        if self.hier.process_reward is not None or self.hier.replay is not None:
             for name in [name for name in metrics if name.startswith(OF_VALUES)]:
                 del metrics[name]

@@ -29,6 +29,7 @@ from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.probes import ProbeMixin
 from verl_hier.compat.process_reward import ProcessRewardMixin
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
+from verl_hier.compat.replay import ReplayMixin
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
@@ -58,7 +59,7 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProcessRewardMixin, ProbeMixin):
+class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProcessRewardMixin, ReplayMixin, ProbeMixin):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
@@ -66,7 +67,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
     `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches,
     `ExampleMixin` the one that logs examples of a validation, `CriticMixin` those of a critic with heads,
-    `ProcessRewardMixin` those of a second model in its place.
+    `ProcessRewardMixin` and `ReplayMixin` those of what learns in its place.
     """
 
     base_mode: str
@@ -215,6 +216,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         corrected = {name: data[name] for name in (WEIGHTS,) if name in data}
         output = corrected if native else self._rollout_correction(data, metrics)
+        if self.hier.replay is not None:
+            self._learn_values(self._contexts(batch, self._step), metrics)
         result = train_step(
             self._step,
             keys=list(batch.keys),
@@ -312,7 +315,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         folder = Path(config.default_local_dir) / f"global_step_{self.global_steps}"
         with told_when_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_state(folder, self.parts.schedule.spec.name, self.schedule.state_dict(), self.value_heads)
+            write_state(folder, self.parts.schedule.spec.name, self.schedule.state_dict(), self.critic_heads)
             super()._save_checkpoint()
             mark_whole(folder)
         self._saved = self.global_steps
@@ -329,7 +332,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         """Refuse a checkpoint of another recipe before verl loads it."""
         checkpoint = checkpoint_of(self.config.trainer)
         if checkpoint is not None:
-            state = read_state(checkpoint, self.parts.schedule.spec.name, self.value_heads)
+            state = read_state(checkpoint, self.parts.schedule.spec.name, self.critic_heads)
         super()._load_checkpoint()
         self._saved = self.global_steps
         if checkpoint is not None:

@@ -47,11 +47,11 @@ def workloads_of(batch: Any) -> torch.Tensor:
     return calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64))
 
 
-def ranks_of(workers: Any) -> int:
-    """Data-parallel ranks of the actor; verl keeps the answer of the worker group."""
-    if "actor" not in workers._dispatch_info:
-        workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
-    return int(max(workers._dispatch_info["actor"])) + 1
+def ranks_of(workers: Any, mesh: str = "actor") -> int:
+    """Data-parallel ranks of the actor, or of a critic (`train`); verl keeps the answer of the worker group."""
+    if mesh not in workers._dispatch_info:
+        workers._dispatch_info[mesh] = workers._query_dispatch_info(mesh)
+    return int(max(workers._dispatch_info[mesh])) + 1
 
 
 class _Requests:

@@ -42,10 +42,11 @@ COLUMNS: dict[str, Column] = {
     "tokens.switch": Column("mask of the switch tokens", "worker", _WORKER),
     "tokens.subgoal": Column("mask of the subgoal tokens", "worker", _WORKER),
     "tokens.action": Column("mask of the action tokens", "worker", _WORKER),
-    "q1": Column("first utterance-level Q head", "worker", _WORKER),
-    "q2": Column("second utterance-level Q head", "worker", _WORKER),
-    "v1": Column("first utterance-level V head", "worker", _WORKER),
-    "v2": Column("second utterance-level V head", "worker", _WORKER),
+    "q1": Column("first utterance-level Q head", "critic", "hier.replay: {}"),
+    "q2": Column("second utterance-level Q head", "critic", "hier.replay: {}"),
+    "v1": Column("first utterance-level V head", "critic", "hier.replay: {}"),
+    "v2": Column("second utterance-level V head", "critic", "hier.replay: {}"),
+    "tokens.baseline": Column("advantage as the critic predicts it", "critic", "hier.replay: {baseline: true}"),
     "value_progress": Column(
         "predicted contribution of the turn to the return", "critic", "hier.value_heads: {progress: 1.0}"
     ),

@@ -31,14 +31,16 @@ class ValueHeadsEngine(FSDPEngineWithValueHead):  # type: ignore[misc]
 
     Attributes:
         heads: names of the heads, in the order of the model's outputs; set before the model is built.
+        spread: standard deviation of the weights that new heads begin with.
     """
 
     heads: tuple[str, ...]
+    spread: float = 0.0
 
     def _build_module(self) -> torch.nn.Module:
         # verl's engines know two types of models.
         self.model_config.model_type = "value_model"
-        with _loader(self.heads):
+        with _loader(self.heads, self.spread):
             module: torch.nn.Module = super()._build_module()
             return module
 
@@ -105,7 +107,7 @@ def _places_of(head: str) -> str:
 
 
 @contextmanager
-def _loader(heads: Sequence[str]) -> Iterator[None]:
+def _loader(heads: Sequence[str], spread: float) -> Iterator[None]:
     """While a critic is built, load it with an output for each head.
 
     Reason: `verl.utils.model.load_valuehead_model` takes flash attention, whatever the configuration says, and the
@@ -116,7 +118,7 @@ def _loader(heads: Sequence[str]) -> Iterator[None]:
     """
 
     def load(local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool) -> torch.nn.Module:
-        return load_heads(local_path, torch_dtype, model_config, trust_remote_code, heads)
+        return load_heads(local_path, torch_dtype, model_config, trust_remote_code, heads, spread)
 
     original = verl.utils.model.load_valuehead_model
     verl.utils.model.load_valuehead_model = load
@@ -127,11 +129,12 @@ def _loader(heads: Sequence[str]) -> Iterator[None]:
 
 
 def load_heads(
-    path: str, dtype: torch.dtype, config: Any, trust_remote_code: bool, heads: Sequence[str]
+    path: str, dtype: torch.dtype, config: Any, trust_remote_code: bool, heads: Sequence[str], spread: float = 0.0
 ) -> torch.nn.Module:
     """A token classifier of transformers on the model in `path`, whose labels are the heads.
 
-    Outputs that the folder does not hold begin as 0, so that a new critic values everything at 0 and two runs agree.
+    Outputs that the folder does not hold begin as 0, so that a new critic values everything at 0, or with weights of
+    this spread, so that heads of one purpose differ; either way two runs agree.
     """
     from transformers import AutoModelForTokenClassification
 
@@ -145,10 +148,10 @@ def load_heads(
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
     )
-    parameters = dict(model.named_parameters())
+    parameters, generator = dict(model.named_parameters()), torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name in report["missing_keys"]:
-            parameters[name].zero_()
+        for name in sorted(report["missing_keys"]):
+            parameters[name].copy_(torch.randn(parameters[name].shape, generator=generator) * spread)
     built: torch.nn.Module = model
     return built
 

@@ -174,6 +174,28 @@ class ProcessRewardOptions:
 
 
 @dataclass(frozen=True)
+class ReplayOptions:
+    """A critic of whole turns that learns from earlier batches too (`critic.model`, `critic.optim`); see
+    docs/replay.md."""
+
+    transitions: Count = 100_000
+    """Turns that are kept at most, in the memory of the trainer and in the folder `replay` beside the checkpoints; the
+    oldest batches leave."""
+    max_gib: Positive = 8.0
+    """Size in GiB that they may have there."""
+    updates: Count = 50
+    """Optimiser steps of the critic a batch."""
+    batch: Count = 256
+    """Kept turns that each of them trains Q on, and turns of the newest batch that it trains V on."""
+    gamma: ZeroToOne = 0.95
+    """Discount from one turn to the next."""
+    polyak: AboveZeroToOne = 0.1
+    """How far the copy from which targets come moves towards the critic after each optimiser step."""
+    baseline: bool = False
+    """Whether a fifth head predicts the advantage in front of every token (`tokens.baseline`)."""
+
+
+@dataclass(frozen=True)
 class SandboxOptions:
     """Where scripts run that a model wrote; see docs/environments.md."""
 
@@ -342,6 +364,8 @@ class HierConfig:
     See docs/probes.md."""
     process_reward: ProcessRewardOptions | None = None
     """A second model that learns beside the policy and rewards its turns; null: none. See docs/process_reward.md."""
+    replay: ReplayOptions | None = None
+    """A critic of whole turns that also learns from earlier batches; null: none. See docs/replay.md."""
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)

@@ -271,7 +271,7 @@ def test_archer_token_baseline():
         {"reward": [0.0], "q1": [1.0], "q2": [2.0], "v1": [0.5], "v2": [0.2]},
         tokens={"turn": [0, 0], "baseline": [0.1, 0.3]},
     )
-    np.testing.assert_allclose(credit_of("archer", table, token_baseline=True), [0.7, 0.5])
+    np.testing.assert_allclose(credit_of("archer", table), [0.7, 0.5])
 
 
 def test_utility_of_a_skill():

@@ -25,6 +25,16 @@ CRITIC = (
         reads("verl.workers.engine_workers:TrainingWorker.__init__", "self.engine", "model_type"),
     ),
     seam(
+        "critic_copy",
+        "verl.workers.engine_workers:TrainingWorker",
+        "a critic that learns from a replay has a copy, which is made, saved and read with it and follows its steps",
+        takes("verl.workers.engine_workers:TrainingWorker.train_batch", "data"),
+        takes("verl.workers.engine_workers:TrainingWorker.save_checkpoint", "local_path"),
+        takes("verl.workers.engine_workers:TrainingWorker.load_checkpoint", "local_path"),
+        reads("verl.workers.engine_workers:TrainingWorker.train_mini_batch", "self.train_batch(mini_batch_td)"),
+        reads("verl.workers.engine_workers:TrainingWorker.reset", "self.engine.initialize()"),
+    ),
+    seam(
         "actor_log_probs",
         "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob",
         "the actor answers the questions of probes as it computes the log-probs of rows",

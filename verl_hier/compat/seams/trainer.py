@@ -99,8 +99,10 @@ TRAINERS = (
     override(
         "_update_critic", "as for the actor", "batch", "metrics", says=("self.critic_wg.train_mini_batch(batch)",)
     ),
-    override("_save_checkpoint", "the schedule's state is part of a checkpoint", says=("default_local_dir",)),
-    override("_load_checkpoint", "the schedule's state is read back", says=("resume_from_path",)),
+    override(
+        "_save_checkpoint", "the schedule's state and the replay are part of a checkpoint", says=("default_local_dir",)
+    ),
+    override("_load_checkpoint", "both are read back", says=("resume_from_path",)),
     seam(
         "newest_checkpoint",
         "verl.utils.checkpoint.checkpoint_manager:find_latest_ckpt_path",

@@ -9,6 +9,7 @@ from verl_hier.recipe.checks.parts import episodes
 from verl_hier.recipe.checks.prompts import templates
 from verl_hier.recipe.checks.rule import needs_critic, rule, value
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.training.replay import TOKEN_BYTES
 
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."
@@ -124,6 +125,21 @@ def check_micro_batches(recipe: ComposedRecipe) -> None:
                 f"{line}: a micro-batch must hold the longest row, data.max_prompt_length + "
                 f"data.max_response_length = {row} tokens, and holds {limit}; raise it or shorten the rows."
             )
+
+
+@rule
+def check_replay_size(recipe: ComposedRecipe) -> None:
+    """Refuse a replay that its disk budget does not hold."""
+    options, row = recipe.hier.replay, longest_row(recipe)
+    if options is None:
+        return
+    size, room = options.transitions * row * TOKEN_BYTES, options.max_gib * 2**30
+    if size > room:
+        raise RecipeError(
+            f"hier.replay.transitions: {options.transitions} turns of up to {row} tokens take up to "
+            f"{size / 2**30:.1f} GiB, more than the disk budget hier.replay.max_gib: {options.max_gib:g}; keep at most "
+            f"{int(room / row / TOKEN_BYTES)}, or raise the budget."
+        )
 
 
 @rule

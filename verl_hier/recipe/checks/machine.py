@@ -85,7 +85,7 @@ def accelerator_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str
     found = {
         # The weights under an adapter are not trained, and the policy without it is the reference.
         "policy": model.parameters * (COPY_BYTES_PER_PARAMETER if adapter else TRAINED_BYTES_PER_PARAMETER),
-        "critic": critic * TRAINED_BYTES_PER_PARAMETER,
+        "critic": critic * (TRAINED_BYTES_PER_PARAMETER + COPY_BYTES_PER_PARAMETER * (recipe.hier.replay is not None)),
         "reference": model.parameters * COPY_BYTES_PER_PARAMETER * (needs_reference(config) and not adapter),
     }
     return {name: size // shards(recipe) for name, size in found.items() if size}

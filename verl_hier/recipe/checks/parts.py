@@ -13,6 +13,7 @@ from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, Spe
 from verl_hier.recipe.checks.rule import needs_critic, rule, value
 from verl_hier.recipe.checks.world import first_task, info_names, names_states
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.training.replay import HEADS, heads_of
 
 TOKEN_COLUMNS = ("turn", "logprob", "entropy")
 CRITIC_COLUMNS = ("value", "tokens.value")
@@ -29,13 +30,15 @@ def check_columns(recipe: ComposedRecipe) -> None:
     parts, host = recipe.parts, recipe.host
     if needs_critic(recipe.config):
         heads = {head.column for head in recipe.value_heads.values()}
-        there |= heads or (set() if recipe.hier.process_reward is not None else set(CRITIC_COLUMNS))
+        there |= heads or (set() if _in_its_place(recipe) else set(CRITIC_COLUMNS))
     for part in (parts.environment, parts.worker, parts.sampler, parts.schedule):
         there |= set(part.spec.provides)
     for probe in recipe.probes.values():
         there |= set(probe.spec.provides)
     if recipe.hier.process_reward is not None:
         there.add(STEP_REWARD)
+    if recipe.hier.replay is not None:
+        there |= {*heads_of(recipe.hier.replay)}
     estimator = parts.estimator.spec
     for column in estimator.requires:
         if column in there:
@@ -69,7 +72,7 @@ def check_heads(recipe: ComposedRecipe) -> None:
                 "hier.value_heads: this recipe has no critic; set critic.enable: true, or remove the heads."
             )
         return
-    if recipe.hier.process_reward is not None:
+    if _in_its_place(recipe):
         return
     if not (estimator.needs_critic or estimator.native or {*estimator.reads} & {*CRITIC_COLUMNS}):
         raise RecipeError(
@@ -82,6 +85,29 @@ def check_heads(recipe: ComposedRecipe) -> None:
                 f"hier.value_heads: estimator {estimator.name!r} does not read the head {name!r}; remove it, or choose "
                 "another estimator."
             )
+
+
+def _in_its_place(recipe: ComposedRecipe) -> bool:
+    """Whether something else than verl's critic is trained by the critic's worker."""
+    return recipe.hier.process_reward is not None or recipe.hier.replay is not None
+
+
+@rule
+def check_replay(recipe: ComposedRecipe) -> None:
+    """Refuse a replay that nobody reads, or beside something else in the place of the critic."""
+    if recipe.hier.replay is None:
+        return
+    estimator, line = recipe.parts.estimator.spec, "hier.replay"
+    if HEADS[0] not in estimator.requires:
+        raise RecipeError(
+            f"{line}: estimator {estimator.name!r} does not read {HEADS[0]!r}; remove it, or take "
+            "hier.estimator.name: archer."
+        )
+    if recipe.hier.value_heads or recipe.hier.process_reward is not None:
+        raise RecipeError(
+            f"{line}: the critic that learns from it has heads of its own; remove hier.value_heads and "
+            "hier.process_reward."
+        )
 
 
 @rule
