@@ -155,6 +155,9 @@ def test_one_value_learns_and_credits(
     assert len(steps) == 3 and min(step["critic/vf_loss"] for step in steps) > 0
     assert sum("actor/grad_norm" in step for step in steps) == actor_steps
     assert all(step["actor/grad_norm"] > 0 for step in steps if "actor/grad_norm" in step)
+    # Only MARFT looks how far the policy has moved, and it has not before the one optimiser step of a batch.
+    limited = [step["actor/left_out"] for step in steps if "actor/left_out" in step]
+    assert limited == ([0.0] * actor_steps if method == "marft" else [])
     for number in range(1, 4):
         graphs = list(read_graphs(store / f"step_{number:06d}"))
         pairs = [pair for graph in graphs for pair in zip(graph.nodes, graph.credit, strict=True)]

@@ -36,6 +36,7 @@ from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
 from verl_hier.compat.tasks import TRAIN, TaskMixin
 from verl_hier.compat.updates import UpdateMixin
+from verl_hier.engines.kl_limit import worker_with_limit
 from verl_hier.errors import RolloutError
 from verl_hier.graph.columnar.held import Written
 from verl_hier.graph.columnar.light import Light, unpack
@@ -116,11 +117,13 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         mode = self.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
-        if mode not in self.host.policy_losses():
-            return
-        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
-            if role in self.role_worker_mapping:
-                worker = worker_with_losses(ActorRolloutRefWorker, self.hier.plugins)
+        worker: type = ActorRolloutRefWorker
+        if mode in self.host.policy_losses():
+            worker = worker_with_losses(worker, self.hier.plugins)
+        if self.update_options.max_kl is not None:
+            worker = worker_with_limit(worker, self.update_options.max_kl)
+        if worker is not ActorRolloutRefWorker:
+            for role in {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
                 self.role_worker_mapping[role] = ray.remote(worker)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:

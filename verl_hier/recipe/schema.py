@@ -124,6 +124,9 @@ class UpdateOptions:
     """Size of a mini-batch, for actor and critic; `{}` takes verl's `ppo_mini_batch_size` of either, in prompts."""
     epochs: int | None = None
     """Times that each batch is trained; null takes verl's `ppo_epochs` of actor and critic."""
+    max_kl: Positive | None = None
+    """The actor's optimiser step is left out on a mini-batch whose tokens are further from the sampled policy than this
+    on average (r - 1 - log r, with the policy ratio r); null leaves none out."""
     keep_tasks_together: bool = False
     """Whether the rows of a task stay in one mini-batch; rows that are not trained fill the shorter ones."""
 

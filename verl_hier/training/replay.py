@@ -239,7 +239,7 @@ def learn(
         rows, targets = _mini_batch(critic, old, [fresh.row(turn) for turn in now], options)
         found.append(critic.fit(rows, targets, last=number == options.updates - 1))
         ages += [age for _, _, age in old]
-    means = {name: float(np.mean([update[name] for update in found])) for name in found[0]}
+    means = {name: float(np.mean([update[name] for update in found if name in update])) for name in found[-1]}
     return means | {
         "hier/replay/transitions": float(len(replay)),
         "hier/replay/batches": float(len(replay.batches)),

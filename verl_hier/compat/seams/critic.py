@@ -25,6 +25,16 @@ CRITIC = (
         reads("verl.workers.engine_workers:TrainingWorker.__init__", "self.engine", "model_type"),
     ),
     seam(
+        "actor_worker",
+        "verl.workers.engine_workers:ActorRolloutRefWorker",
+        "the actor's engine leaves optimiser steps out beyond hier.update.max_kl",
+        reads("verl.workers.engine_workers:ActorRolloutRefWorker", "actor_worker_cls", "self.actor_worker_cls(config="),
+        reads(
+            "verl.workers.engine.base:BaseEngine.train_batch",
+            *("self.optimizer_zero_grad()", "self.optimizer_step()", 'outputs["metrics"]["grad_norm"]'),
+        ),
+    ),
+    seam(
         "critic_copy",
         "verl.workers.engine_workers:TrainingWorker",
         "a critic that learns from a replay has a copy, which is made, saved and read with it and follows its steps",
