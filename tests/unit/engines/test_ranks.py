@@ -47,7 +47,8 @@ def critic_step(folder: Path, mine: list[int]) -> dict[str, np.ndarray]:
     with engine.train_mode():
         data = tu.index_select_tensor_dict(heads_batch(), mine)
         engine.forward_backward_batch(data, partial(value_heads_loss, config, HEADS))
-        found = gradients(engine)
+        # Copies: the optimiser step clips gradients in place.
+        found = {name: grad.copy() for name, grad in gradients(engine).items()}
         engine.optimizer_step()
     copy.follow(0.25)
     copy.exchange()
