@@ -94,11 +94,16 @@ def lessons() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def speaker(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The byte model after some steps on the lessons."""
+    return taught(byte_model, tmp_path_factory.mktemp("speaker"), lessons())
+
+
+def taught(byte_model: Path, folder: Path, told: list[tuple[str, str]]) -> Path:
+    """The byte model after some steps on (prompt, answer), in a folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(byte_model)
     model = AutoModelForCausalLM.from_pretrained(byte_model, dtype=torch.float32)
-    rows = [(tokenizer.encode(a), [*tokenizer.encode(b), tokenizer.eos_token_id]) for a, b in lessons()]
+    rows = [(tokenizer.encode(a), [*tokenizer.encode(b), tokenizer.eos_token_id]) for a, b in told]
     width = max(len(a) + len(b) for a, b in rows)
     tokens = torch.full((len(rows), width), tokenizer.pad_token_id)
     labels = torch.full((len(rows), width), -100)
@@ -113,7 +118,6 @@ def speaker(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    folder = tmp_path_factory.mktemp("speaker")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -1,0 +1,129 @@
+"""Pools, libraries and opponents of a run that is killed at a random step and resumed: as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from verl_hier.graph import read_graphs
+
+from .test_himac import STEPS, check_the_same
+from .test_workers import lessons, taught
+
+pytestmark = pytest.mark.long
+RECIPE = """
+defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
+hier:
+  plugins: {{probe: true}}
+  environment: {{name: bytes}}
+  worker: {worker}
+  sampler: {{name: independent}}
+  estimator: {{name: grpo}}
+  schedule: {schedule}
+  rollout: {{template: plain, max_tokens_per_turn: 72, environment_processes: 1}}
+actor_rollout_ref:
+  rollout:
+    n: 4
+    engine_kwargs: {{transformers: {{deterministic: true}}}}
+  actor: {{ppo_mini_batch_size: 4, use_kl_loss: false, optim: {{lr: 1e-3}}}}
+critic: {{enable: false}}
+data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
+trainer:
+  experiment_name: society_bytes
+  save_freq: 1
+  test_freq: -1
+  total_training_steps: {steps}
+  total_epochs: 9
+  resume_mode: auto
+  logger: [console, file]
+"""
+SOCIETIES = {
+    "skill_library": (
+        {
+            "name": "skills",
+            "prompt": "x:{instruction}",
+            "aided_prompt": "x:{skill}",
+            "observation_prompt": "x:",
+            "conclude_prompt": "k:",
+            "conclude": 1.0,
+            "gate": 0.0,
+        },
+        {"name": "skill_library", "skills": ["c"], "cache": 2, "reservoir": 2, "warm_up": 1},
+    ),
+    "question_pool": (
+        {
+            "name": "proposer_solver_judge",
+            "proposer_prompt": "q:{instruction}",
+            "solver_prompt": "w:",
+            "question_prompt": "j:",
+            "judge_prompt": "j:",
+            "shortest": 1,
+            "judge_learns": True,
+        },
+        {"name": "question_pool", "questions": ["a", "b", "d", "e", "g"], "share": 0.9, "uses": 6, "threshold": 0.0,
+         "when_dry": "without"},
+    ),
+    "opponents": (
+        {
+            "name": "self_play",
+            "seats": {"now": {}, "then": {"by": "past"}},
+            "prompt": "x:{instruction}",
+            "observation_prompt": "x:",
+        },
+        {"name": "opponents", "folder": "${trainer.default_local_dir}", "share": 0.7},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def member(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The byte model after some steps on what the roles of all societies say."""
+    skills = [("k:", f"<skill>{letter}</skill>") for letter in "ab"] * 4
+    return taught(byte_model, tmp_path_factory.mktemp("member"), lessons() + skills)
+
+
+@pytest.mark.parametrize("name", SOCIETIES)
+def test_killed_at_a_random_step_it_goes_on_bit_by_bit(train, member, probes, tmp_path, name):
+    worker, schedule = SOCIETIES[name]
+    (probes / f"society_{name}.yaml").write_text(
+        RECIPE.format(steps=STEPS, worker=json.dumps(worker), schedule=json.dumps(schedule))
+    )
+
+    def settings(of: str) -> list[str]:
+        return [f"actor_rollout_ref.model.path={member}", f"hier.store.path={tmp_path / of / 'graphs'}"]
+
+    whole = train(f"society_{name}", settings("whole"), "whole")
+    assert whole.code == 0, whole.log[-3000:]
+    step = random.randrange(1, STEPS - 1)
+    killed = train(f"society_{name}", settings("parts"), "parts", watch=train.kill_after(step, "parts"))
+    assert killed.code == 137, killed.log[-3000:]
+    saved = int((tmp_path / "parts" / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    resumed = train(f"society_{name}", settings("parts"), "parts")
+    assert resumed.code == 0, resumed.log[-3000:]
+    assert [each["step"] for each in resumed.steps] == list(range(saved + 1, STEPS + 1))
+    check_the_same((whole, tmp_path / "whole"), resumed.steps, tmp_path / "parts", saved)
+    states = []
+    for number in range(1, STEPS + 1):
+        one, two = (
+            (tmp_path / of / "checkpoints" / f"global_step_{number}" / "hier.json").read_text()
+            for of in ("whole", "parts")
+        )
+        assert one == two, number
+        states.append(json.loads(one)["schedule"]["state"])
+    assert len({json.dumps(state) for state in states}) > 2, "it has changed in more than one step"
+    shown = [key for key in resumed.steps[-1] if key.startswith(("hier/questions/", "hier/skills/", "hier/opponents/"))]
+    assert shown and all(resumed.steps[-1][key] == whole.steps[-1][key] for key in shown)
+    if name == "opponents":
+        check_opponents(tmp_path / "whole" / "graphs")
+
+
+def check_opponents(graphs):
+    """Turns of past checkpoints were made by their weights and have no credit."""
+    played = [graph for step in range(2, STEPS + 1) for graph in read_graphs(graphs / f"step_{step:06d}")]
+    theirs = [(graph, node) for graph in played for node in graph.nodes if node.policy != "default"]
+    assert theirs and {node.role for _, node in theirs} == {"then"}
+    assert not any(node.trained or graph.credit[node.id] for graph, node in theirs)
+    assert {node.extra["opponent"] for _, node in theirs} >= {1}
