@@ -5,7 +5,8 @@ Plays each environment here, in this process, with random possible actions, or t
 Measured: steps, resets and forks a second of processor time, child processes included; whether equal seeds and actions
 give equal answers; whether `fork` makes a copy or a replay. An environment is called offline when it was played while
 this process could not connect to another machine. Where a package is missing the row stays as it was. Needs the extras,
-and Java.
+and Java. Environments without a world of their own are played with the small ones of scripts/bench/borrowed_worlds.py;
+`verifiers` in the interpreter that the variable VERL_HIER_VERIFIERS names.
 """
 
 from __future__ import annotations
@@ -16,32 +17,40 @@ import json
 import os
 import random
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
+from borrowed_worlds import BORROWED, with_options
 
 from verl_hier.environments.base import Environment, StepResult
-from verl_hier.environments.blocking import build
 from verl_hier.environments.expert import OffersExpert
 from verl_hier.errors import HierError
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec
 
-FILE = Path(__file__).resolve().parents[2] / "docs" / "worlds.json"
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "docs" / "worlds.json"
 PACKAGES = {
     **{"alfworld": ("alfworld", "textworld"), "minigrid": ("minigrid", "gymnasium"), "search": ("bm25s",)},
     **{"textarena": ("textarena",), "textworld": ("textworld",), "python_tool": ("reasoning-gym",)},
-    "textworld_express": ("textworld-express", "py4j"),
+    **{"textworld_express": ("textworld-express", "py4j"), "scienceworld": ("scienceworld", "py4j"), "mcp": ("mcp",)},
+    **{"openenv": ("aiohttp",), "retrieval": ("aiohttp", "bm25s"), "gateway": ("aiohttp",), "shop": ("bm25s",)},
+    **{"verifiers": ("verifiers",), "verl_tools": ("verl",)},
 }
 """The packages whose licences concern a user; the others are parts of verl-hier."""
 OPTIONS: dict[str, dict[str, Any]] = {"textworld": {"observation": "short", "pool": 16}}
 """What is played where the defaults would measure a compiler."""
 LEFT_OUT = ("prompt", "gym_text")
 """They have no world of their own."""
+FORKS = {"native": "replay", "replay": "replay", "recorded": "recorded answers"}
+"""What makes a copy where the environment has no `fork` that does."""
+JAVA = ("textworld_express", "scienceworld")
 LONGEST = 40
 CHILDREN: list[psutil.Process] = []
 """Child processes that stay; looked for once an environment, because that takes long."""
@@ -92,8 +101,10 @@ class Clock:
         return float(f"{self.calls / self.seconds:.2g}") if self.calls and self.seconds else None
 
 
-def actions(world: Environment, step: StepResult, expert: Any, rng: random.Random) -> str | None:
-    """A random possible action; where none are listed the expert's."""
+def actions(world: Environment, step: StepResult, expert: Any, rng: random.Random, given: Sequence[str]) -> str | None:
+    """A random possible action; where none are listed the expert's, or one of those that are given."""
+    if given:
+        return rng.choice(given)
     if step.admissible:
         return rng.choice(step.admissible)
     for subgoal in range(len(expert.subgoals) if expert else 0):
@@ -110,14 +121,16 @@ def expert_of(world: Environment) -> Any:
         return None
 
 
-def episode(world: Environment, task: Any, clocks: tuple[Clock, Clock, Clock], seed: int) -> list[StepResult]:
+def episode(
+    world: Environment, task: Any, clocks: tuple[Clock, Clock, Clock], seed: int, given: Sequence[str] = ()
+) -> list[StepResult]:
     """One episode, timed; a fork in its middle, if the environment makes one."""
     resets, steps, forks = clocks
     with resets.call():
         step = world.reset(task, 0)
     said, expert, rng = [step], None if step.admissible else expert_of(world), random.Random(seed)
     while not (step.done or step.truncated) and len(said) < LONGEST:
-        if (action := actions(world, step, expert, rng)) is None:
+        if (action := actions(world, step, expert, rng, given)) is None:
             break
         with steps.call():
             step = world.step(action)
@@ -134,21 +147,21 @@ def episode(world: Environment, task: Any, clocks: tuple[Clock, Clock, Clock], s
 
 def measured(spec: EnvironmentSpec, seconds: float) -> dict[str, Any]:
     """One row of the table."""
-    assert spec.tasks is not None
-    options = spec.options(**OPTIONS.get(spec.name, {}))
     clocks = (Clock(), Clock(), Clock())
-    with offline():
-        tasks = spec.tasks(options, "train")[:16]
-        world, other = build(spec, options), build(spec, options)
+    borrowed = BORROWED.get(spec.name)
+    options = None if borrowed else spec.options(**OPTIONS.get(spec.name, {}))
+    with offline(), borrowed(spec) if borrowed else nullcontext(with_options(spec, options)) as played:
+        tasks, given = played.tasks, played.actions
+        world, other = played.make(), played.make()
         twice = [
-            episode(one, task, (Clock(), Clock(), Clock()), seed)
+            episode(one, task, (Clock(), Clock(), Clock()), seed, given)
             for one in (world, other)
             for seed, task in enumerate(tasks[:3])
         ]
         CHILDREN[:] = psutil.Process().children()
         start, number = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
-            episode(world, tasks[number % len(tasks)], clocks, number)
+            episode(world, tasks[number % len(tasks)], clocks, number, given)
             number += 1
         world.close()
         other.close()
@@ -157,13 +170,28 @@ def measured(spec: EnvironmentSpec, seconds: float) -> dict[str, Any]:
     return {
         "extra": spec.extra,
         "offline": True,
-        "seeded": twice[:3] == twice[3:],
-        "fork": ("copy" if forks.calls else "replay") if spec.can_fork else "no",
+        "seeded": said(twice[: len(twice) // 2]) == said(twice[len(twice) // 2 :]),
+        "fork": "copy" if forks.calls else "no" if spec.fork == "never" else FORKS[spec.fork],
         "steps": steps.rate,
         "resets": resets.rate,
         "forks": forks.rate,
         "licences": {name: licence(about) for name, about in found.items()},
     }
+
+
+def said(episodes: list[list[StepResult]]) -> list[list[tuple[Any, ...]]]:
+    """What a replay compares of the answers."""
+    return [
+        [(step.text, step.reward, step.done, step.truncated, step.valid, step.anchor) for step in one]
+        for one in episodes
+    ]
+
+
+def elsewhere(python: str, seconds: float) -> None:
+    """Measure `verifiers` in an interpreter that has it, which writes the row."""
+    path = os.pathsep.join(str(ROOT / folder) for folder in (".", "plugins"))
+    command = [python, __file__, "--only", "verifiers", "--seconds", str(seconds)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
 
 
 def licence(about: Any) -> str:
@@ -188,8 +216,9 @@ def table_of(measured: dict[str, Any]) -> Iterator[Sequence[str]]:
     yield ("world", "install", "offline", "seeded", "fork", "steps a second", "resets a second", "licence")
     for name, one in measured["worlds"].items():
         licences = ", ".join(f"{package} {of}" for package, of in one["licences"].items()) or "verl-hier's own"
-        java = " and Java" if name == "textworld_express" else ""
-        install = f"`verl-hier[{one['extra']}]`{java}" if one["extra"] else "nothing"
+        java = " and Java" if name in JAVA else ""
+        other = "verifiers, in an interpreter of its own" if name == "verifiers" else "nothing"
+        install = f"`verl-hier[{one['extra']}]`{java}" if one["extra"] else other
         forks = f"{one['fork']}, {one['forks']:,.0f} a second" if one["forks"] else one["fork"]
         said = ["yes" if one[what] else "no" for what in ("offline", "seeded")]
         rates = [f"{one[what]:,.0f}" if one[what] >= 10 else f"{one[what]:.1f}" for what in ("steps", "resets")]
@@ -211,7 +240,11 @@ def main() -> None:
         try:
             rows[name] = measured(spec, arguments.seconds)
         except HierError as error:
-            print(f"{name}: not measured: {error}")
+            if name == "verifiers" and (python := os.environ.get("VERL_HIER_VERIFIERS")) and python != sys.executable:
+                elsewhere(python, arguments.seconds)
+                rows = json.loads(FILE.read_text("utf-8"))["worlds"]
+            else:
+                print(f"{name}: not measured: {error}")
             continue
         print(name, json.dumps(rows[name]))
         text = json.dumps({"machine": machine(), "worlds": dict(sorted(rows.items()))}, indent=1)

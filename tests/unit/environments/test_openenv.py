@@ -5,9 +5,9 @@ import dataclasses
 import json
 
 import pytest
-from aiohttp import WSMsgType, web
 
 from tests.fixtures.http_server import serving
+from tests.fixtures.openenv_server import Server
 from verl_hier.environments.asynchronous import AsyncOptions
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.errors import RecipeError
@@ -18,64 +18,6 @@ from verl_hier_plugins.environments.openenv import SPEC
 from verl_hier_plugins.environments.openenv.options import OpenenvOptions
 
 ACTIONS = ["go 1", "go 2", '{"move": "go 3"}']
-SCHEMA = {"action": {"properties": {"move": {"type": "string"}, "metadata": {"type": "object"}}}}
-
-
-class Server:
-    """OpenEnv's protocol over a line of fields; the goal is at ten.
-
-    Attributes:
-        room: how many sessions it takes; each socket is an instance of its own.
-        schema: what it says of its actions.
-        tokens: the headers that it was shown.
-    """
-
-    def __init__(self):
-        self.room, self.open, self.schema, self.tokens = 1000, 0, SCHEMA, []
-
-    async def __call__(self, request):
-        self.tokens.append(request.headers.get("Authorization"))
-        if request.path == "/schema":
-            return web.json_response(self.schema)
-        if request.path != "/ws":
-            return web.Response(status=404)
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        self.open += 1
-        try:
-            await self._play(socket)
-        finally:
-            self.open -= 1
-        return socket
-
-    async def _play(self, socket):
-        place, moves = 0, 0
-        async for message in socket:
-            said = json.loads(message.data) if message.type is WSMsgType.TEXT else {"type": "close"}
-            if self.open > self.room:
-                await self._error(socket, "CAPACITY_REACHED", "1 of 1 sessions")
-                return
-            if said["type"] == "close":
-                return
-            if said["type"] == "reset":
-                place, moves = said["data"].get("seed", 0) % 5, 0
-            else:
-                word, _, number = str(said["data"].get("move", "")).partition(" ")
-                if word == "crash":
-                    await self._error(socket, "EXECUTION_ERROR", "division by zero")
-                    continue
-                if word == "hang":
-                    return
-                if word != "go" or not number.isdecimal():
-                    await self._error(socket, "VALIDATION_ERROR", "say go and a number")
-                    continue
-                place, moves = place + int(number), moves + 1
-            seen = {"place": place, "text": f"you are at {place}", "metadata": {"moves": moves}}
-            data = {"observation": seen, "reward": float(place == 10) or None, "done": place >= 10}
-            await socket.send_json({"type": "observation", "data": data})
-
-    async def _error(self, socket, code, message):
-        await socket.send_json({"type": "error", "data": {"code": code, "message": message}})
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from tests.fixtures.http_server import serving
+from tests.fixtures.retriever import PLAIN, Retriever
 from verl_hier.environments.asynchronous import AsyncOptions
 from verl_hier.environments.blocking import build
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
@@ -18,38 +19,8 @@ from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.retrieval import SPEC
 from verl_hier_plugins.environments.retrieval.options import RetrievalOptions
 from verl_hier_plugins.environments.search import SPEC as SEARCH
-from verl_hier_plugins.environments.search.corpus import corpus_of
-from verl_hier_plugins.environments.search.index import library
-from verl_hier_plugins.environments.search.options import SearchOptions
 
 ACTIONS = ["search mentor", "search river of the town", "answer nobody"]
-PLAIN = SearchOptions(web_share=0.0, pool=20, validation=10)
-
-
-class Retriever:
-    """A server in Search-R1's form over the documents of a generated world, that can fail.
-
-    Attributes:
-        asked: bodies of the requests so far.
-        statuses: statuses to answer with before it answers as it should.
-        answer: what it says instead of documents, if anything.
-    """
-
-    def __init__(self):
-        self.asked, self.statuses, self.answer = [], [], None
-        self._collection = library(corpus_of(PLAIN))["local"]
-
-    async def __call__(self, request):
-        if self.statuses:
-            return web.Response(status=self.statuses.pop(0))
-        said = await request.json()
-        self.asked.append(said)
-        if self.answer is not None:
-            return web.Response(text=self.answer)
-        (query,) = said["queries"]
-        found = self._collection.search(query, said["topk"])
-        documents = [{"document": {"contents": f'"{each.title}"\n{each.text}'}, "score": 1.0} for each in found]
-        return web.json_response({"result": [documents]})
 
 
 @pytest.fixture(scope="module")

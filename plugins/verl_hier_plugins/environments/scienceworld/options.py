@@ -31,7 +31,7 @@ VARIATIONS = {
 class ScienceworldOptions(GymOptions):
     """Options of the `scienceworld` environment."""
 
-    experiments: tuple[str, ...] = ("find-living-thing",)
+    experiments: tuple[str, ...] = ("find-living-thing", "find-non-living-thing")
     """Kinds of experiments, of which the tasks have equal shares as far as their variations go."""
     simplifications: tuple[Simplification, ...] = ("easy",)
     """What the world makes easier; `easy` is all of them, where an experiment allows it."""
