@@ -103,6 +103,14 @@ docs_script = importlib.util.module_from_spec(SCRIPT)
 SCRIPT.loader.exec_module(docs_script)
 
 
+def test_every_world_is_in_the_table():
+    measured = json.loads((ROOT / "docs" / "worlds.json").read_text())["worlds"]
+    without_one = {"prompt", "gym_text"}
+    assert set(measured) == {spec.name for spec in SPECS if spec.kind == "environment"} - without_one, (
+        "run scripts/bench/all_worlds.py"
+    )
+
+
 def test_generated_text_is_up_to_date():
     stale = [name_of(page) for page in docs_script.stale()]
     assert not stale, f"run `python scripts/docs.py`: {', '.join(stale)}"

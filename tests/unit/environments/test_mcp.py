@@ -5,6 +5,8 @@ import dataclasses
 import json
 import random
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -21,7 +23,7 @@ from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.mcp import SPEC
 from verl_hier_plugins.environments.mcp.house import furnished
 from verl_hier_plugins.environments.mcp.options import McpOptions
-from verl_hier_plugins.environments.mcp.tools import Call, Problem, Tool, parse
+from verl_hier_plugins.environments.mcp.tools import Call, Problem, Tool, parse, tool_of
 
 FIND = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
 PUT = {"type": "object", "properties": {"item": {"type": "string"}, "number": {"type": "integer"}}}
@@ -138,6 +140,32 @@ def test_a_world_without_state_is_restored_without_a_call(over_http, port):
         assert not (await handle.step("answer attic")).info["won"]
 
     in_pool(options, scenario)
+
+
+@pytest.mark.slow
+def test_what_destroys_is_not_repeated_unless_it_is_allowed(tasks_file):
+    server = Path(__file__).parents[2] / "fixtures" / "destructive_house.py"
+    options = McpOptions(command=f"{sys.executable} {server}", data_path=tasks_file, pool=5, validation=3)
+    look, take, put, _ = way(first_task(options))
+
+    async def scenario(pool):
+        handle, _ = await pool.open(first_task(options), 0)
+        await handle.step(look)
+        await (await handle.fork()).step(take)
+        await handle.step(take)
+        return (await (await handle.fork()).step(put)).valid
+
+    with pytest.raises(RecipeError, match=r"repeat_destructive: the episode called take, which its server calls"):
+        in_pool(options, scenario)
+    assert in_pool(dataclasses.replace(options, repeat_destructive=True), scenario)
+
+
+@pytest.mark.parametrize("schema", [None, {}])
+def test_a_tool_without_a_schema_takes_no_arguments(schema):
+    tool = tool_of(SimpleNamespace(name="look", description=None, annotations=None, input_schema=schema))
+    assert tool == Tool("look", "", {"type": "object", "properties": {}}, False, False)
+    assert parse("look", {"look": tool}) == [Call("look", {})]
+    assert isinstance(parse("look around", {"look": tool}), Problem)
 
 
 def test_errors_of_tools_are_observations(over_http):

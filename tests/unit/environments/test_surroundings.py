@@ -1,19 +1,16 @@
 """What the process of an environment is given, and that a secret does not leave it; in real processes."""
 
 import asyncio
-import base64
 import dataclasses
-import json
 import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
-from tests.fixtures.leaky_environment import Leaky, Options, service
+from tests.fixtures.leaky_environment import CANARY, Leaky, Options, forms, service
 from verl_hier.environments.asynchronous import AsyncOptions
 from verl_hier.environments.blocking import build
 from verl_hier.environments.mask import Mask
@@ -30,13 +27,7 @@ from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.react import React, ReactOptions
 
-CANARY = 'canary-4f1c"9b2/77&'
-FORMS = [
-    CANARY,
-    json.dumps(CANARY)[1:-1],
-    quote(CANARY, safe=""),
-    base64.b64encode(CANARY.encode()).decode().rstrip("="),
-]
+FORMS = forms(CANARY)
 SYNC = EnvironmentSpec("leaky", Leaky, Options, secrets=("key_env",))
 ASYNC = EnvironmentSpec("leaky", service, Options, asynchronous=True, secrets=("key_env",))
 
