@@ -62,7 +62,8 @@ def file_shop(items_path: str, attributes_path: str, most: int | None) -> Shop:
             raise RecipeError(f"{where} needs the texts `asin` and `name`.")
         code = row["asin"].lower()
         if code != "nan" and len(code) <= LONGEST_CODE and code not in products:
-            products[code] = _product(row, _texts(_entry(attributes, row["asin"]).get("attributes")), where)
+            said = _texts(_entry(attributes, row["asin"]).get("attributes"), f"{where} needs in its `attributes`")
+            products[code] = _product(row, said, where)
     if not products:
         raise RecipeError(f"hier.environment.items_path: there is no product in {items_path}.")
     return Shop(products.values(), exact=False)
@@ -102,10 +103,11 @@ def _written(options: ShopOptions, shop: Shop) -> Iterator[dict[str, Any]]:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise RecipeError(f"{where} needs a list of instructions.")
         for number, row in enumerate(rows):
-            attributes = _texts(row.get("instruction_attributes"))
+            attributes = _texts(row.get("instruction_attributes"), f"{where} needs in `instruction_attributes`")
             if attributes:
                 wanted = row.get("instruction_options")
-                values = _texts(list(wanted.values()) if isinstance(wanted, dict) else wanted)
+                wanted = list(wanted.values()) if isinstance(wanted, dict) else wanted
+                values = _texts(wanted, f"{where} needs in `instruction_options`")
                 yield _task(row.get("instruction"), product, attributes, values, f"{where}, number {number},")
 
 
@@ -114,10 +116,10 @@ def _made_up(options: ShopOptions, shop: Shop) -> Iterator[dict[str, Any]]:
     attributes = _read(options.attributes_path, "attributes_path", dict)
     for code, row in attributes.items():
         product = shop.products.get(code.lower())
-        wanted = _texts(_entry(attributes, code).get("instruction_attributes"))
+        where = f"hier.environment.attributes_path: {code} of {Path(options.attributes_path).name}"
+        wanted = _texts(_entry(attributes, code).get("instruction_attributes"), f"{where} needs in its attributes")
         if product is None or not wanted or not row.get("instruction"):
             continue
-        where = f"hier.environment.attributes_path: {code} of {Path(options.attributes_path).name}"
         rng = random.Random(f"options-{code}")
         chosen = {name: rng.choice(values) for name, values in product.options.items()}
         said = "".join(f", and {name}: {value}" for name, value in chosen.items())
@@ -156,7 +158,7 @@ def _product(row: Mapping[str, Any], attributes: tuple[str, ...], where: str) ->
         attributes=attributes,
         options=_options(row.get("customization_options"), where),
         description=str(row.get("full_description") or ""),
-        features=_texts([features] if isinstance(features, str) else features),
+        features=_texts([features] if isinstance(features, str) else features, f"{where} needs in `small_description`"),
     )
 
 
@@ -189,6 +191,8 @@ def _options(block: Any, where: str) -> dict[str, tuple[str, ...]]:
         raise RecipeError(f"{where} needs an object in `customization_options`, not {block!r:.40}.")
     found: dict[str, tuple[str, ...]] = {}
     for name, rows in block.items():
+        if not isinstance(rows, list | None):
+            raise RecipeError(f"{where} needs a list in each of its `customization_options`, not {rows!r:.40}.")
         values = (str(row.get("value") or "") for row in rows or () if isinstance(row, dict))
         kept = dict.fromkeys(" ".join(value.replace("/", " | ").lower().split()) for value in values)
         found[name.lower()] = tuple(value for value in kept if plain(value) and plain(value) not in _RESERVED)
@@ -205,8 +209,10 @@ def _entry(block: Mapping[str, Any], code: str) -> Mapping[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _texts(values: Any) -> tuple[str, ...]:
+def _texts(values: Any, where: str) -> tuple[str, ...]:
     """The texts of a list, in lower case and without blank ones."""
+    if not isinstance(values, list | None):
+        raise RecipeError(f"{where} a list of texts, not {values!r:.40}.")
     return tuple(text for value in values or () if (text := " ".join(str(value).lower().split())))
 
 
