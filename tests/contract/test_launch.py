@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from verl_hier.compat.launch import Tail, in_use, launch, read_metrics
-from verl_hier.errors import RolloutError
+from verl_hier.errors import FileError, RolloutError
 
 SLEEPS = """
 import os, signal, subprocess, sys, time
@@ -140,6 +141,12 @@ def test_one_process_at_a_time_writes_to_a_log(script: Script, log: Path) -> Non
     stop.set()
     thread.join()
     assert not in_use(log)
+
+
+def test_a_log_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(FileError, match="not a regular file"):
+        in_use(tmp_path / "log")
 
 
 def wait_for(ready: Callable[[], bool]) -> None:

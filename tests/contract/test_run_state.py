@@ -7,7 +7,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
 
 pytest.importorskip("verl")
 run_state = pytest.importorskip("verl_hier.compat.run_state")
@@ -41,6 +41,13 @@ def test_what_has_changed_is_refused_in_a_sentence(checkpoint, schedule, heads, 
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="no hier trainer wrote it"):
         run_state.read_state(tmp_path, "joint", [])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 10**5, '{"schedule": 1}', '{"schedule": {"name": 1}}', "\xff"])
+def test_a_damaged_state_is_refused_in_a_sentence(checkpoint, text):
+    (checkpoint / run_state.STATE_FILE).write_bytes(text.encode("latin-1"))
+    with pytest.raises(FileError, match=r"is damaged|cannot be read"):
+        run_state.read_state(checkpoint, "joint", ["low"])
 
 
 def test_earlier_checkpoints_say_nothing_of_heads(checkpoint):

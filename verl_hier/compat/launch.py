@@ -100,9 +100,14 @@ def launch(
 
 
 def in_use(log: Path) -> bool:
-    """Whether a process that `launch` has started, or one of its children, still writes to this file."""
+    """Whether a process that `launch` has started, or one of its children, still writes to this file.
+
+    Raises:
+        FileError: for a pipe or a device.
+    """
     if not log.exists():
         return False
+    require_regular(log)  # a pipe would wait for a reader
     with log.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,8 @@ from typing import Any
 
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
-from verl_hier.errors import RecipeError
+from verl_hier.errors import FileError, RecipeError
+from verl_hier.graph.bounded_reading import read_text
 
 STATE_FILE = "hier.json"
 
@@ -32,27 +33,32 @@ def read_state(checkpoint: Path, schedule: str, heads: Iterable[str]) -> Any:
 
     Raises:
         RecipeError: when none of our trainers wrote it, or the recipe has another schedule or other heads.
+        FileError: when the file is damaged.
     """
     file = checkpoint / STATE_FILE
     if not file.exists():
         raise RecipeError(
             f"{checkpoint} has no {STATE_FILE}: no hier trainer wrote it; start from its weights instead."
         )
-    held = json.loads(file.read_text(encoding="utf-8"))
-    saved, names = held["schedule"], list(heads)
-    if saved["name"] != schedule:
+    names = list(heads)
+    try:
+        # A generator's state has integers of more than 64 bits, which `read_json` refuses.
+        held = json.loads(read_text(file))
+        name, state = held["schedule"]["name"], held["schedule"]["state"]
+        # Checkpoints of earlier versions do not say it.
+        before = [*held.get("value_heads", names)]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise FileError(f"{file} is damaged: {type(error).__name__}.") from error
+    if name != schedule:
         raise RecipeError(
-            f"hier.schedule.name: the checkpoint {checkpoint} was written under {saved['name']!r}, the recipe has "
-            f"{schedule!r}."
+            f"hier.schedule.name: the checkpoint {checkpoint} was written under {name!r}, the recipe has {schedule!r}."
         )
-    # Checkpoints of earlier versions do not say it.
-    before = held.get("value_heads", names)
     if before != names:
         raise RecipeError(
             f"hier.value_heads: the critic in {checkpoint} has {_said(before)}, the recipe {_said(names)}; a run is "
             "resumed with the same heads in the same order."
         )
-    return saved["state"]
+    return state
 
 
 def _said(heads: list[str]) -> str:

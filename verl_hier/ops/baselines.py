@@ -12,6 +12,7 @@ from verl_hier.environments.baselines import Baselines, Measured, measure
 from verl_hier.environments.blocking import build
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
+from verl_hier.graph.bounded_reading import read_json
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EnvironmentSpec
 from verl_hier.ops.live_episode import recipe_for
@@ -88,10 +89,11 @@ def kept(file: Path | None) -> dict[str, Any]:
         FileError: when it holds something else.
     """
     try:
-        known = json.loads(file.read_text("utf-8")) if file is not None and file.is_file() else {}
-        assert isinstance(known, dict) and all(isinstance(each, dict) for each in known.values())
-    except (ValueError, RecursionError, AssertionError) as error:
-        raise FileError(f"--out: {file} holds no measurements of this command; name another file.") from error
+        known = read_json(file) if file is not None and file.exists() else {}
+    except FileError as error:
+        raise FileError(f"--out: {error}") from error
+    if not isinstance(known, dict) or not all(isinstance(each, dict) for each in known.values()):
+        raise FileError(f"--out: {file} holds no measurements of this command; name another file.")
     return known
 
 

@@ -22,6 +22,7 @@ from omegaconf.errors import MissingMandatoryValue
 from verl_hier.compat.checkpoints import newest_whole
 from verl_hier.compat.launch import Tail, in_use, launch, parse_metrics
 from verl_hier.errors import MAKE_ROOM, HierError, RunEnded
+from verl_hier.graph.bounded_reading import read_text
 from verl_hier.ops.progress import Progress
 from verl_hier.ops.run_record import run_record
 from verl_hier.ops.runs import RUNS, Run, write_whole
@@ -277,7 +278,7 @@ def _prepare(plan: Plan) -> str:
     write_whole(run.recipe_file, OmegaConf.to_yaml(plan.config, resolve=True))
     record = run_record(plan.recipe, plan.overrides, plan.config, run.metrics_file.resolve())
     write_whole(run.folder / RECORD, json.dumps(record, indent=1))
-    known = run.command_file.read_text() if run.command_file.exists() else ""
+    known = read_text(run.command_file) if run.command_file.exists() else ""
     write_whole(run.command_file, f"{known}{shlex.join(['verl-hier', 'train', plan.recipe, *plan.overrides])}\n")
     if continues:
         again = f"; the {len(lost)} step(s) after it were not saved and are made again" if lost else ""
