@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 """Where `verl-hier train` makes its folders: `runs/<recipe>/<time or name>`."""
 
+LONGEST_COMMAND = 2**16
+"""Characters of a command that is read; `shlex` takes minutes for a million."""
+
 POLICY = Path("actor/huggingface")
 """Where verl puts the policy in a checkpoint."""
 
@@ -114,7 +117,7 @@ class Run:
         """
         lines = read_text(self.command_file).splitlines()
         try:
-            words = shlex.split(lines[-1]) if lines else []
+            words = shlex.split(lines[-1]) if lines and len(lines[-1]) <= LONGEST_COMMAND else []
         except ValueError:
             words = []
         if words[:2] != ["verl-hier", "train"] or len(words) < 3:

@@ -240,3 +240,11 @@ def test_the_end_says_what_was_reached() -> None:
 def test_a_value_that_is_left_open_is_named(line: str) -> None:
     with pytest.raises(RecipeError, match=rf"{line}: the recipe leaves this value to you"):
         plan_run("grpo_alfworld", [f"{line}=???"])
+
+
+def test_a_long_text_in_place_of_the_command_is_refused_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for text in ("x" * 10**6, "[" * 10**6, "", "verl-hier 'train"):
+        run.command_file.write_text(text)
+        with pytest.raises(HierError, match="does not end with a `verl-hier train` command"):
+            run.command
