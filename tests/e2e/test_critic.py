@@ -120,9 +120,8 @@ def test_q_and_v_learn_from_a_replay_and_a_resumed_run_goes_on(
     assert np.std(credit) > 0
     checkpoints = tmp_path / "run" / "checkpoints"
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / 'global_step_2'}"]
-    # Beside the run, whose folder has the replay.
-    resume += [f"trainer.default_local_dir={checkpoints}"]
-    (resumed,) = train(name, [*overrides, *resume], "resumed").steps
+    # In the folder of the run, which has the replay.
+    (resumed,) = train(name, [*overrides, *resume]).steps
     names = [key for key in resumed if key.startswith(("critic/", "hier/replay/", "hier/credit/", "actor/grad"))]
     assert len(names) > 12
     for key in names:
