@@ -7,7 +7,17 @@ from typing import Any
 _OWN = "credits a turn with the reward of that turn alone, and here the reward comes with a later one"
 _AGENT = "credits an agent with the rewards of its own turns, and here those of another agent earn them"
 _BRANCH = "gives credit where a path branches, and most turns that decide here come after the last branch"
+_FIRST = "keeps the episodes that end first, and here those are the ones that stop at once"
 _REASONS: dict[str, str] = {
+    "grpo@overprovision": _FIRST,
+    "treeps_rag@treeps_rag": _FIRST,
+    "sharp@sharp": "most calls only measure, so that this budget has few steps; with 25,000 turns it learns",
+    "ccpo@ccpo+ccpo_history": "half of the calls only measure, so that this budget has few steps; with 25,000 turns it "
+    "learns",
+    "ccpo": "knows only right and wrong: a return of 0.5 or less is wrong, which nearly all are at the beginning; with "
+    "`right_above: 0.1` it learns the first of two subgoals and sees no more",
+    "himac@nested+alternating": "stays at the first of two subgoals, as `himac` nearly does without it, with 25,000 "
+    "turns too; what keeps it there is not understood",
     "at_grpo": _OWN,
     "epo_explicit": f"{_OWN}, unless a discount is set",
     "dual_loop": "scores a plan by the rewards under it alone: an earlier plan has no part in what a later one earns, "
@@ -16,6 +26,8 @@ _REASONS: dict[str, str] = {
     "hierarchical_grpo": _AGENT,
     "mars2": "scores a segment by the rewards of its own turns, and here the last segment earns them",
     "rtmc": "knows an action by the state that it leads to, and here all actions lead to the same one",
+    "igpo": "credits a last turn with the return and all others with what the expectation grows by, so that a turn "
+    "that may end the episode by chance has gains without losses",
     "spo": _BRANCH,
     "treerpo": _BRANCH,
     "tree_diff": "divides a turn's score by the root of its leaves and compares all turns of a task, so that a shared "
@@ -70,4 +82,4 @@ NOT_RUN: dict[str, str] = {
 def reason(method: str, world: str) -> str | None:
     """The reason, or None where none is known."""
     why, _ = HERE.get((method, world), (None, {}))
-    return why or _REASONS.get(method.partition("@")[0])
+    return why or _REASONS.get(method) or _REASONS.get(method.partition("@")[0])
