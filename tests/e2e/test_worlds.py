@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.fixtures.leaky_environment import CANARY, forms
 from tests.fixtures.trainer import verl_hier
-from verl_hier.graph import RolloutGraph, read_graphs
+from verl_hier.graph import RolloutGraph, read_graphs, write_graphs
 from verl_hier.ops.runs import RUNS, Run
 from verl_hier_plugins.environments.gateway import SPEC as GATEWAY
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
+from verl_hier_plugins.environments.mcp import SPEC as MCP
+from verl_hier_plugins.environments.mcp.options import McpOptions
 
 pytestmark = pytest.mark.slow
 
+LEAKY = Path(__file__).parents[1] / "fixtures" / "leaky_house.py"
+LEAKS = (f"hier.environment.command={sys.executable} {LEAKY}", "hier.environment.secrets=[CANARY]")
 SHORT = ("hier.coldstart.episodes=64", "hier.coldstart.steps=80")
 """A cold start that writes actions which the world understands, most of the time."""
 STEPS = ("trainer.total_training_steps=2", "data.train_batch_size=4", "trainer.test_freq=-1", "trainer.save_freq=-1")
@@ -34,7 +42,10 @@ def test_two_steps_in_a_world(tmp_path: Path, recipe: str, roles: set[str], bran
     """The roles spoke, the world answered them, and turns were trained with the credit of their group."""
     if recipe == "grpo_textworld_express":
         pytest.importorskip("textworld_express")
-    verl_hier(tmp_path, "train", recipe, "--from-scratch", *SHORT, *STEPS, f"hier.store.path={tmp_path}/graphs")
+    verl_hier(tmp_path, "coldstart", recipe, *SHORT)
+    # The sample server of MCP, saying a secret wherever it can.
+    leaks = [*LEAKS, *task_files(tmp_path, MCP.tasks, McpOptions())] if recipe == "himac_mcp" else []
+    verl_hier(tmp_path, "train", recipe, *STEPS, *leaks, f"hier.store.path={tmp_path}/graphs", CANARY=CANARY)
     run = Run.all_in(tmp_path / RUNS / recipe)[-1]
     steps = [step for step in run.metrics() if "actor/grad_norm" in step]
     assert len(steps) == 2
@@ -48,6 +59,18 @@ def test_two_steps_in_a_world(tmp_path: Path, recipe: str, roles: set[str], bran
     assert sum(group.counts["environment_calls"] for group in groups) > len(acts) / 2
     assert sum(node.valid for node in acts) > len(acts) / 8, "the world understands what is said to it"
     assert any(credit for group in groups for credit in group.credit)
+    if leaks:
+        assert any("[secret]" in text for text in observations(groups)), "the server says it"
+        write_graphs(tmp_path / "all.jsonl", groups)  # what the shards hold, unpacked
+        assert not [place for place, text in texts(tmp_path) if any(form in text for form in forms(CANARY))]
+
+
+def texts(folder: Path) -> Iterator[tuple[Path, str]]:
+    """What is in every file of a run, unpacked."""
+    for place in folder.rglob("*"):
+        if place.is_file():
+            data = place.read_bytes()
+            yield place, (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8", "replace")
 
 
 def test_two_steps_of_agent_programs(tmp_path: Path) -> None:
@@ -56,14 +79,8 @@ def test_two_steps_of_agent_programs(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     pytest.importorskip("agents")
     verl_hier(tmp_path, "coldstart", "grpo_gateway", *SHORT)
-    files = {}
-    for split in ("train", "val"):
-        tasks = GATEWAY.tasks(GatewayOptions(pool=24, validation=8), split)
-        lines = [json.dumps({**task, "by": ("sdk", "loop")[number % 2]}) for number, task in enumerate(tasks)]
-        files[split] = tmp_path / f"{split}.jsonl"
-        files[split].write_text("\n".join(lines))
     agent = Path(__file__).parents[1] / "fixtures" / "both_agents.py"
-    tasks = [f"hier.environment.data_path={files['train']}", f"hier.environment.validation_path={files['val']}"]
+    tasks = task_files(tmp_path, GATEWAY.tasks, GatewayOptions(pool=24, validation=8), by=("sdk", "loop"))
     store = f"hier.store.path={tmp_path}/graphs"
     verl_hier(tmp_path, "train", "grpo_gateway", *STEPS, *tasks, f"hier.environment.agent={agent}:play", store)
     run = Run.all_in(tmp_path / RUNS / "grpo_gateway")[-1]
@@ -81,6 +98,16 @@ def test_two_steps_of_agent_programs(tmp_path: Path) -> None:
                 before = group.nodes[node.context]
                 told = group.prompt(before.id) + before.action
                 assert group.prompt(node.id)[: len(told)] == told, "an answer was tokenised again"
+
+
+def task_files(folder: Path, tasks: Callable[..., Any], options: Any, **fields: Sequence[Any]) -> list[str]:
+    """The tasks of an environment in files, each with one of the values of further fields; and what names the files."""
+    files = {"train": folder / "train.jsonl", "val": folder / "val.jsonl"}
+    for split, file in files.items():
+        found = enumerate(tasks(options, split))
+        lines = [{**task, **{name: each[n % len(each)] for name, each in fields.items()}} for n, task in found]
+        file.write_text("\n".join(map(json.dumps, lines)))
+    return [f"hier.environment.data_path={files['train']}", f"hier.environment.validation_path={files['val']}"]
 
 
 def forked(group: RolloutGraph) -> bool:
