@@ -50,6 +50,15 @@ WORKERS = [
         "judge_prompt": "j:",
         "shortest": 1,
     },
+    {
+        "name": "skills",
+        "prompt": "x:{instruction}",
+        "aided_prompt": "x:{skill}",
+        "observation_prompt": "x:",
+        "conclude_prompt": "k:",
+        "conclude": 1.0,
+        "select": "words",
+    },
 ]
 RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
@@ -71,7 +80,7 @@ trainer: {{experiment_name: workers_bytes, save_freq: -1, test_freq: -1, logger:
 """
 ROLES = [
     *({"agent"}, {"planner", "executor"}, {"planner", "executor"}, {"planner", "executor"}, {"lead", "e"}),
-    *({"player_0", "player_1"}, {"proposer", "solver", "judge"}),
+    *({"player_0", "player_1"}, {"proposer", "solver", "judge"}, {"solver", "concluder", "verifier"}),
 ]
 TAGS = "<switch>{}</switch><subgoal>{}</subgoal><action>{}</action>"
 
@@ -87,6 +96,7 @@ def lessons() -> list[tuple[str, str]]:
     told += [(f"q:train{i}", f"<question>{letter}</question>") for i in range(8) for letter in "ab"]
     told += [("w:", f"<answer>{letter}</answer>") for letter in "ab"] * 4
     told += [("j:", f"<score>{number}</score>") for number in (2, 9)] * 4
+    told += [("k:", f"<skill>{letter}</skill>") for letter in "ab"] * 4
     short = [f"x:train{i}" for i in range(8)] + [f"x:{letter}" for letter in letters] + ["x:"]
     return told + [(start, letter) for start in short for letter in letters]
 
@@ -178,6 +188,17 @@ def check_questions(path):
         assert node.reward == pytest.approx(0.5 * verdict + 0.5 * node.extra["format"])
 
 
+def check_skills(path):
+    """Three actions, and where they were right a skill, which is written below the last one and verified."""
+    assert [node.role for node in path[:3]] == ["solver"] * 3 and all(node.plan == -1 for node in path[:3])
+    assert len(path) == 3 or path[2].done
+    assert [node.plan for node in path[3:]] == [node.id for node in path[2:-1]][: len(path) - 3]
+    if len(path) == 5:
+        written, verified = path[3:]
+        assert verified.messages[0].content == f"x:{written.extra['new_skill']}"
+        assert written.extra["verified"] == verified.extra["verified"] in (0, 1)
+
+
 def check_structure(name, graph):
     """Plans, segments and contexts of each worker."""
     for episode in graph.complete():
@@ -197,6 +218,9 @@ def check_structure(name, graph):
             continue
         if name == "proposer_solver_judge":
             check_questions(path)
+            continue
+        if name == "skills":
+            check_skills(path)
             continue
         plan = path[0].id
         for node in path:
