@@ -51,6 +51,6 @@ def steps_table(measured: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(found)} |"
     yield ""
     yield (
-        f"Processor time, measured on {about['date']} on {about['machine']}, beside other work: steps 2 to "
-        f"{about['steps']} of {about['runs']} run(s) with either engine; verl {about['verl']}, torch {about['torch']}."
+        f"Medians of steps 2 to {about['steps']} of {about['runs']} run(s) with either engine, measured on "
+        f"{about['date']} on {about['machine']}; verl {about['verl']}, torch {about['torch']}."
     )

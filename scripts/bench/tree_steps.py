@@ -2,9 +2,8 @@
 """Whole steps of recipes with verl's engine and with the tree engine, on the same rollouts.
 
 Each recipe is run by stock verl both ways, in the order A B B A. Servers are deterministic and the learning rate is 0,
-so both engines get the same rows in every step, and so does every run; the script ends when they did not. It measures
-the processor time of a step, which other work on the machine changes little: that of all processes of the run, and in
-the worker that trains, of the update and of the log-probs of the old policy.
+so both engines get the same rows in every step, and so does every run; the script ends when they did not. The times are
+verl's own, of a step, its update and the log-probs of the old policy; nothing else should run on the machine.
 
     verl-hier coldstart quickstart
     verl-hier coldstart tree_grpo_alfworld
@@ -25,7 +24,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import psutil
 from cpu_run import CpuRun
 from tree_engine_table import PARTS, steps_table
 
@@ -34,8 +32,6 @@ from verl_hier.recipe.compose import command
 
 RECIPES = ("quickstart", "tree_grpo_alfworld")
 ENGINES = {"stock": (), "tree": ("engine=tree",)}
-METHODS = {"update_actor": "update_actor", "old_log_prob": "compute_log_prob"}
-"""Ends of the names of the worker's methods."""
 SAME = ("hier/rows/trained", "perf/total_num_tokens", "hier/sharing/unique_share", "hier/sharing/visible_share")
 
 
@@ -54,38 +50,7 @@ def arguments(recipe: str, engine: str, model: Path, steps: int) -> list[str]:
     return command(recipe, overrides)
 
 
-class ProcessorClock:
-    """Counts what the processes of a run use, and reads it at the end of every step.
-
-    Attributes:
-        steps: seconds of each step, by `PARTS`.
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self._used: dict[int, float] = {}
-        self._total = dict.fromkeys(PARTS, 0.0)
-
-    def __call__(self, records: Records) -> bool:
-        """Look at the processes; called several times a second, and never ends the run."""
-        for process in psutil.Process().children(recursive=True):
-            try:
-                doing, times = " ".join(process.cmdline()), process.cpu_times()
-            except psutil.Error:  # it has ended meanwhile
-                continue
-            used = times.user + times.system
-            spent, self._used[process.pid] = used - self._used.get(process.pid, 0.0), used
-            self._total["step"] += spent
-            # Ray writes the method that an actor is in, or was in last, into the title of its process.
-            for part in PARTS[1:]:
-                self._total[part] += spent if doing.rstrip().endswith(METHODS[part]) else 0.0
-        if len(records) > len(self.steps):
-            self.steps.append(self._total)
-            self._total = dict.fromkeys(PARTS, 0.0)
-        return False
-
-
-Runs = dict[str, list[list[dict[str, float]]]]
+Runs = dict[str, list[Records]]
 """The metrics of every step but the first of each run, which warms up, by engine."""
 
 
@@ -94,9 +59,8 @@ def measure(recipe: str, model: Path, steps: int, rounds: int, folder: Path) -> 
     found: Runs = {engine: [] for engine in ENGINES}
     for number in range(rounds):
         for engine in list(ENGINES)[:: 1 if number % 2 == 0 else -1]:
-            run, clock = CpuRun(folder / recipe / engine, arguments(recipe, engine, model, steps)), ProcessorClock()
-            records = run.finish(enough=clock)
-            found[engine].append([{**metrics, **used} for metrics, used in zip(records, clock.steps, strict=True)][1:])
+            run = CpuRun(folder / recipe / engine, arguments(recipe, engine, model, steps))
+            found[engine].append(run.finish()[1:])
             print(f"{recipe}, round {number + 1}: {engine} measured", flush=True)
     return found
 
@@ -112,11 +76,11 @@ def require_same_rows(found: Runs) -> None:
 
 
 def described(recipe: str, found: Runs) -> dict[str, Any]:
-    """Seconds of a step, in the mean of all steps and runs."""
+    """Seconds of a step, in the median of all steps and runs."""
     (first, *_) = found["stock"]
     unique, visible = (statistics.mean(step[key] for step in first) for key in SAME[2:])
     seconds = {
-        engine: {part: statistics.mean(step[part] for run in runs for step in run) for part in PARTS}
+        engine: {part: statistics.median(step[f"timing_s/{part}"] for run in runs for step in run) for part in PARTS}
         for engine, runs in found.items()
     }
     return {"recipe": recipe, "unique": unique, "visible": visible, **seconds}
