@@ -238,9 +238,9 @@ def _workers(recipe: ComposedRecipe) -> list[Part]:
 def texts_of(recipe: ComposedRecipe, seed: int = 0, walks: int = 96) -> Iterator[str]:
     """What the tokenizer of a recipe's model has to know: the texts of its environment and of its worker."""
     settings = recipe.hier.coldstart
-    system = None if recipe.parts.worker.spec.transcribe is None else recipe.system
     for environment, worker in product(_environments(recipe), _workers(recipe)):
         yield from collect_texts(environment, [worker], walks, seed)
+        system = recipe.system if worker.spec.is_transcribed(worker.options) else None
         if can_play(system or worker):
             yield from worker_texts(environment, worker, system, recipe.limits, seed, settings.remember)
 
@@ -273,9 +273,10 @@ def demonstrate(recipe: ComposedRecipe, tokenizer: Any, file: Path) -> Path:
 
     shown = list(product(_environments(recipe), _workers(recipe)))
     n = max(1, recipe.hier.coldstart.episodes // len(shown))
-    show = _by_expert if recipe.parts.worker.spec.transcribe is None else _by_distillation
     parts = [
-        show(recipe, environment, worker, tokenizer, file.with_suffix("") / str(number), n)
+        (_by_distillation if worker.spec.is_transcribed(worker.options) else _by_expert)(
+            recipe, environment, worker, tokenizer, file.with_suffix("") / str(number), n
+        )
         for number, (environment, worker) in enumerate(shown)
     ]
     with atomic_write(file) as beside:

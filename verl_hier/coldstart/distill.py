@@ -99,7 +99,7 @@ class Student:
     limits: Limits
 
     def __post_init__(self) -> None:
-        if self.worker.spec.transcribe is None:
+        if not self.worker.spec.is_transcribed(self.worker.options):
             raise RecipeError(
                 f"hier.worker.name: {self.worker.spec.name!r} cannot transcribe episodes of other workers, so "
                 "nothing can be distilled for it; give its spec a function `transcribe`."

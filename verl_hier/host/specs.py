@@ -190,6 +190,8 @@ class WorkerSpec(Spec):
             worker to do what another worker's episode (`rollout.transcript.Transcript`) did; a ValueError of one word
             when it cannot.
             `verl-hier distill` makes data for workers that have it.
+        transcribed: `transcribed(options)`, whether `transcribe` is for a worker with these options; omitted: always.
+            A cold start lets the expert play the others itself.
         fits: `fits(options, answer)`, which raises a `RecipeError` when the environment is none for this worker, by its
             answer to a reset (a `StepResult`); the check of a recipe asks it before a run.
         judges: `judges(options)`, the roles whose turns decide what others earn and which may not be trained on what
@@ -209,12 +211,17 @@ class WorkerSpec(Spec):
     stand_ins: bool = False
     active_roles: Callable[[Any], Iterable[str] | Mapping[str, int]] | None = None
     transcribe: Callable[[Any, Any], list[str]] | None = None
+    transcribed: Callable[[Any], bool] = lambda options: True
     fits: Callable[[Any, Any], None] | None = None
     judges: Callable[[Any], Iterable[str]] | None = None
     needs_stop_strings: bool = False
     needs_info: tuple[str, ...] = ()
     needs_scores: Callable[[Any], bool] | None = None
     saved_roles: Callable[[Any], Iterable[str]] | None = None
+
+    def is_transcribed(self, options: Any) -> bool:
+        """Whether episodes of other workers can be rewritten for this one."""
+        return self.transcribe is not None and self.transcribed(options)
 
     def levels(self, options: Any) -> dict[str, int]:
         """The roles that take turns with these options, each with its level. No other role may take one."""

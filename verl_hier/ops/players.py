@@ -128,7 +128,7 @@ def expert(recipe: ComposedRecipe) -> LocalPlayer:
         RecipeError: when it cannot play the recipe's worker.
     """
     worker, flawless = recipe.parts.worker, Noise(random_action=0.0, skip_stage=0.0)
-    played = worker if worker.spec.transcribe is None else recipe.system
+    played = recipe.system if worker.spec.is_transcribed(worker.options) else worker
     hierarchical, limits = is_hierarchical(played), for_messages(recipe.limits)
 
     def play_as(environment: LocalEnvironment, messages: Messages) -> ExpertPolicy:

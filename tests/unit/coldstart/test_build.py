@@ -84,7 +84,7 @@ def test_recipes_that_share_a_folder_share_the_model() -> None:
         recipe = ComposedRecipe.named(name)
         keys.setdefault(model_folder(recipe), {}).setdefault(key_of([recipe]), []).append(name)
         worker = recipe.parts.worker
-        assert can_play(worker) or worker.spec.transcribe, f"no expert can play {name}"
+        assert can_play(worker) or worker.spec.is_transcribed(worker.options), f"no expert can play {name}"
     assert not {folder: found for folder, found in keys.items() if len(found) > 1}
     shared = max((names for found in keys.values() for names in found.values()), key=len)
     assert {"grpo_alfworld", "arpo_alfworld", "overprovision_alfworld"} <= set(shared)

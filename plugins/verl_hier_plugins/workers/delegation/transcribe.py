@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from verl_hier.rollout.prompts import content_of
 from verl_hier.rollout.transcript import EnvironmentCall, Transcript
-from verl_hier_plugins.workers.delegation.options import ANSWER, RESULT, AgentOptions, DelegationOptions
+from verl_hier_plugins.workers.delegation.options import ANSWER, RESULT, DelegationOptions
 
 DONE, NOTHING = "done", "nothing"
 """Reports of transcribed episodes where there is nothing else to say."""
@@ -37,7 +38,7 @@ def transcribe(options: DelegationOptions, transcript: Transcript) -> list[str]:
         agent = ANSWER if answer is not None else _agent_for(options, call.action)
         if now != (agent, segment):
             if last is not None:
-                found = DONE if options.answer_action is None else _found(transcript, last, call.action)
+                found = DONE if options.answer_action is None else found_for(transcript, last, call.action)
                 # An agent whose turns are used up is not asked for a report.
                 texts += [f"<{RESULT}>{found}</{RESULT}>"] if spent < options.agents[now[0]].turns else []
                 texts += [found] if options.refine else []
@@ -46,7 +47,7 @@ def transcribe(options: DelegationOptions, transcript: Transcript) -> list[str]:
             now, tasks, spent = (agent, segment), tasks + 1, 0
             if tasks > options.max_tasks:
                 raise ValueError("too_many_tasks")
-            task = goals[min(segment, len(goals) - 1)] if goals else _asked(options.agents[agent], call.action)
+            task = goals[min(segment, len(goals) - 1)] if goals else asked_of(options.agents[agent].actions, call.action)
             texts.append(f"<{agent}>{task}</{agent}>")
         last, spent = call, spent + 1
         if spent > options.agents[agent].turns:
@@ -79,13 +80,13 @@ def _agent_for(options: DelegationOptions, action: str) -> str:
     return agent
 
 
-def _asked(agent: AgentOptions, action: str) -> str:
-    """What an action asks for: its text without the beginning that is this agent's, and without tags."""
-    start = max((start for start in agent.actions if action.startswith(start)), key=len, default="")
+def asked_of(starts: Iterable[str], action: str) -> str:
+    """What an action asks for: its text without the longest of these beginnings that it has, and without tags."""
+    start = max((start for start in starts if action.startswith(start)), key=len, default="")
     return _MARKER.sub("", action[len(start) :]).strip() or action
 
 
-def _found(transcript: Transcript, last: EnvironmentCall, following: str) -> str:
+def found_for(transcript: Transcript, last: EnvironmentCall, following: str) -> str:
     """What the step that follows takes from the last observation: its words there, new ones if there are any."""
     seen, asked = _WORD.findall(last.step.text), _WORD.findall(last.action)
     taken = [word for word in _WORD.findall(following) if word in seen and word not in asked]
