@@ -47,7 +47,8 @@ def transcribe(options: DelegationOptions, transcript: Transcript) -> list[str]:
             now, tasks, spent = (agent, segment), tasks + 1, 0
             if tasks > options.max_tasks:
                 raise ValueError("too_many_tasks")
-            task = goals[min(segment, len(goals) - 1)] if goals else asked_of(options.agents[agent].actions, call.action)
+            asked = asked_of(options.agents[agent].actions, call.action)
+            task = goals[min(segment, len(goals) - 1)] if goals else asked
             texts.append(f"<{agent}>{task}</{agent}>")
         last, spent = call, spent + 1
         if spent > options.agents[agent].turns:
