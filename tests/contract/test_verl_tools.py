@@ -202,7 +202,7 @@ CHEATS = [
     ),
     *(
         tool_call(name)
-        for name in ("__init__", "create", "finish", "os.system", "eval", "../lookup", "*", "", "weather")
+        for name in ("__init__", "create", "finish", "os.system", "eval", "./lookup", "*", "", "weather")
     ),
     *(tool_call("lookup", **arguments) for arguments in ({}, {"reward": 1}, {"key": "reward"}, {"key": ["age"]})),
     *(tool_call("double", **arguments) for arguments in ({"number": None}, {"reward": 9}, {"number": 1, "reward": 9})),

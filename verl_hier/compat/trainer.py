@@ -36,7 +36,6 @@ from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.servers.policy import RESUME_HINT
 from verl_hier.compat.tasks import TRAIN, TaskMixin
 from verl_hier.compat.updates import UpdateMixin
-from verl_hier.engines.kl_limit import worker_with_limit
 from verl_hier.errors import RolloutError
 from verl_hier.graph.columnar.held import Written
 from verl_hier.graph.columnar.light import Light, unpack
@@ -121,6 +120,9 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         if mode in self.host.policy_losses():
             worker = worker_with_losses(worker, self.hier.plugins)
         if self.update_options.max_kl is not None:
+            # A run without the line imports nothing of the engines.
+            from verl_hier.engines.kl_limit import worker_with_limit
+
             worker = worker_with_limit(worker, self.update_options.max_kl)
         if worker is not ActorRolloutRefWorker:
             for role in {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():

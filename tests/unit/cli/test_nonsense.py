@@ -221,7 +221,7 @@ def test_nonsense(refused: Refused, command: str, name: str, value: str) -> None
         ("credit graphs.jsonl --estimator grpo --out credit.csv", "use .jsonl or .parquet"),
         ("credit graphs.jsonl --compare grpo,gigpo --estimator grpo", "give either --estimator"),
         ("credit graphs.jsonl --compare grpo,hiper", "a critic's values are not stored with rollouts"),
-        ("credit graphs.jsonl --compare grpo,archer", "credits only rollouts of a worker that lists it"),
+        ("credit graphs.jsonl --compare grpo,archer", "a critic's values are not stored with rollouts"),
         ("export damaged.jsonl --to chat --out new.jsonl", "record 1 is not JSON"),
         ("import damaged.jsonl --from chat --model model --out new.jsonl", "line 1 is not JSON"),
         ("import other.parquet --from chat --model model --out new.jsonl", "line 1 lacks `messages`"),

@@ -22,8 +22,10 @@ except SystemExit as end:
     assert not end.code, end.code
 loaded = set(sys.modules) & set({modules!r})
 assert not loaded, loaded
-assert len(sys.modules) < {most}, len(sys.modules)
+others = [name for name in sys.modules if not name.startswith("verl_hier_plugins.")]
+assert len(others) < {most}, len(others)
 """
+"""Each built-in part may add its own module; everything else has to stay as it is."""
 
 
 @pytest.mark.parametrize(
@@ -35,14 +37,14 @@ assert len(sys.modules) < {most}, len(sys.modules)
         # Under 1 s.
         (["recipes"], HEAVY, 500),
         (["recipes", "alfworld"], HEAVY, 500),
-        (["plugins"], HEAVY, 700),
-        (["estimators"], HEAVY, 700),
-        (["estimators", "gae"], HEAVY, 700),
-        (["workers"], HEAVY, 700),
-        (["environments", "search"], HEAVY, 700),
+        (["plugins"], HEAVY, 530),
+        (["estimators"], HEAVY, 530),
+        (["estimators", "gae"], HEAVY, 530),
+        (["workers"], HEAVY, 530),
+        (["environments", "search"], HEAVY, 530),
         # Under 4 s.
-        (["check", "himac_alfworld"], HEAVY, 950),
-        (["check", "grpo_alfworld", "size=node"], HEAVY, 950),
+        (["check", "himac_alfworld"], HEAVY, 785),
+        (["check", "grpo_alfworld", "size=node"], HEAVY, 785),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -56,6 +58,6 @@ def test_estimators_are_compared_without_pandas(tmp_path: Path) -> None:
     """pyarrow would import it for its first array; who needs it later still finds it."""
     write_step(tmp_path, 1, [rollout_graphs.flat()])
     arguments = ["credit", str(tmp_path), "--compare", "himac,grpo"]
-    code = RUN.format(arguments=arguments, modules=HEAVY, most=750) + "\nimport pandas"
+    code = RUN.format(arguments=arguments, modules=HEAVY, most=690) + "\nimport pandas"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and "himac" in done.stdout, done.stderr[-500:]

@@ -19,7 +19,8 @@ from verl_hier.rollout.unfinished import UnfinishedEpisode
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.agent_flow import AgentFlow, AgentFlowOptions
-from verl_hier_plugins.workers.delegation import AgentOptions, Delegation, DelegationOptions
+from verl_hier_plugins.workers.delegation import AgentOptions, DelegationOptions
+from verl_hier_plugins.workers.delegation.worker import Delegation
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions
 from verl_hier_plugins.workers.designer_executor.worker import DesignerExecutor
 from verl_hier_plugins.workers.dual_loop import DualLoop, DualLoopOptions

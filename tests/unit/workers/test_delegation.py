@@ -24,7 +24,8 @@ from verl_hier.rollout.transcript import EnvironmentCall, Transcript, Transcript
 from verl_hier.testing.rollout import roll_out_scripted
 from verl_hier_plugins.estimators.coda_peco import CoDAOptions, advantage
 from verl_hier_plugins.samplers.independent import Independent
-from verl_hier_plugins.workers.delegation import AgentOptions, DelegationOptions, hier_workers, transcribe
+from verl_hier_plugins.workers.delegation import AgentOptions, DelegationOptions, hier_workers
+from verl_hier_plugins.workers.delegation.transcribe import transcribe
 
 
 def roll(said, environment=lambda: Corridor(3), n=1, sampler=None, levels=None, **options):

@@ -3,14 +3,13 @@
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions
-from verl_hier_plugins.workers.designer_executor.worker import DesignerExecutor
 
 
 @hookimpl
 def hier_workers() -> WorkerSpec:
     return WorkerSpec(
         name="designer_executor",
-        factory=DesignerExecutor,
+        factory="verl_hier_plugins.workers.designer_executor.worker:DesignerExecutor",
         options=DesignerExecutorOptions,
         summary="a designer scripts roles, order, tools and end; executors act the script out",
         source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",

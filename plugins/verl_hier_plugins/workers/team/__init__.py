@@ -6,7 +6,6 @@ from verl_hier_plugins.workers.team.options import RatingOptions as RatingOption
 from verl_hier_plugins.workers.team.options import RoleOptions as RoleOptions
 from verl_hier_plugins.workers.team.options import TeamOptions as TeamOptions
 from verl_hier_plugins.workers.team.order import TopologyOptions as TopologyOptions
-from verl_hier_plugins.workers.team.transcribe import is_transcribed, transcribe
 
 
 @hookimpl
@@ -19,8 +18,9 @@ def hier_workers() -> WorkerSpec:
         source="Dr. MAS, arXiv 2602.08847; MARFT, arXiv 2504.16129; CORY, arXiv 2410.06101; MATPO, arXiv 2510.04678; "
         "WideSeek-R1, arXiv 2602.04634",
         active_roles=TeamOptions.levels,
-        transcribe=transcribe,
-        transcribed=is_transcribed,
+        transcribe=lazy("verl_hier_plugins.workers.team.transcribe:transcribe"),
+        # The expert plays the others itself.
+        transcribed=lambda options: options.hands_out_subgoals,
         stand_ins=True,
         provides=("format", "access_calls", "limit_failed", "repeat_failed", "answered", "rates", "share"),
     )

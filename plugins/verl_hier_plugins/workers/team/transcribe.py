@@ -9,11 +9,6 @@ from verl_hier_plugins.workers.team.options import RoleOptions, TeamOptions
 from verl_hier_plugins.workers.team.order import ANSWER
 
 
-def is_transcribed(options: TeamOptions) -> bool:
-    """Whether episodes of other workers are rewritten for this team; the expert plays the others itself."""
-    return options.topology.kind == "lead"
-
-
 def transcribe(options: TeamOptions, transcript: Transcript) -> list[str]:
     """The turns with which the policy would do here what another worker's episode did.
 
