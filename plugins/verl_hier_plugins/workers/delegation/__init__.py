@@ -10,7 +10,7 @@ from verl_hier_plugins.workers.delegation.options import DelegationOptions as De
 def hier_workers() -> WorkerSpec:
     return WorkerSpec(
         name="delegation",
-        factory="verl_hier_plugins.workers.delegation.worker:Delegation",
+        factory=lazy("verl_hier_plugins.workers.delegation.worker:Delegation"),
         options=DelegationOptions,
         summary="a planner delegates tasks to agents in contexts of their own, and may have their evidence refined",
         source="CoDA, arXiv 2512.12716; HierSearch, arXiv 2508.08088 (confidence A)",

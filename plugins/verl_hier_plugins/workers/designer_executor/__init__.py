@@ -1,7 +1,7 @@
 """MetaAgent-X (arXiv 2605.14212), a designer and the executors of its script; docs/methods/metaagent_x.md."""
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import WorkerSpec
+from verl_hier.host.specs import WorkerSpec, lazy
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions
 
 
@@ -9,7 +9,7 @@ from verl_hier_plugins.workers.designer_executor.options import DesignerExecutor
 def hier_workers() -> WorkerSpec:
     return WorkerSpec(
         name="designer_executor",
-        factory="verl_hier_plugins.workers.designer_executor.worker:DesignerExecutor",
+        factory=lazy("verl_hier_plugins.workers.designer_executor.worker:DesignerExecutor"),
         options=DesignerExecutorOptions,
         summary="a designer scripts roles, order, tools and end; executors act the script out",
         source="MetaAgent-X, arXiv 2605.14212; PettingLLMs",
