@@ -64,7 +64,7 @@ RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
 hier:
   plugins: {{probe: true}}
-  environment: {{name: bytes}}
+  environment: {{name: bytes, bar: 0.3}}
   worker: {{name: troupe, workers: {workers}}}
   sampler: {{name: independent}}
   estimator: {{name: grpo}}

@@ -172,13 +172,15 @@ class ReplayMixin(_Base):  # type: ignore[misc]
             self.role_worker_mapping[Role.Critic] = ray.remote(worker)
 
     def _setup(self) -> None:
-        super()._setup()
         options = self.hier.replay
         if options is None:
+            super()._setup()
             return
-        self.critic_wg.set_loss_fn(loss_of(omega_conf_to_dataclass(self.config.critic), heads_of(options)))
         folder = Path(str(self.config.trainer.default_local_dir)) / "replay"
+        # Before verl's part, which loads the checkpoint.
         self._replay = Replay(folder, options.transitions)
+        super()._setup()
+        self.critic_wg.set_loss_fn(loss_of(omega_conf_to_dataclass(self.config.critic), heads_of(options)))
 
     def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Nothing yet; verl's own field of a critic is 0."""
