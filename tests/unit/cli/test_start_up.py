@@ -58,6 +58,6 @@ def test_estimators_are_compared_without_pandas(tmp_path: Path) -> None:
     """pyarrow would import it for its first array; who needs it later still finds it."""
     write_step(tmp_path, 1, [rollout_graphs.flat()])
     arguments = ["credit", str(tmp_path), "--compare", "himac,grpo"]
-    code = RUN.format(arguments=arguments, modules=HEAVY, most=690) + "\nimport pandas"
+    code = RUN.format(arguments=arguments, modules=HEAVY, most=560) + "\nimport pandas"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and "himac" in done.stdout, done.stderr[-500:]
