@@ -125,7 +125,7 @@ import sys, time, ray
 from verl_hier.runtime_cpu.prefork.driver import Template, python
 
 template = Template([])
-ray.init(num_cpus=1, include_dashboard=False, runtime_env={"py_executable": python(template.address)})
+ray.init(address="local", num_cpus=1, include_dashboard=False, runtime_env={"py_executable": python(template.address)})
 
 @ray.remote(num_cpus=0)
 class Worker:

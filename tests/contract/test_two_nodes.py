@@ -5,6 +5,8 @@ The cluster is Ray's own for tests: two raylets with processes of their own on t
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pyarrow.parquet as pq
@@ -113,3 +115,18 @@ def test_shards_come_from_both_nodes_and_a_lost_node_costs_its_step(holders, tmp
     there = pq.read_table(folder / "tasks-worker0-0.parquet")["uid"].to_pylist()
     assert there == [f"task {number}" for number in range(0, TASKS, 2)], "what was written is good for queries"
     assert len(list(read_graphs(store))) == TASKS, "the first step is read as before"
+
+
+def test_a_run_on_a_cpu_beside_a_cluster_has_a_ray_of_its_own(holders):
+    """Without an address Ray joins the newest cluster of the machine, and then refuses the recipe's numbers."""
+    program = """
+import ray
+from verl_hier.recipe.compose import compose
+settings = dict(compose("himac_alfworld", ["size=cpu"]).ray_kwargs.ray_init)
+del settings["runtime_env"]
+print(ray.init(**settings, log_to_driver=False).address_info["gcs_address"])
+"""
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    own = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120)
+    assert own.returncode == 0, own.stderr
+    assert own.stdout.split()[-1] != ray.get_runtime_context().gcs_address

@@ -28,6 +28,7 @@ from verl_hier.ops.run_record import run_record
 from verl_hier.ops.runs import RUNS, Run, write_whole
 from verl_hier.ops.stored import RECORD
 from verl_hier.recipe.catalogue import find
+from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.compose import command, compose
 from verl_hier.recipe.overrides import hydra_value
 
@@ -163,7 +164,7 @@ def _place(run: Run, config: DictConfig, given: set[str], resume: bool) -> tuple
     # `get` also reads a value that is left open (`???`), which the check of the recipe refuses by its name.
     if config.hier.store.get("path") is not None:
         texts["hier.store.path"] = run.graphs.resolve()
-    if config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
+    if joins_cluster(config):
         # The processes of a cluster do not inherit the variables of this one.
         texts |= {f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": Path(file) for name, file in _files(run).items()}
     placed = {key: str(path) for key, path in texts.items() if key not in given}

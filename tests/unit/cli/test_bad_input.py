@@ -228,6 +228,7 @@ def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest
         (("data.train_batch_size=0",), "data.train_batch_size: expected a whole number of at least 1, got 0"),
         (("ray_kwargs.ray_init.num_cpus=2",), "ray_kwargs.ray_init.num_cpus: this plan's processes reserve at least"),
         (("ray_kwargs.ray_init.num_gpus=0",), "ray_kwargs.ray_init.num_gpus: "),
+        (("ray_kwargs.ray_init.address=auto",), "ray_kwargs.ray_init.num_cpus: Ray takes no such number for a cluster"),
         (("trainer.v1.trainer_mode=hier_separate_async",), "trainer.v1.separate_async.parameter_sync_step"),
         (
             ("actor_rollout_ref.actor.loss_agg_mode=sum",),

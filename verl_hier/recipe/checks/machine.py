@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from verl_hier.recipe.checks.resources import (
 from verl_hier.recipe.checks.rule import needs_critic, needs_reference, value
 from verl_hier.recipe.checks.tasks import require_tasks
 from verl_hier.recipe.checks.world import first_answer, missing_module
+from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.sandbox.scripts import choose
 
@@ -125,7 +125,7 @@ def _server(recipe: ComposedRecipe) -> Iterator[Missing]:
 
 def _gpus(recipe: ComposedRecipe) -> Iterator[Missing]:
     trainer = recipe.config["trainer"]
-    if trainer["device"] != "cuda" or _remote(recipe):
+    if trainer["device"] != "cuda" or joins_cluster(recipe.config):
         return
     if trainer["nnodes"] > 1:
         yield Missing(
@@ -155,7 +155,7 @@ def _memory(recipe: ComposedRecipe, model: ModelFacts) -> Iterator[Missing]:
 
 
 def _sandbox(recipe: ComposedRecipe) -> Iterator[Missing]:
-    if not _remote(recipe):
+    if not joins_cluster(recipe.config):
         try:
             choose(recipe.hier.sandbox.provider, recipe.hier.sandbox.require)
         except RecipeError as error:
@@ -170,7 +170,7 @@ def _model(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]) -> I
             "another one.",
             tuple(first),
         )
-    elif model.local is None and not _remote(recipe):
+    elif model.local is None and not joins_cluster(recipe.config):
         from verl_hier.compat.hub import require_on_hub
 
         try:
@@ -190,11 +190,6 @@ def _data(recipe: ComposedRecipe) -> Iterator[Missing]:
         yield Missing(str(error))
     except HierError as error:
         yield Missing(f"hier.environment.name: {error}")
-
-
-def _remote(recipe: ComposedRecipe) -> bool:
-    """Whether the run is on another machine, which may have what this one has not."""
-    return bool(value(recipe.config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS"))
 
 
 def _gib(size: int) -> str:

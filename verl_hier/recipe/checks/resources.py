@@ -26,6 +26,7 @@ from verl_hier.recipe.checks.lengths import (
 )
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.checks.updates import Step, step_of
+from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
 
 MANAGER = "verl_hier.compat.agent_loop.HierAgentLoopManager"
@@ -173,9 +174,20 @@ def check_resume(recipe: ComposedRecipe) -> None:
 
 @rule
 def check_ray_slots(recipe: ComposedRecipe) -> None:
-    """Refuse a local Ray with too few logical CPUs or slots: its placement groups would wait for ever."""
+    """Refuse a Ray of the run's own with too few logical CPUs or slots: its placement groups would wait for ever.
+
+    A cluster has the numbers that it was started with, and Ray refuses others.
+    """
     ray = value(recipe.config, "ray_kwargs.ray_init") or {}
-    if ray.get("address") or value(recipe.config, "trainer.device") != "cpu":
+    if joins_cluster(recipe.config):
+        for line in ("num_cpus", "num_gpus"):
+            if ray.get(line) is not None:
+                raise RecipeError(
+                    f"ray_kwargs.ray_init.{line}: Ray takes no such number for a cluster that runs already; set it to "
+                    "null, or ray_kwargs.ray_init.address to local for a Ray of this run alone."
+                )
+        return
+    if value(recipe.config, "trainer.device") != "cpu":
         return
     needed = 3 * devices(recipe) + plan_of(recipe).services
     cpus = ray.get("num_cpus")
