@@ -74,6 +74,13 @@ def test_what_is_not_understood_costs_a_penalty_and_a_wrong_focus_the_experiment
 
 
 @needs_java
+def test_only_a_success_is_rewarded_where_the_options_say_so():
+    chosen = options("find-plant", reward="success", win_reward=10.0)
+    steps = played(ScienceworldEnvironment(chosen), tasks(chosen, "train")[0])
+    assert [step.reward for step in steps[1:]] == [0.0] * (len(steps) - 2) + [10.0]
+
+
+@needs_java
 @pytest.mark.slow
 def test_possible_actions_are_listed_if_they_are_asked_for():
     chosen = options(list_actions=True)

@@ -15,6 +15,7 @@ SPEC = EnvironmentSpec(
     tasks=lazy("verl_hier_plugins.environments.scienceworld.tasks:tasks"),
     baselines=lazy("verl_hier_plugins.environments.scienceworld.baselines:baselines"),
     fork="replay",
+    scoring=("reward", "win_reward", "invalid_penalty"),
     names_states=True,
     info=("won", "score", "task"),
     splits=SPLITS,

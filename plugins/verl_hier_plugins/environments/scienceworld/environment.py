@@ -76,7 +76,7 @@ class Experiment:
         return first, {}
 
     def step(self, said: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Give the world a text. A failed experiment costs what had been scored."""
+        """Give the world a text. With `reward: score` a failed experiment costs what had been scored."""
         before = max(0.0, self.value)
         text = str(self._played.step(said))
         if text == NOT_UNDERSTOOD:
@@ -84,7 +84,9 @@ class Experiment:
         self.begun = True
         self.value, self.moves = float(self._played.getScore()), int(self._played.getNumMoves())
         self._note()
-        return text, max(0.0, self.value) - before, bool(self._played.getCompleted()) or self.value < 0, False, {}
+        ended = bool(self._played.getCompleted()) or self.value < 0
+        gained = max(0.0, self.value) - before if self._options.reward == "score" else float(ended and self.value >= 1)
+        return text, self._options.win_reward * gained, ended, False, {}
 
     def solution(self) -> list[str]:
         """The world's own solution from its start, on a game of its own."""

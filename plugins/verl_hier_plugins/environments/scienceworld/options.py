@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_hier.environments.gym_text import GymOptions
-from verl_hier.host.constraints import Count
+from verl_hier.host.constraints import Count, Positive
 
 Simplification = Literal[
     "easy", "teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction"
@@ -41,6 +41,10 @@ class ScienceworldOptions(GymOptions):
     """Begin the first observation with the task; `{task}` gives it to prompts in any case."""
     list_actions: bool = False
     """List the possible actions, a hundred or more, which takes ten times as long as a step."""
+    reward: Literal["score", "success"] = "score"
+    """What is rewarded: what an action adds to the world's score, or only the end of a successful experiment."""
+    win_reward: Positive = 1.0
+    """Factor of the reward."""
     java_memory_mb: Count = 600
     """Memory of the Java machine of a process, in MB; all episodes of the process share it."""
 
