@@ -92,7 +92,9 @@ class StoreEvents:
     def hier_before_store(self, graph: RolloutGraph, validate: bool) -> None:
         """One task, before anything of it is stored (`hier.store.path`): to redact what must not reach a disk. May edit
         texts, messages, decisions and token ids of `graph`, which is a copy that nothing else reads; it must not
-        change links or how many tokens there are. The return value is ignored."""
+        change links or how many tokens there are. Where the `fork` of the environment is `recorded`, its answers are
+        texts too: `request["reset"]` of the graph and `decision["answers"]` of its nodes. The return value is
+        ignored."""
 
 
 class CreditEvents:

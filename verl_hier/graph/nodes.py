@@ -19,7 +19,7 @@ from typing import Any
 
 from verl_hier.errors import GraphError
 from verl_hier.graph.invariants import check_graph
-from verl_hier.graph.records import CONTINUED, SCHEMA_VERSION, EpisodeRecord, Message, Node, Status
+from verl_hier.graph.records import ANSWERS, CONTINUED, SCHEMA_VERSION, EpisodeRecord, Message, Node, Status
 from verl_hier.graph.schema import require_fit
 
 __all__ = ["CONTINUED", "SCHEMA_VERSION", "EpisodeRecord", "Message", "Node", "RolloutGraph", "Status", "cut_spans"]
@@ -128,7 +128,7 @@ class RolloutGraph:
             truncated=False,
             valid=True,
             masks=cut_spans(node.masks, 0, at),
-            decision=dict(node.decision),
+            decision={name: said for name, said in node.decision.items() if name != ANSWERS},
             extra={},
             text="",
         )

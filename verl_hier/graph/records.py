@@ -8,6 +8,10 @@ from typing import Any, Literal
 SCHEMA_VERSION = 3
 CONTINUED = "continued"
 """Role of a message that continues the agent's own; see `Context.extend`."""
+RESET = "reset"
+"""In the request of a graph: the answer to the reset, of a world whose answers depend on the actions alone."""
+ANSWERS = "answers"
+"""In the decision of a node, for such a world: what was done after its turn, as pairs of an action and the answer."""
 Status = Literal["running", "finished", "truncated", "failed", "pruned"]
 
 

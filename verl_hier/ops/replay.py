@@ -1,5 +1,6 @@
 """Stored rollouts made again: the recipe's sampler, worker and world, and a policy that answers from the file.
 
+A world whose answers depend on the actions alone (`fork="recorded"`) answers from the file too, and is not asked again.
 What comes out is the same tree, or the place where it differs. It needs the recipe's tokenizer and no model.
 """
 
@@ -17,6 +18,7 @@ from verl_hier.recipe.parts import Part
 from verl_hier.recipe.runner import RolloutRunner
 from verl_hier.rollout import Request
 from verl_hier.rollout.recorded_policy import RecordedPolicy, differences
+from verl_hier.rollout.recorded_world import RecordedWorld
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ async def _replay(graph: RolloutGraph, task: dict[str, Any], runner: RolloutRunn
     try:
         recorded = RecordedPolicy(graph)
         runner = dataclasses.replace(runner, opens=lambda name: recorded)
-        again = await runner.roll_out(Request.of(graph, task), recorded, pool)
+        world = RecordedWorld(graph) if RecordedWorld.is_in(graph) else pool
+        again = await runner.roll_out(Request.of(graph, task), recorded, world)
     except RolloutError as error:
         return Replay(graph, (str(error),))
     return Replay(graph, tuple(differences(graph, again)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
@@ -86,6 +87,7 @@ class EpisodeState:
         self.events: list[Event] = []
         self.replay_log = ReplayLog(replayed, worker)
         self.earlier_nodes: deque[Node] = deque()
+        self.earlier_reset: Mapping[str, Any] | None = None
         self.last_result: StepResult | None = None
         self.handle: EnvironmentHandle | None = None
         self.turn_request: TurnRequest | None = None

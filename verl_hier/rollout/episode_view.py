@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
+from verl_hier.environments.wire import to_step
 from verl_hier.graph.nodes import CONTINUED, Node, cut_spans
 from verl_hier.rollout.ahead import Expected
 from verl_hier.rollout.context import Context
@@ -18,6 +20,7 @@ from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState, TurnRequest
 from verl_hier.rollout.off_loop import off_loop
 from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.recorded_world import keep_answer, keep_reset, kept_answer
 from verl_hier.rollout.replay_log import Event
 from verl_hier.rollout.seeds import generator
 from verl_hier.rollout.task import TaskRollout
@@ -190,10 +193,15 @@ class EpisodeView:
         with self._until_over():
             if state.replay_log.goes_on:
                 return self._answered(None, state.replay_log.step(None))
-            try:
-                state.handle, step = await self._rollout.open_environment()
-            except EnvironmentFailure as error:
-                raise state.fail(error) from error
+            if state.earlier_reset is not None:
+                step = to_step(state.earlier_reset)
+            else:
+                try:
+                    state.handle, step = await self._rollout.open_environment()
+                except EnvironmentFailure as error:
+                    raise state.fail(error) from error
+            if self._rollout.keeps_answers:
+                keep_reset(self._rollout.graph, step)
             return self._answered(None, step, live=True)
 
     async def act(
@@ -220,16 +228,29 @@ class EpisodeView:
                 self._rollout.count("budget_pruned")
                 state.end("pruned", EndReason.BUDGET)
                 raise EpisodeOver(EndReason.BUDGET)
-            try:
-                if state.handle is None:
-                    answers = [event for event in state.events if event.node is None]
-                    state.handle = await self._rollout.environment_after(answers)
-                step = await state.handle.step(action)
-            except EnvironmentFailure as error:
-                raise state.fail(error) from error
+            step = await self._asked(action, again)
             self._rollout.count("replayed_calls" if again else "environment_calls")
             state.credit(step if worth is None else replace(step, reward=worth(step)), None if by is None else by.node)
             return self._answered(action, step, live=True)
+
+    async def _asked(self, action: str, again: bool) -> StepResult:
+        """The world's answer; where it depends on the actions alone, what it has answered is not asked again."""
+        state, last = self._state, self._state.last_node
+        if again and last is not None and state.earlier_reset is not None:
+            since = takewhile(lambda event: event.node is None, reversed(state.events))
+            known = kept_answer(last, sum(1 for _ in since), action)
+            if known is not None:
+                return known
+        try:
+            if state.handle is None:
+                answers = [event for event in state.events if event.node is None]
+                state.handle = await self._rollout.environment_after(answers)
+            step = await state.handle.step(action)
+        except EnvironmentFailure as error:
+            raise state.fail(error) from error
+        if self._rollout.keeps_answers and last is not None:
+            keep_answer(last, action, step)
+        return step
 
     def pay(self, turn: Turn, amount: float) -> None:
         """Add a reward to an earlier turn for what became clear after the last one, such as the outcome of a game.

@@ -264,6 +264,7 @@ class Rollout(TaskRollout):
         resumed = {"step": unfinished.step, "origin": unfinished.worker_seed_name}
         episode = self.start(resumed=resumed, **decision)
         episode.worker_seed_name, episode.earlier_nodes = unfinished.worker_seed_name, deque(unfinished.nodes)
+        episode.earlier_reset = unfinished.reset
         return episode
 
     async def advance(self, episodes: Iterable[Episode], tokens: int | None = None) -> list[Episode]:

@@ -301,7 +301,7 @@ class TaskRollout:
             EnvironmentFailure: also when an observation differs from the recorded one.
         """
         steps = [event.step for event in answers if event.step is not None]
-        if self.setup.environments.forks == "recorded" and len(steps) == len(answers):
+        if self.keeps_answers and len(steps) == len(answers):
             actions = [str(event.action) for event in answers[1:]]
             return await self.setup.environments.resume(dict(self.task), self._environment_seed, actions, steps)
         handle, _ = await self.open_environment()
@@ -312,6 +312,11 @@ class TaskRollout:
                 await handle.close()
                 raise EnvironmentFailure("replay_mismatch", f"{event.action!r} was answered differently in the replay")
         return handle
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether the world's answers are stored: they depend on the actions alone, so it need not be asked again."""
+        return self.setup.environments.forks == "recorded"
 
     @property
     def _environment_seed(self) -> int:

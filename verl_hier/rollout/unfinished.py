@@ -8,10 +8,12 @@ worker and environment run again, and must produce the same prompts.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
+from verl_hier.graph.records import RESET
 from verl_hier.rollout.end_reason import EndReason
 
 
@@ -24,11 +26,13 @@ class UnfinishedEpisode:
         worker_seed_name: name of its worker's random generator.
         nodes: its nodes, first one first; `context` and `plan` are places in this list. Their messages are left out:
             the worker makes them again.
+        reset: the answer to the reset, where the world's answers are stored; see `recorded_world`.
     """
 
     step: int
     worker_seed_name: str
     nodes: tuple[Node, ...]
+    reset: Mapping[str, Any] | None = None
 
     @property
     def began(self) -> int:
@@ -41,7 +45,12 @@ class UnfinishedEpisode:
         for record in graph.episodes:
             left = record.status == "pruned" and record.error == EndReason.LEFT_UNFINISHED and record.leaf >= 0
             if left and "stand_ins" not in record.decision:
-                yield cls(graph.step, _origin(graph, record), _detached(graph, graph.path(record.id)))
+                yield cls(
+                    graph.step,
+                    _origin(graph, record),
+                    _detached(graph, graph.path(record.id)),
+                    graph.request.get(RESET),
+                )
 
     @classmethod
     def resumed_in(cls, graph: RolloutGraph) -> Iterator[UnfinishedEpisode]:
@@ -51,7 +60,7 @@ class UnfinishedEpisode:
             if resumed is not None:
                 mine = (graph.nodes[number] for number in graph.path(record.id))
                 old = [node.id for node in mine if node.episode == record.id and sampled_earlier(node)]
-                yield cls(resumed["step"], resumed["origin"], _detached(graph, old))
+                yield cls(resumed["step"], resumed["origin"], _detached(graph, old), graph.request.get(RESET))
 
 
 class UnfinishedEpisodes:

@@ -20,9 +20,10 @@ from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.recorded_policy import RecordedPolicy
+from verl_hier.rollout.recorded_world import RecordedWorld
 from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
-from verl_hier.rollout.task import RolloutSetup
+from verl_hier.rollout.task import Environments, RolloutSetup
 from verl_hier.rollout.unfinished import UnfinishedEpisode
 from verl_hier.testing.line import Line
 
@@ -133,10 +134,9 @@ class InlineHandle:
 class InlinePool:
     """`environments.pool.EnvironmentPool` without processes."""
 
-    forks: Fork = "native"
-
-    def __init__(self, make: Callable[[], Environment]) -> None:
+    def __init__(self, make: Callable[[], Environment], forks: Fork = "native") -> None:
         self._make = make
+        self.forks: Fork = forks
 
     async def open(self, task: Mapping[str, Any], seed: int) -> tuple[InlineHandle, StepResult]:
         """An environment that was reset."""
@@ -179,12 +179,13 @@ async def roll_out_scripted(
     tokenizer: WordTokenizer | None = None,
     policy: type[ScriptedPolicy] | None = None,
     unfinished: Sequence[UnfinishedEpisode] = (),
+    forks: Fork = "native",
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are those it was given.
 
     A worker that is given as its spec is held to the roles that the spec declares and gets `options`, or its default
     ones; a function that makes a worker says nothing about roles, so that every context is on level 0. Without a
-    sampler, `n` episodes are played side by side.
+    sampler, `n` episodes are played side by side. `forks` is as in `EnvironmentSpec.fork`.
     """
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
     request = Request(
@@ -195,7 +196,8 @@ async def roll_out_scripted(
         levels=levels,
         unfinished=tuple(unfinished),
     )
-    setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy)
+    world = InlinePool(environment, forks)
+    setup = _setup(scripted, scripted.tokenizer, world, seed, limits, budget, entropy)
     return await roll_out(Rollout(request, setup, *_worker_of(worker, options)), sampler or SideBySide()), scripted
 
 
@@ -216,7 +218,8 @@ async def replay_scripted(
 
     `rollout.recorded_policy.differences(stored, again)` lists where the two differ.
     """
-    setup = _setup(RecordedPolicy(stored), tokenizer, environment, stored.seed, limits, budget, entropy)
+    world = RecordedWorld(stored) if RecordedWorld.is_in(stored) else InlinePool(environment)
+    setup = _setup(RecordedPolicy(stored), tokenizer, world, stored.seed, limits, budget, entropy)
     request = Request.of(stored, task or _TASK)
     return await roll_out(Rollout(request, setup, *_worker_of(worker, options)), sampler)
 
@@ -231,7 +234,7 @@ def _worker_of(worker: WorkerSpec | Callable[[], Worker], options: Any) -> tuple
 def _setup(
     policy: Policy,
     tokenizer: WordTokenizer,
-    environment: Callable[[], Environment],
+    environments: Environments,
     seed: int | None,
     limits: Limits | None,
     budget: BudgetOptions | None,
@@ -240,7 +243,7 @@ def _setup(
     return RolloutSetup(
         policies={DEFAULT_POLICY: policy},
         renderer=PlainRenderer(tokenizer),
-        environments=InlinePool(environment),
+        environments=environments,
         limits=limits or Limits(),
         seed=seed,
         budget=budget or BudgetOptions(),

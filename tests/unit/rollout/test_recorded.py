@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 
 import pytest
 
 from tests.fixtures.corridor import Corridor
-from verl_hier.errors import RolloutError
+from verl_hier.errors import GraphError, RolloutError
 from verl_hier.graph import RolloutGraph
 from verl_hier.rollout import Sampler
+from verl_hier.rollout.end_reason import EndReason
 from verl_hier.rollout.recorded_policy import RecordedPolicy, differences
-from verl_hier.testing.rollout import replay_scripted, roll_out_scripted
+from verl_hier.rollout.unfinished import UnfinishedEpisode
+from verl_hier.testing.rollout import InlinePool, replay_scripted, roll_out_scripted
 from verl_hier_plugins.samplers.nested import Nested, NestedOptions
 from verl_hier_plugins.workers.planner_executor import PlannerExecutor, PlannerExecutorOptions
 from verl_hier_plugins.workers.react import React, ReactOptions
@@ -63,6 +66,75 @@ def test_a_replay_makes_the_same_tree(parts, answer, seed):
     stored = RolloutGraph.from_dict(stored.to_dict())
     again = asyncio.run(replay_scripted(stored, policy.tokenizer, **parts()))
     assert differences(stored, again) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("parts, answer", [(flat, wander), (nested, plans)])
+def test_a_world_that_answers_by_the_actions_alone_is_not_asked_again(parts, answer, seed):
+    stored, policy = asyncio.run(roll_out_scripted(**parts(), answer=answer, seed=seed, forks="recorded"))
+    stored = RolloutGraph.from_dict(json.loads(json.dumps(stored.to_dict())))
+    nobody = {**parts(), "environment": lambda: pytest.fail("the world was asked")}
+    again = asyncio.run(replay_scripted(stored, policy.tokenizer, **nobody))
+    assert differences(stored, again) == [] and stored.counts["environment_calls"] > 3
+
+
+def test_an_answer_that_is_none_is_refused_in_a_sentence():
+    stored, policy = asyncio.run(roll_out_scripted(**flat(), answer=wander, seed=1, forks="recorded"))
+    stored.request["reset"] = {"text": 5}
+    with pytest.raises(GraphError, match="the graph of task u stores an answer of its world that is none: the `text`"):
+        asyncio.run(replay_scripted(stored, policy.tokenizer, **flat()))
+
+
+class LeavesSome(Sampler):
+    """Leaves what two turns have not ended to a later step."""
+
+    async def sample(self, rollout):
+        started = [rollout.start() for _ in range(3)]
+        for _ in range(2):
+            started = await rollout.advance(started)
+        for episode in started:
+            episode.discard(EndReason.LEFT_UNFINISHED)
+
+
+class Asked(Corridor):
+    """Counts what it is asked."""
+
+    calls = 0
+
+    def reset(self, task, seed):
+        Asked.calls += 1
+        return super().reset(task, seed)
+
+    def step(self, action):
+        Asked.calls += 1
+        return super().step(action)
+
+
+def test_a_resumed_episode_asks_such_a_world_only_for_what_is_new(monkeypatch):
+    class Resumes(Sampler):
+        async def sample(self, rollout):
+            await rollout.run([rollout.resume(old) for old in rollout.unfinished])
+
+    async def as_it_was(self, task, seed, actions, steps):
+        counted = Asked.calls
+        handle, _ = await self.open(task, seed)
+        for action in actions:
+            await handle.step(action)
+        Asked.calls = counted
+        return handle
+
+    monkeypatch.setattr(InlinePool, "resume", as_it_was)
+    parts = {"environment": Asked, "worker": lambda: React(ReactOptions())}
+    rolled = {**parts, "answer": lambda *_: "right", "forks": "recorded"}
+    first, policy = asyncio.run(roll_out_scripted(**rolled, sampler=LeavesSome()))
+    unfinished = list(UnfinishedEpisode.left_in(first))
+    monkeypatch.setattr(Asked, "calls", 0)
+    more = {"unfinished": unfinished, "tokenizer": policy.tokenizer, "step": 2}
+    second, policy = asyncio.run(roll_out_scripted(**rolled, **more, sampler=Resumes()))
+    assert [episode.status for episode in second.episodes] == ["finished"] * 3
+    assert Asked.calls == 3, "the third step of each"
+    again = asyncio.run(replay_scripted(second, policy.tokenizer, **parts, sampler=Resumes()))
+    assert differences(second, again) == []
 
 
 def test_a_replay_by_another_sampler_says_where_it_leaves_the_tree():
