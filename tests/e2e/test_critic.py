@@ -55,7 +55,7 @@ def write_recipe(probes: Path, method: str, worker: dict[str, Any], schedule: di
     return f"{method}_bytes"
 
 
-def test_three_heads_learn_and_a_resumed_run_goes_on_as_if_nothing_had_been(
+def test_three_heads_learn_alike_on_two_ranks_and_in_a_resumed_run(
     train: Trainer, speaker: Path, probes: Path, tmp_path: Path
 ) -> None:
     name = write_recipe(probes, "hiper", KEEPER, JOINT, epochs=4)
@@ -86,6 +86,12 @@ def test_three_heads_learn_and_a_resumed_run_goes_on_as_if_nothing_had_been(
     assert len(names) > 20
     for key in names:
         np.testing.assert_allclose(resumed[key], steps[2][key], rtol=1e-5, atol=1e-7, err_msg=key)
+    ranks = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=2", "trainer.save_freq=-1"]
+    two = train(name, [*overrides, *ranks], "two_ranks")
+    assert two.code == 0, two.log[-4000:]
+    values = [f"hier/critic/{head}/value_mean" for head in HEADS]
+    for key in (*values, "critic/grad_norm", "actor/grad_norm", "hier/tokens/generated"):
+        np.testing.assert_allclose(two.metric(key), whole.metric(key)[:2], rtol=1e-3, atol=1e-6, err_msg=key)
 
 
 def check_places(steps: list[dict[str, float]], store: Path) -> None:
