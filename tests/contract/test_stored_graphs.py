@@ -123,6 +123,14 @@ def test_they_are_stored_apart(queue, tmp_path):
     assert [key for _, key in queue.fields] == ["later"] == list(worker._held._tasks)
 
 
+def test_tasks_come_in_the_order_of_the_data_set(queue):
+    """Their uids are random, and what schedules keep across steps has to be the same in a run that is resumed."""
+    worker = make_worker(StoreOptions())
+    for uid, index in (("b", 2), ("c", 0), ("a", 1)):
+        publish(worker, uid, index=index)
+    assert make_trainer(worker)._take_light({"a", "b", "c"}).uids == ["c", "a", "b"]
+
+
 def test_a_step_between_stored_ones_is_forgotten(queue, tmp_path):
     worker = make_worker(StoreOptions(path=str(tmp_path), every=3))
     publish_all(worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from verl_hier.graph import read_graphs
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier_plugins.workers.memory import Bank
 
 from .test_himac import learned_roles
 
@@ -59,28 +62,44 @@ WORKERS = [
         "conclude": 1.0,
         "select": "words",
     },
+    {
+        "name": "memory",
+        "pieces": "pieces",
+        "manager_prompt": "m:{memory}{piece}",
+        "answer_prompt": "x:{memory}",
+        "answer_action": "last:{content}",
+    },
+    # In the second step, when there is a checkpoint of the first.
+    {
+        "name": "self_play",
+        "seats": {"now": {}, "then": {"by": "past"}},
+        "prompt": "x:{instruction}",
+        "observation_prompt": "x:",
+    },
 ]
 RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
 hier:
   plugins: {{probe: true}}
-  environment: {{name: bytes, bar: 0.3}}
+  environment: {{name: bytes, bar: 0.3, tasks: 10}}
   worker: {{name: troupe, workers: {workers}}}
   sampler: {{name: independent}}
   estimator: {{name: grpo}}
+  schedule: {{name: opponents, share: 1.0, folder: "${{trainer.default_local_dir}}"}}
   rollout: {{template: plain, max_tokens_per_turn: 72, environment_processes: 1}}
 actor_rollout_ref:
   rollout:
     n: 4
     engine_kwargs: {{transformers: {{deterministic: true}}}}
-  actor: {{ppo_mini_batch_size: 4, use_kl_loss: false, optim: {{lr: 1e-3}}}}
+  actor: {{ppo_mini_batch_size: 5, use_kl_loss: false, optim: {{lr: 1e-3}}}}
 critic: {{enable: false}}
-data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
-trainer: {{experiment_name: workers_bytes, save_freq: -1, test_freq: -1, logger: [console, file]}}
+data: {{train_batch_size: 5, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
+trainer: {{experiment_name: workers_bytes, save_freq: 1, test_freq: -1, logger: [console, file]}}
 """
 ROLES = [
     *({"agent"}, {"planner", "executor"}, {"planner", "executor"}, {"planner", "executor"}, {"lead", "e"}),
     *({"player_0", "player_1"}, {"proposer", "solver", "judge"}, {"solver", "concluder", "verifier"}),
+    *({"manager", "answerer"}, {"now", "then"}),
 ]
 TAGS = "<switch>{}</switch><subgoal>{}</subgoal><action>{}</action>"
 
@@ -97,7 +116,11 @@ def lessons() -> list[tuple[str, str]]:
     told += [("w:", f"<answer>{letter}</answer>") for letter in "ab"] * 4
     told += [("j:", f"<score>{number}</score>") for number in (2, 9)] * 4
     told += [("k:", f"<skill>{letter}</skill>") for letter in "ab"] * 4
-    short = [f"x:train{i}" for i in range(8)] + [f"x:{letter}" for letter in letters] + ["x:"]
+    told += [("m:a", said) for said in ("ADD a", "ADD b", "NOOP")] * 2
+    told += [("m:b", said) for said in ("ADD a", "ADD b", "NOOP")]
+    told += [(f"m:1 {letter}b", said) for letter in "ab" for said in ("ADD b", "UPDATE 1 d", "DELETE 1")]
+    banks = ["1 a", "1 b", "1 d", "1 a 2 b", "1 b 2 b"]
+    short = [f"x:train{i}" for i in range(10)] + [f"x:{letter}" for letter in [*letters, *banks]] + ["x:"]
     return told + [(start, letter) for start in short for letter in letters]
 
 
@@ -156,7 +179,10 @@ def test_two_steps_train_who_they_should(train, speaker, probes, tmp_path):
     assert [said[number] for number in range(len(WORKERS))] == ROLES
     assert any(node.extra.get("switch") and node.valid for step in graphs for g in step for node in g.nodes)
     learned = learned_roles(tmp_path / "run" / "probe", [graph for step in graphs for graph in step])
-    assert "observation" not in learned and {"agent", "planner", "executor"} <= set(learned)
+    assert "observation" not in learned and {"agent", "planner", "executor", "manager", "answerer", "now"} <= set(
+        learned
+    )
+    assert "then" not in learned, "nobody learns what a past checkpoint has said"
     earned = [graph for step in graphs for graph in step if any(graph.credit)]
     tokens = sum(len(n.action) for g in earned for n in g.nodes if g.credit[n.id])
     assert sum(learned.values()) == tokens, "every token that earned something learns, and no other"
@@ -173,7 +199,8 @@ def check_credit(graph):
         rewards = sum(graph.nodes[i].reward for i in graph.path(episode.id))
         assert episode.ret == pytest.approx(rewards + bonus)
         for node in graph.path(episode.id):
-            assert graph.credit[node] == pytest.approx(score, abs=1e-4)
+            now = graph.nodes[node].policy == DEFAULT_POLICY
+            assert graph.credit[node] == pytest.approx(score if now else 0.0, abs=1e-4)
 
 
 def check_questions(path):
@@ -199,6 +226,18 @@ def check_skills(path):
         assert written.extra["verified"] == verified.extra["verified"] in (0, 1)
 
 
+def check_memory(path):
+    """The manager reads two pieces, each in a new context with the memory; the answerer reads the memory alone."""
+    assert [node.role for node in path] == ["manager", "manager", "answerer"]
+    bank = Bank(entries=1000, longest=400)
+    for node, read in zip(path, ("m:{}a", "m:{}b", "x:{}"), strict=True):
+        assert node.context == -1 and node.messages[0].content == read.format(bank.shown("", 60))
+        if node.role == "manager":
+            for operation in [each for each in re.split(r"[;\n]", node.text) if each.strip()][:8]:
+                bank.apply(operation)
+        assert node.extra["memory_size"] == len(bank)
+
+
 def check_structure(name, graph):
     """Plans, segments and contexts of each worker."""
     for episode in graph.complete():
@@ -213,14 +252,21 @@ def check_structure(name, graph):
             continue
         if name == "self_play":
             # Each seat's last turn has its own reward: the second one's is twice the first one's.
-            assert [node.role for node in path] == ["player_0", "player_1", "player_0"]
+            first, second = list(dict.fromkeys(node.role for node in path))
+            assert [node.role for node in path] == [first, second, first]
             assert path[1].reward == 2 * path[2].reward and path[0].reward == 0
+            # A seat of the past is played by the weights after the first step, and they are not trained.
+            assert [node.policy != DEFAULT_POLICY for node in path] == [False, second == "then", False]
+            assert path[1].trained == (second != "then") and path[1].extra["opponent"] == (second == "then")
             continue
         if name == "proposer_solver_judge":
             check_questions(path)
             continue
         if name == "skills":
             check_skills(path)
+            continue
+        if name == "memory":
+            check_memory(path)
             continue
         plan = path[0].id
         for node in path:

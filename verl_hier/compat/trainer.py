@@ -186,12 +186,13 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         These are the tasks of the batch, those without rows, and those that verl or `hier.refill` has dropped.
 
         Returns:
-            the light parts of the tasks of the batch, in the order of their uids.
+            the light parts of the tasks of the batch, in the order of the data set, which the random uids are not:
+            what a schedule keeps by running means may not depend on them.
         """
         tags = {key: tag for key, tag in arrived(LIGHT).items() if not tag["validate"]}
         under_way = tags_of(TRAIN)
         self._done = {key: tag for key, tag in tags.items() if key in trained or key not in under_way}
-        keys = sorted(trained & tags.keys())
+        keys = sorted(trained & tags.keys(), key=lambda uid: (tags[uid]["index"], uid))
         parts = []
         if keys:
             data = tq.kv_batch_get(keys=keys, partition_id=LIGHT, select_fields=["light"])

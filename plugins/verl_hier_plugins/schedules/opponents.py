@@ -88,7 +88,9 @@ class Opponents(Schedule):
         won when they have earned as much."""
         played = 0
         if "opponent" in table:
-            opponent, past, reward = table["opponent"], table["past"] > 0, np.asarray(table["reward"], np.float64)
+            # Turns of other workers, which a plugin may mix with self-play, have neither.
+            opponent, past = np.nan_to_num(table["opponent"]), table["past"] > 0
+            reward = np.asarray(table["reward"], np.float64)
             for episode in range(len(table["episodes.return"])):
                 path = table.step_turn[table.step_episode == episode]
                 number = int(opponent[path].max(initial=0))

@@ -93,6 +93,15 @@ def test_a_run_that_is_resumed_at_any_step_goes_on_bit_by_bit(folder):
         assert [go(resumed, step) for step in range(start + 1, 21)] == expected[start:]
 
 
+def test_turns_of_other_workers_are_nobodys_games(folder):
+    made = part("schedule", "opponents", folder=str(folder))
+    made.told(13, [])
+    nan = float("nan")
+    turns = {"episode": [0, 0, 1], "opponent": [8, 8, nan], "past": [0, 1, nan], "reward": [1.0, -1.0, 5.0]}
+    assert made.table_ready(make_table(turns), 13)["hier/opponents/share"] == 0.5
+    assert made.state_dict()["games"]["8"] == [1.0, 1.0]
+
+
 def test_a_table_of_another_worker_is_no_problem():
     metrics = part("schedule", "opponents").table_ready(make_table({"episode": [0], "reward": [1.0]}), 1)
     assert [metrics[f"hier/opponents/{name}"] for name in ("pool", "share", "won", "hardest")] == [0.0, 0.0, 0.5, 0.5]
