@@ -56,6 +56,7 @@ right."""
 _JUDGE = "a judge reads the text of a turn, and a turn has no text here"
 NOT_FED: dict[str, str] = {
     "arise": "skills are texts that a manager writes and finds again",
+    "sage": "skills are functions that an agent defines and calls again",
     "comas": _JUDGE,
     "gdro": "weighs classes of tasks by how hard they are, and a world is one task",
     "hbpo": "rewards short answers, and every action is one token",

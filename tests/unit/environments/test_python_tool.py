@@ -119,6 +119,33 @@ def test_options_that_make_no_sense_are_refused(block, sentence):
         build_options(SPEC, block)
 
 
+# ---- chains ----------------------------------------------------------------------------------------------------------
+
+
+def test_chains_are_of_one_family_and_have_no_question_twice():
+    made = SPEC.tasks(small(chain=3, families=("arithmetic", "last_digit")), "train")
+    chains = [[task, *task["next"]] for task in made]
+    assert len(chains) == 8 and all(len(chain) == 3 for chain in chains)
+    assert [{question["family"] for question in chain} for chain in chains] == [{"arithmetic"}, {"last_digit"}] * 4
+    assert len({question["instruction"] for chain in chains for question in chain}) == 24
+
+
+def test_every_question_of_a_chain_counts_for_itself():
+    later = [{"instruction": f"What is 1 + {n}?", "family": "arithmetic", "answer": str(n + 1)} for n in (1, 2)]
+    world, first = started(small(chain=3, max_steps=2), next=later)
+    assert first.info["asked"] == "What is 12 + 30?" and first.info["scores"] == []
+    right = world.step("answer 42")
+    assert (right.reward, right.done, right.info["won"]) == (1.0, False, False)
+    assert right.text == "Correct.\nWhat is 1 + 1?" and right.info["asked"] == "What is 1 + 1?"
+    assert world.step("nothing").info["scores"] == [1.0]
+    # Its two turns are used up, and the next one is asked.
+    given_up = world.step("nothing")
+    assert given_up.info["scores"] == [1.0, 0.0] and not (given_up.done or given_up.truncated)
+    end = world.fork().step("answer 3")
+    assert end.done and not end.info["won"] and end.info["score"] == pytest.approx(2 / 3) and end.reward == 1.0
+    assert world.step("nothing").truncated is False and world.step("nothing").truncated
+
+
 # ---- episodes --------------------------------------------------------------------------------------------------------
 
 

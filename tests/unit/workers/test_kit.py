@@ -11,6 +11,7 @@ import pytest
 
 from tests.fixtures.asked_line import AskedLine
 from tests.fixtures.duel import Duel
+from tests.fixtures.quiz import Quiz
 from tests.fixtures.tiers import quick
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
@@ -76,6 +77,7 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("single_turn", {}, None),
     ("memory", {"piece_words": 1}, pick("add right", "right", "noop", "delete 1")),
     ("skills", {"conclude": 1.0}, pick("right", "<skill>go right</skill>")),
+    ("skill_functions", {}, pick("<python>def f(): pass</python>", "<python>f()</python>", "right")),
     ("team", {"topology": {"each": "step"}}, None),
     ("tool_agent", {}, None),
     (
@@ -99,7 +101,7 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
 ]
 
 
-WORLDS = {"self_play": Duel}
+WORLDS = {"self_play": Duel, "skill_functions": Quiz}
 """Of workers that need a world of their own."""
 TASKS = {"proposer_solver_judge": {"instruction": "do it", "answer": "left"}}
 """Of workers that read more of a task than its instruction."""

@@ -63,11 +63,11 @@ def run_tool(code: str, options: PythonToolOptions) -> tuple[str, str]:
 
 
 class PythonToolEnvironment(Environment):
-    """One question. Its state is the calls so far and their output, because scripts share nothing.
+    """One question, or a chain of them. Its state is the calls so far and their output, because scripts share nothing.
 
     Attributes:
-        task: the task of the reset.
-        calls: the calls so far: the script as the agent wrote it, and the output that it saw.
+        task: the question that is asked now: the task of the reset, or a further one of its chain.
+        calls: the calls for it so far: the script as the agent wrote it, and the output that it saw.
     """
 
     def __init__(self, options: PythonToolOptions) -> None:
@@ -77,13 +77,16 @@ class PythonToolEnvironment(Environment):
         self.task: Mapping[str, Any] = {}
         self.calls: tuple[tuple[str, str], ...] = ()
         self._turns = 0
-        self._over = False
+        self._over = self._used = False
+        self._left: tuple[Mapping[str, Any], ...] = ()
+        self._scores: tuple[float, ...] = ()
 
     def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Start a task. `seed` has no effect, because all random choices are part of the task."""
         if "instruction" not in task or "family" not in task:
             raise RecipeError("hier.environment: a python_tool task needs `instruction` and `family`; use `tasks`.")
-        self.task, self.calls, self._turns, self._over = task, (), 0, False
+        self.task, self.calls, self._turns, self._over, self._used = task, (), 0, False, False
+        self._left, self._scores = tuple(task.get("next", ())), ()
         return self._answer(self._texts["opening"])
 
     def step(self, action: str) -> StepResult:
@@ -99,7 +102,7 @@ class PythonToolEnvironment(Environment):
             code = self._script(body)
             if code is not None:
                 return self._call(body, code)
-        return self._answer(self._texts["invalid"], valid=False)
+        return self._go_on(self._texts["invalid"], valid=False)
 
     def fork(self) -> PythonToolEnvironment:
         """A copy; no mutable state is shared."""
@@ -127,18 +130,37 @@ class PythonToolEnvironment(Environment):
 
     def _call(self, body: str, code: str) -> StepResult:
         text, kind = run_tool(code, self._options)
+        self._used = True
         if (body, text) not in self.calls:
             self.calls = (*self.calls, (body, text))
-        return self._answer(text, reward=-self._options.call_penalty, tool=kind)
+        return self._go_on(text, reward=-self._options.call_penalty, tool=kind)
+
+    def _go_on(self, text: str, **answer: Any) -> StepResult:
+        """The same question again, unless its turns are used up and another one follows."""
+        used_up = bool(self._left) and self._turns >= self._options.max_steps
+        return self._ended(text, 0.0, **answer) if used_up else self._answer(text, **answer)
 
     def _finish(self, body: str) -> StepResult:
-        self._over = True
         given = (read(body) or body) if self._options.spelling == "words" else body
         found = score(self.task, given)
         won = found >= 1.0 - 1e-9
-        reward = found if self._options.partial_credit else float(won)
-        used = {"used_tool": bool(self.calls)} if self._options.tool else {}
-        return self._answer(self._texts["right" if won else "wrong"], reward=reward, won=won, score=found, **used)
+        return self._ended(
+            self._texts["right" if won else "wrong"],
+            found,
+            reward=found if self._options.partial_credit else float(won),
+        )
+
+    def _ended(self, text: str, found: float, **answer: Any) -> StepResult:
+        """A question has got its score: the next one of the chain, or the end."""
+        self._scores = (*self._scores, found)
+        if self._left:
+            self.task, *left = self._left
+            self._left, self.calls, self._turns = tuple(left), (), 0
+            return self._answer(f"{text}\n{self.task['instruction']}", **answer)
+        self._over = True
+        won, mean = min(self._scores) >= 1.0 - 1e-9, sum(self._scores) / len(self._scores)
+        used = {"used_tool": self._used} if self._options.tool else {}
+        return self._answer(text, won=won, score=mean, **used, **answer)
 
     def _answer(self, text: str, reward: float = 0.0, valid: bool = True, **info: Any) -> StepResult:
         return StepResult(
@@ -148,12 +170,17 @@ class PythonToolEnvironment(Environment):
             truncated=not self._over and self._turns >= self._options.max_steps,
             valid=valid,
             anchor=self._anchor(),
-            info={"won": False, "score": 0.0, "calls": len(self.calls), **info},
+            info={"won": False, "score": 0.0, "calls": len(self.calls), **self._asked(), **info},
         )
+
+    def _asked(self) -> dict[str, Any]:
+        """What a worker can know of a chain: which question is asked now, and the scores of those before it."""
+        return {} if self._options.chain == 1 else {"asked": self.task["instruction"], "scores": list(self._scores)}
 
     def _anchor(self) -> str:
         """What the agent can know: the question, and the calls with their outputs in any order."""
-        known = repr((self.task.get("instruction"), sorted(self.calls), self._over))
+        scores = self._scores if self._options.chain > 1 else ()
+        known = repr((self.task.get("instruction"), sorted(self.calls), self._over, *scores))
         return f"calls {len(self.calls)} | {hashlib.blake2b(known.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 

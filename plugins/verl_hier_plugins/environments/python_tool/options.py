@@ -44,8 +44,12 @@ class PythonToolOptions:
     """Tasks in each held-out split; 0 takes all rows of a data set."""
     seed: int = 0
     """Seed of the task pools. Splits are disjoint for every seed."""
+    chain: Count = 1
+    """Questions of one family that an episode asks one after the other; each counts for itself, and the episode is won
+    when all of them are right."""
     max_steps: int = 6
-    """Turns after which an episode is truncated."""
+    """Turns after which an episode is truncated; in a chain, those of each question, behind which the next one is
+    asked."""
     spelling: Literal["symbols", "words"] = "symbols"
     """`words` spells numbers digit by digit and signs as words (`one two plus three`), for models with a small
     vocabulary. Only for the families `arithmetic` and `last_digit`."""

@@ -30,16 +30,24 @@ FILES = {"train": ("train",), "val": ("val", "dev", "test"), "test": ("test",)}
 def tasks(options: PythonToolOptions, split: str) -> list[dict[str, Any]]:
     """The tasks of a split, in a fixed order: `{instruction, data_source, id, family}` and what the verifier needs.
 
-    That is the `answer` of generated families and of files, and `seed`, `index` and `difficulty` for reasoning-gym.
+    That is the `answer` of generated families and of files, and `seed`, `index` and `difficulty` for reasoning-gym. A
+    chain of questions is the first of them, with the others in `next`.
     """
-    size = options.pool if split == "train" else options.validation
-    if options.data_path:
-        return _from_files(options, split, size)
+    size = (options.pool if split == "train" else options.validation) * options.chain
+    questions = _from_files(options, split, size) if options.data_path else _drawn(options, split, size)
+    if options.chain == 1:
+        return questions
+    starts = range(0, len(questions) - options.chain + 1, options.chain)
+    return [{**questions[start], "next": questions[start + 1 : start + options.chain]} for start in starts]
+
+
+def _drawn(options: PythonToolOptions, split: str, size: int) -> list[dict[str, Any]]:
+    """Questions of the families, which take turns chain by chain."""
 
     balances: defaultdict[str, Balance] = defaultdict(lambda: Balance(MORE))
 
     def make(number: int, there: int) -> tuple[str, dict[str, Any]] | None:
-        family = options.families[there % len(options.families)]
+        family = options.families[there // options.chain % len(options.families)]
         if family in GENERATED:
             task = _generated(options, family, number)
         else:

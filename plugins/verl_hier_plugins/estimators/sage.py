@@ -1,0 +1,57 @@
+"""SAGE, each question of a chain with a reward for skills that helped (arXiv 2512.17102), docs/methods/sage.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_hier.credit import Floats, group_ids, turn_advantage
+from verl_hier.graph.turn_table import TurnTable
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
+from verl_hier.host.specs import EstimatorSpec
+
+
+@dataclass(frozen=True)
+class SAGEOptions:
+    """Questions are the segments of an episode."""
+
+    used_reward: NonNegative = 1.0
+    """Added to a solved question for which a skill of an earlier one was called."""
+    made_reward: NonNegative = 1.0
+    """Added to a solved question that has left a skill with which a later one was solved."""
+    eps: NonNegative = 1e-6
+    """Added to the standard deviation."""
+
+
+def advantage(table: TurnTable, options: SAGEOptions) -> Floats:
+    """(T,) z-score of the reward of a turn's question among the episodes of the task, question by question."""
+    scores = question_rewards(table, options)
+    return turn_advantage(table, scores, ("group", "segment"), weight_by="episode", eps=options.eps)
+
+
+def question_rewards(table: TurnTable, options: SAGEOptions) -> Floats:
+    """(T,) what the question of each turn has earned in its episode: its turns' rewards, and those for skills."""
+    question = group_ids(table["episode"], table["segment"])
+    reward: Floats = np.asarray(np.bincount(question, table["reward"]), np.float64)
+    solved = np.bincount(question, table["question_solved"]) > 0
+    for column, amount in (("skill_used", options.used_reward), ("skill_reused", options.made_reward)):
+        reward += amount * (solved & (np.bincount(question, table[column]) > 0))
+    return reward[question]
+
+
+@hookimpl
+def hier_estimators() -> EstimatorSpec:
+    return EstimatorSpec(
+        "sage",
+        advantage,
+        SAGEOptions,
+        summary="each question of a chain against that of the other episodes, with a reward for skills",
+        source="arXiv 2512.17102, Skill-integrated Reward",
+        requires=(
+            *("group", "episode", "segment", "reward", "trained"),
+            *("question_solved", "skill_used", "skill_reused"),
+        ),
+        confidence="C",
+    )
