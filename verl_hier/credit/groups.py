@@ -198,7 +198,8 @@ def group_advantage(
     factor, flat, spread = np.ones_like(votes), np.zeros(votes.shape, np.bool_), np.ones_like(votes)
     if scale != "none":
         spread = _spread(data, keys, votes_of, votes, middle, scale, out if centre == "mean" else None)
-        factor, flat = _inverse(spread, middle, eps, zero_variance, scale)
+        size = _mean(data, keys, votes_of, votes) if middle is None else middle
+        factor, flat = _inverse(spread, size, eps, zero_variance, scale)
     if centre == "leave_one_out":
         np.divide(factor * votes, votes - 1, out=factor, where=votes > 1 + _TINY)
     alone = votes <= 1 + _TINY
@@ -233,10 +234,10 @@ def _electorate(keys: Ints, weights: ArrayLike | None, where: Bools | None) -> t
 
 
 def _inverse(
-    spread: Floats, middle: Floats | None, eps: float, zero_variance: ZeroVariance, scale: Scale
+    spread: Floats, size: Floats, eps: float, zero_variance: ZeroVariance, scale: Scale
 ) -> tuple[Floats, Bools]:
-    """(K,) what a centred score is multiplied by, and which groups have no spread."""
-    flat = spread <= _TINY * np.abs(middle if middle is not None else 0.0)
+    """(K,) what a centred score is multiplied by, and which groups spread no more than rounding does at this `size`."""
+    flat = spread <= _TINY * np.abs(size)
     if scale == "mad" and zero_variance == "std":
         flat = spread < eps
     factor = np.divide(1.0, spread + eps, out=np.ones_like(spread), where=(spread + eps) > 0)

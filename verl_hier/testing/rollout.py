@@ -197,7 +197,7 @@ async def roll_out_scripted(
         unfinished=tuple(unfinished),
     )
     world = InlinePool(environment, forks)
-    setup = _setup(scripted, scripted.tokenizer, world, seed, limits, budget, entropy)
+    setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy, world)
     return await roll_out(Rollout(request, setup, *_worker_of(worker, options)), sampler or SideBySide()), scripted
 
 
@@ -218,8 +218,8 @@ async def replay_scripted(
 
     `rollout.recorded_policy.differences(stored, again)` lists where the two differ.
     """
-    world = RecordedWorld(stored) if RecordedWorld.is_in(stored) else InlinePool(environment)
-    setup = _setup(RecordedPolicy(stored), tokenizer, world, stored.seed, limits, budget, entropy)
+    world = RecordedWorld(stored) if RecordedWorld.is_in(stored) else None
+    setup = _setup(RecordedPolicy(stored), tokenizer, environment, stored.seed, limits, budget, entropy, world)
     request = Request.of(stored, task or _TASK)
     return await roll_out(Rollout(request, setup, *_worker_of(worker, options)), sampler)
 
@@ -234,16 +234,17 @@ def _worker_of(worker: WorkerSpec | Callable[[], Worker], options: Any) -> tuple
 def _setup(
     policy: Policy,
     tokenizer: WordTokenizer,
-    environments: Environments,
+    environment: Callable[[], Environment],
     seed: int | None,
     limits: Limits | None,
     budget: BudgetOptions | None,
     entropy: EntropyOptions | None,
+    world: Environments | None = None,
 ) -> RolloutSetup:
     return RolloutSetup(
         policies={DEFAULT_POLICY: policy},
         renderer=PlainRenderer(tokenizer),
-        environments=environments,
+        environments=world or InlinePool(environment),
         limits=limits or Limits(),
         seed=seed,
         budget=budget or BudgetOptions(),

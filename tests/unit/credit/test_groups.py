@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures import reference_kernels
@@ -24,6 +24,7 @@ rows = st.lists(st.tuples(scores, st.integers(0, 3), st.integers(0, 3), st.boole
     st.booleans(),
     st.booleans(),
 )
+@example([(0.1, 0, 0, False)] * 3, "none", "sample", "raw", False, False)
 def test_kernel_equals_its_twin(rows, centre, scale, singleton, weighted, masked):
     if scale == "mad" and centre == "leave_one_out":
         centre = "median"
