@@ -117,6 +117,7 @@ def test_shards_come_from_both_nodes_and_a_lost_node_costs_its_step(holders, tmp
     assert len(list(read_graphs(store))) == TASKS, "the first step is read as before"
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cpu_beside_a_cluster_has_a_ray_of_its_own(holders):
     """Without an address Ray joins the newest cluster of the machine, and then refuses the recipe's numbers."""
     program = """

@@ -127,6 +127,7 @@ def test_a_planner_whose_plan_failed_makes_a_new_one(tmp_path):
         ], "a try follows its plan, and one was enough under each"
 
 
+@pytest.mark.slow
 def test_a_slip_is_repaired_under_the_same_plan(tmp_path):
     rows, tokenizer = bug_rows(tmp_path, noise=Noise(random_action=0.5, skip_stage=0.0))
     tries = [turns(row, tokenizer) for row in rows if row["role"] == "executor"]

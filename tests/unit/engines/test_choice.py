@@ -19,6 +19,7 @@ SHOW = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vendor", "engine", "imported"),
     [("", "CpuFsdp2EngineWithLMHead", "False"), (TREE, "CpuTreeEngine", "True")],

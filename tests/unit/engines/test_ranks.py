@@ -88,6 +88,7 @@ def outcomes(folder: Path, store: Path, size: int) -> list[Any]:
     return sorted(found, key=lambda outcome: outcome[0])
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     folder = write_byte_model(tmp_path / "model")
     ((_, alone, _),) = outcomes(folder, tmp_path / "one", 1)

@@ -101,6 +101,7 @@ def lost(options, *actions, **pool):
 # ---- the kits ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_conforms():
     options = GatewayOptions(pool=5, validation=3)
     check_environment(SPEC, options, tasks=1, steps=3, any_text=True)

@@ -71,6 +71,7 @@ def in_pool(options, scenario, **calls):
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_conforms_with_a_session_for_each_episode(over_http, port):
     task = first_task(over_http)
     check_environment(SPEC, over_http, tasks=1, steps=4, actions=way(task)[:3])

@@ -33,6 +33,7 @@ def seen(environment):
     return environment.view.text(environment.world, environment.world.gen_obs(), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [LOCAL, "MiniGrid-DoorKey-5x5-v0"])
 def test_it_conforms(level):
     check_environment(SPEC, options(level), tasks=1)

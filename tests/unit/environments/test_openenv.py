@@ -42,6 +42,7 @@ def in_pool(options, scenario, **calls):
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_conforms(options):
     check_environment(SPEC, options, tasks=1, steps=3, actions=ACTIONS[:2])
 

@@ -61,6 +61,7 @@ def in_pool(options, scenario, **calls):
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_conforms(remote, port):
     check_environment(SPEC, remote, tasks=1, actions=ACTIONS[:2])
 

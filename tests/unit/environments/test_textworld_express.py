@@ -44,6 +44,7 @@ def played(environment, task, noise=0.0, seed=0):
     return step
 
 
+@pytest.mark.slow
 @needs_java
 @pytest.mark.parametrize("settings", [{"coin": {"numLocations": 4}}, {"mapreader": SIX_ROOMS}], ids="-".join)
 def test_it_conforms(settings):
