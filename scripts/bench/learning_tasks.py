@@ -18,6 +18,7 @@ COLD_STARTS = {
         (ONE_AND_TWO, "hier.coldstart.steps=2400"),
     ),
     "sums": (("dr_mas_math", "marft_math", "grpo_math"), ("hier.coldstart.steps=500",)),
+    "games": (("mars_games",), ()),
     "questions": (("matpo_search", "grpo_search"), ("hier.coldstart.steps=600",)),
     "three": (
         ("himac_alfworld", "grpo_alfworld"),
@@ -64,6 +65,8 @@ SEARCHES = {
     **{name: f"{name}_search" for name in ("tree_grpo", "arpo", "at2po", "branpo", "matpo")},
     "grpo": "grpo_search",
 }
+AGAINST_RANDOM = "hier/method=grpo hier.worker.name=self_play +hier.worker.seats={player_0:{},player_1:{by:random}}"
+"""A flat agent in a game: one seat learns from games against the player that all methods are measured against."""
 RATES = (1e-4, 3e-4)
 COMPARISONS = {
     "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 55_000, 4, ("hier.environment.goals=2",)),
@@ -95,6 +98,13 @@ COMPARISONS = {
     "solver_verifier": Comparison(
         "sums", {"dr_mas": "dr_mas_math", "marft": "marft_math", "grpo": "grpo_math"}, "sums", 40_000, 4
     ),
+    "self_play": Comparison(
+        "two games against a random player",
+        {"mars": "mars_games", "spiral": "spiral_games", "grpo": f"mars_games {AGAINST_RANDOM}"},
+        "games",
+        20_000,
+        8,
+    ),
     "lead": Comparison("two-hop questions", {"matpo": "matpo_search", "grpo": "grpo_search"}, "questions", 40_000, 4),
     "long_one_goal": Comparison(
         *("households, 1 goal, at length", {**TREES, **HOUSEHOLDS}, "households", 120_000, 8),
@@ -120,7 +130,7 @@ for _name, _tokens in (("systems", 96_000), ("bugs", 60_000)):
     )
 GROUPS = {
     "critics": ("clocks_one_goal", "clocks_two_goals"),
-    "societies": ("solver_verifier", "lead"),
+    "societies": ("self_play", "solver_verifier", "lead"),
     "at_length": tuple(name for name in COMPARISONS if name.startswith("long_")),
 }
 """Names for several comparisons."""
