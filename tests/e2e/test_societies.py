@@ -1,4 +1,4 @@
-"""Pools, libraries and opponents of a run that is killed at a random step and resumed: as if nothing had been."""
+"""Pools, libraries, baselines and opponents of a run that is killed and resumed: as if nothing had been."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ hier:
   environment: {{name: bytes}}
   worker: {worker}
   sampler: {{name: independent}}
-  estimator: {{name: grpo}}
+  estimator: {{name: {estimator}}}
   schedule: {schedule}
   rollout: {{template: plain, max_tokens_per_turn: 72, environment_processes: 1}}
 actor_rollout_ref:
@@ -75,7 +75,12 @@ SOCIETIES = {
         },
         {"name": "opponents", "folder": "${trainer.default_local_dir}", "share": 0.7},
     ),
+    "rae": (
+        {"name": "self_play", "prompt": "x:{instruction}", "observation_prompt": "x:"},
+        {"name": "rae", "score": "role"},
+    ),
 }  # fmt: skip
+SHOWN = ("hier/questions/", "hier/skills/", "hier/opponents/", "hier/rae/baseline/")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +94,12 @@ def member(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_at_a_random_step_it_goes_on_bit_by_bit(train, member, probes, tmp_path, name):
     worker, schedule = SOCIETIES[name]
     (probes / f"society_{name}.yaml").write_text(
-        RECIPE.format(steps=STEPS, worker=json.dumps(worker), schedule=json.dumps(schedule))
+        RECIPE.format(
+            steps=STEPS,
+            worker=json.dumps(worker),
+            schedule=json.dumps(schedule),
+            estimator="rae" if name == "rae" else "grpo",
+        )
     )
 
     def settings(of: str) -> list[str]:
@@ -114,7 +124,7 @@ def test_killed_at_a_random_step_it_goes_on_bit_by_bit(train, member, probes, tm
         assert one == two, number
         states.append(json.loads(one)["schedule"]["state"])
     assert len({json.dumps(state) for state in states}) > 2, "it has changed in more than one step"
-    shown = [key for key in resumed.steps[-1] if key.startswith(("hier/questions/", "hier/skills/", "hier/opponents/"))]
+    shown = [key for key in resumed.steps[-1] if key.startswith(SHOWN)]
     assert shown and all(resumed.steps[-1][key] == whole.steps[-1][key] for key in shown)
     if name == "opponents":
         check_opponents(tmp_path / "whole" / "graphs")
