@@ -6,11 +6,14 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from verl_hier.graph import read_graphs
 
-from .test_himac import STEPS, check_the_same
+from .test_himac import STEPS, check_the_same, learned_roles
 from .test_workers import lessons, taught
 
 pytestmark = pytest.mark.long
@@ -18,7 +21,7 @@ RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
 hier:
   plugins: {{probe: true}}
-  environment: {{name: bytes}}
+  environment: {environment}
   worker: {worker}
   sampler: {{name: independent}}
   estimator: {{name: {estimator}}}
@@ -96,6 +99,7 @@ def test_killed_at_a_random_step_it_goes_on_bit_by_bit(train, member, probes, tm
     (probes / f"society_{name}.yaml").write_text(
         RECIPE.format(
             steps=STEPS,
+            environment="{name: bytes}",
             worker=json.dumps(worker),
             schedule=json.dumps(schedule),
             estimator="rae" if name == "rae" else "grpo",
@@ -137,3 +141,52 @@ def check_opponents(graphs):
     assert theirs and {node.role for _, node in theirs} == {"then"}
     assert not any(node.trained or graph.credit[node.id] for graph, node in theirs)
     assert {node.extra["opponent"] for _, node in theirs} >= {1}
+
+
+SCRIPT, CALL = "<python>def f(): return 2\nf()</python>", "<python>f()</python>"
+KEPT = "def f():\n    return 2"
+
+
+def test_functions_that_help_are_trained_with_their_reward(train, byte_model, probes, tmp_path):
+    """Two steps of SAGE, with the credit of each question computed again from what its turns say."""
+    starts = [f"f:-{SCRIPT}<|im_end|>o:", f"f:{KEPT}{CALL}<|im_end|>o:", f"f:{KEPT}", "f:-"]
+    told = [(start, f"<answer>{number}</answer>") for start in starts for number in (2, 3)]
+    told += [("f:-", SCRIPT), (f"f:{KEPT}", CALL)] * 4
+    questions = {"question": [f"q{i}" for i in range(40)], "answer": ["#### 2"] * 40}
+    pq.write_table(pa.table(questions), tmp_path / "questions.parquet")
+    world = {"name": "python_tool", "data_path": str(tmp_path / "questions.parquet"), "chain": 2, "max_steps": 2}
+    worker = {"name": "skill_functions", "prompt": "f:{skills}", "none": "-", "observation_prompt": "o:"}
+    recipe = RECIPE.format(
+        steps=2,
+        environment=json.dumps({**world, "pool": 8, "validation": 2}),
+        worker=json.dumps(worker),
+        schedule="{name: joint}",
+        estimator="sage",
+    )
+    (probes / "society_sage.yaml").write_text(recipe)
+    model = taught(byte_model, tmp_path / "coder", told)
+    loss = "actor_rollout_ref.actor.policy_loss.loss_mode=write_gradients"
+    run = train("society_sage", [f"actor_rollout_ref.model.path={model}", f"hier.store.path={tmp_path}/graphs", loss])
+    assert run.code == 0, run.log[-3000:]
+    graphs = [graph for step in (1, 2) for graph in read_graphs(tmp_path / "graphs" / f"step_{step:06d}")]
+    nodes = [node for graph in graphs for node in graph.nodes]
+    assert len(graphs) == 8 and {node.segment for node in nodes} == {0, 1}
+    assert any(node.extra["skill_reused"] for node in nodes) and any(
+        not node.extra["question_solved"] for node in nodes
+    )
+    for graph in graphs:
+        for question in (0, 1):
+            asked = [[node for node in graph.nodes if (node.episode, node.segment) == (each.id, question)]
+                     for each in graph.complete()]  # fmt: skip
+            earned = np.array([sum(node.reward for node in turns) + helped(turns) for turns in asked])
+            scores = (earned - earned.mean()) / (earned.std(ddof=1) + 1e-6)
+            for turns, score in zip(asked, scores, strict=True):
+                assert [graph.credit[node.id] for node in turns] == pytest.approx([score] * len(turns), abs=1e-4)
+    credited = sum(len(node.action) for graph in graphs for node in graph.nodes if graph.credit[node.id])
+    assert sum(learned_roles(tmp_path / "run" / "probe", graphs).values()) == credited > 0
+
+
+def helped(turns):
+    """What a question earns for skills: a point for one that it called, and one for one of its own that has helped."""
+    solved = all(node.extra["question_solved"] for node in turns)
+    return solved * sum(any(node.extra[name] for node in turns) for name in ("skill_used", "skill_reused"))
