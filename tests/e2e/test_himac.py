@@ -230,17 +230,17 @@ def test_killed_at_any_step_it_goes_on_as_an_uninterrupted_run(train, whole, tmp
     check_the_same(whole, resumed.steps, parts, saved)
 
 
-def check_the_same(whole, resumed, parts, saved):
+def check_the_same(whole, resumed, parts, saved, steps=STEPS):
     """Metrics, rollouts, credit and weights after the step `saved` are those of the run in one go."""
     one_go, folder = whole
     expected = one_go.steps[saved:]
     assert [phase_of(step) for step in expected] == [phase_of(step) for step in resumed]
     for name in ("hier/episodes/return_mean", "hier/tokens/generated", "actor/grad_norm"):
         assert [step[name] for step in expected] == [step[name] for step in resumed], (saved, name)
-    for step in range(saved + 1, STEPS + 1):
+    for step in range(saved + 1, steps + 1):
         one, two = (credited(of / "graphs" / f"step_{step:06d}") for of in (folder, parts))
         assert one == two and any(any(credit) for _, credit in one.values()), (saved, step)
-    for name, (one, two) in weights((folder, parts), STEPS):
+    for name, (one, two) in weights((folder, parts), steps):
         assert torch.equal(one, two), (saved, name)
 
 

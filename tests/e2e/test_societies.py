@@ -13,10 +13,11 @@ import pytest
 
 from verl_hier.graph import read_graphs
 
-from .test_himac import STEPS, check_the_same, learned_roles
+from .test_himac import check_the_same, learned_roles
 from .test_workers import lessons, taught
 
 pytestmark = pytest.mark.long
+STEPS = 5
 RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
 hier:
@@ -118,7 +119,7 @@ def test_killed_at_a_random_step_it_goes_on_bit_by_bit(train, member, probes, tm
     resumed = train(f"society_{name}", settings("parts"), "parts")
     assert resumed.code == 0, resumed.log[-3000:]
     assert [each["step"] for each in resumed.steps] == list(range(saved + 1, STEPS + 1))
-    check_the_same((whole, tmp_path / "whole"), resumed.steps, tmp_path / "parts", saved)
+    check_the_same((whole, tmp_path / "whole"), resumed.steps, tmp_path / "parts", saved, STEPS)
     states = []
     for number in range(1, STEPS + 1):
         one, two = (
