@@ -259,6 +259,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def report(out: Path) -> None:
     """Tables and plot from the file of results."""
     results = json.loads((out / "learning.json").read_text())
+    if not grouped(results):
+        print("No run has come to its budget yet; call it again.")
+        return
     plot(results, out / "learning.png")
     print(table(results))
     print(other_costs(results))

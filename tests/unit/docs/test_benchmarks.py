@@ -1,8 +1,9 @@
-"""The benchmark of optimiser steps: what its arms train, and the table of its results."""
+"""Benchmarks of training: what the arms of the one on optimiser steps train, and the tables of results."""
 
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ from verl_hier.recipe.composed import ComposedRecipe
 def updates(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "bench"))
     return importlib.import_module("updates")
+
+
+def test_a_piece_in_which_no_run_has_ended_reports_that(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "bench"))
+    (tmp_path / "learning.json").write_text(json.dumps({"runs": []}))
+    importlib.import_module("learning").report(tmp_path)
+    assert "call it again" in capsys.readouterr().out and not (tmp_path / "learning.png").exists()
 
 
 @pytest.mark.slow
