@@ -14,7 +14,7 @@ from verl_hier.host.specs import EstimatorSpec
 from verl_hier.lab.methods import fed, unfed
 from verl_hier.lab.parts import SAMPLED_WORLDS, SCHEDULED_WORLDS, sampled, scheduled
 from verl_hier.lab.reasons import NOT_FED, NOT_RUN, reason
-from verl_hier.lab.study import LEARNS, QUICK_WORLDS, STALLS, STORED, Table, stored
+from verl_hier.lab.study import BIASED_WORLDS, LEARNS, STALLS, STORED, Table, stored
 from verl_hier.lab.worlds import WORLDS
 
 BY_ROLE = ("reinforce", "grpo", "himac", "metaagent_x", "dual_loop", "himac@nested", "metaagent_x@designs")
@@ -75,10 +75,10 @@ def _regrets(found: Table, worlds: Sequence[str]) -> Iterator[str]:
 
 
 def stalls() -> Iterator[str]:
-    """Why a method does not learn, and in which worlds."""
+    """Why a method does not learn, or only in part, and in which worlds."""
     where: dict[tuple[str, str], list[str]] = {}
     for (name, world), summary in [*stored().items(), *stored(part="samplers").items()]:
-        if summary.verdict == "does not learn":
+        if summary.verdict != "learns":
             why = reason(name, world) or "**not explained**"
             where.setdefault((name, why), []).append(f"`{world}` ({summary.regret[0]:.2f})")
     rows = [(f"`{name}`", ", ".join(worlds), why) for (name, why), worlds in where.items()]
@@ -97,13 +97,14 @@ def left_out() -> Iterator[str]:
 
 
 def bias() -> Iterator[str]:
-    """Bias and noise of each method's gradient in three worlds."""
-    yield from _biases([each for each in _biased() if each["method"] not in sampled()])
+    """Bias and noise of each method's gradient."""
+    yield from _biases([each for each in _biased() if each["method"] not in sampled()], BIASED_WORLDS)
 
 
 def sampler_bias() -> Iterator[str]:
     """The same, of the product's samplers."""
-    yield from _biases([each for each in _biased() if each["method"] in sampled()])
+    places = [world for world in BIASED_WORLDS if world in SAMPLED_WORLDS]
+    yield from _biases([each for each in _biased() if each["method"] in sampled()], places)
 
 
 def roles() -> Iterator[str]:
@@ -125,16 +126,16 @@ def _biased() -> list[dict[str, Any]]:
     return found
 
 
-def _biases(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _biases(found: Sequence[Mapping[str, Any]], places: Sequence[str]) -> Iterator[str]:
     numbers = {(each["method"], each["world"]): each["numbers"] for each in found}
     rows = []
     for name in dict.fromkeys(name for name, _ in numbers):
         cells = []
-        for world in QUICK_WORLDS:
+        for world in places:
             bias, low, high, noise, _ = numbers.get((name, world), (None,) * 5)
             cells += ["", ""] if bias is None else [f"{max(low, 0):.2f} to {high:.2f}", f"{noise:.3g}"]
         rows.append((f"`{name}`", *cells))
-    head = [text for world in QUICK_WORLDS for text in (f"bias, {world.replace('_', ' ')}", "noise")]
+    head = [text for world in places for text in (f"bias, {world.replace('_', ' ')}", "noise")]
     yield from table(("method", *head), *rows)
 
 

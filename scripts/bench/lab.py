@@ -14,9 +14,9 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from verl_hier.lab.bias import measure
 from verl_hier.lab.learn import Setting
 from verl_hier.lab.methods import method
 from verl_hier.lab.parts import (
+    LONGER_TURNS,
     SAMPLED_RATE,
     SAMPLED_TASKS,
     SAMPLED_TURNS,
@@ -33,7 +34,8 @@ from verl_hier.lab.parts import (
     sampled,
     scheduled,
 )
-from verl_hier.lab.study import QUICK_WORLDS, Cell, Table, feedable, store, study, summarise, write_lines
+from verl_hier.lab.reasons import BUDGET, cause
+from verl_hier.lab.study import BIASED_WORLDS, Cell, Table, feedable, store, study, summarise, write_lines
 from verl_hier.lab.worlds import WORLDS
 
 PIECE = 60
@@ -45,7 +47,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--sampler-seeds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=1000)
-    parser.add_argument("--sampler-batches", type=int, default=100)
+    parser.add_argument("--sampler-batches", type=int, default=300)
+    parser.add_argument("--processes", type=int, help="side by side; as many as there are cores when omitted")
     parser.add_argument("--keep", type=Path, default=Path("runs/lab"))
     parser.add_argument("--hours", type=float, default=math.inf)
     chosen = parser.parse_args()
@@ -56,44 +59,59 @@ def main() -> None:
     drawn = [(name, world) for name in sampled() for world in SAMPLED_WORLDS]
     drawn += [(name, world) for name in scheduled() for world in SCHEDULED_WORLDS]
     setting, short = Setting(), Setting(SAMPLED_TURNS, SAMPLED_TASKS, SAMPLED_RATE)
-    samplers = learned(drawn, chosen.sampler_seeds, short, chosen.keep / "samplers.json", end)
-    summaries = learned(places, chosen.seeds, setting, chosen.keep / "methods.json", end)
-    asked = [(name, world, chosen.batches) for name in names for world in QUICK_WORLDS if (name, world) in summaries]
+    more = replace(short, turns=LONGER_TURNS)
+
+    def learned(places: Sequence[tuple[str, str]], seeds: int, setting: Setting, name: str) -> Table:
+        return learn_all(places, seeds, setting, chosen.keep / f"{name}.json", end, chosen.processes)
+
+    summaries = learned(places, chosen.seeds, setting, "methods")
+    samplers = learned(drawn, chosen.sampler_seeds, short, "samplers")
+    longer = learned(
+        [place for place, summary in samplers.items() if summary.verdict != "learns" and cause(*place) == BUDGET],
+        chosen.sampler_seeds, more, "longer",
+    )  # fmt: skip
+    asked = [(name, world, chosen.batches) for name in names for world in BIASED_WORLDS if (name, world) in summaries]
     asked += [
         (name, world, chosen.sampler_batches)
         for name in sampled()
-        for world in QUICK_WORLDS
-        if (name, world) in samplers or world not in SAMPLED_WORLDS
+        for world in BIASED_WORLDS
+        if (name, world) in samplers
     ]
-    biases = biased(asked, chosen.keep / "bias.json", end)
+    biases = biased(asked, chosen.keep / "bias.json", end, chosen.processes)
     store(
         summaries=summaries,
         samplers=samplers,
+        longer=longer,
         setting=asdict(setting),
         sampler_setting=asdict(short),
+        longer_setting=asdict(more),
         batches=[chosen.batches, chosen.sampler_batches],
         bias=biases,
     )
 
 
-def learned(places: Sequence[tuple[str, str]], seeds: int, setting: Setting, keep: Path, end: float) -> Table:
+def learn_all(
+    places: Sequence[tuple[str, str]], seeds: int, setting: Setting, keep: Path, end: float, processes: int | None
+) -> Table:
     """What each method has learned in each world, in pieces."""
     cells: list[Cell] = [(name, world, seed) for seed in range(seeds) for name, world in places]
     found: dict[Cell, dict[str, Any]] = {}
     for start in range(0, len(cells), PIECE):
         in_time(end)
-        found |= study(cells[start : start + PIECE], setting, keep, {"builtin": True})
+        found |= study(cells[start : start + PIECE], setting, keep, {"builtin": True}, processes)
         print(f"{keep.name}: {len(found)} of {len(cells)} runs", flush=True)
     made = {(name, world): summarise(found[name, world, seed] for seed in range(seeds)) for name, world in places}
     return {place: summary for place, summary in made.items() if summary is not None}
 
 
-def biased(asked: Iterable[tuple[str, str, int]], keep: Path, end: float) -> list[dict[str, Any]]:
+def biased(
+    asked: Sequence[tuple[str, str, int]], keep: Path, end: float, processes: int | None
+) -> list[dict[str, Any]]:
     """The bias of each gradient, as `study.store` keeps it."""
     known = json.loads(keep.read_text())["bias"] if keep.is_file() else []
     done = {(each["method"], each["world"]): each for each in known}
     missing = [each for each in asked if each[:2] not in done]
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(processes) as pool:
         for start in range(0, len(missing), 10):
             in_time(end)
             for made in pool.map(bias_of, missing[start : start + 10]):

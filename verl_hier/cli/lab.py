@@ -158,7 +158,7 @@ def _bias(host: PluginHost, methods: str, worlds: str, batches: int) -> None:
     from verl_hier.lab.methods import method
     from verl_hier.lab.worlds import WORLDS
 
-    chosen, places = _chosen(host, methods or "all", worlds or ",".join(study.QUICK_WORLDS))
+    chosen, places = _chosen(host, methods or "all", worlds or ",".join(study.BIASED_WORLDS))
     for world in places:
         heading(f"{world}: gradients of {batches} batches against the exact one")
         rows = []

@@ -79,6 +79,8 @@ SAMPLED_WORLDS = ("maze", "two_clocks", "two_agents", "early_end")
 """Worlds in which samplers are compared; their coroutines take too long for all of them."""
 SAMPLED_TURNS, SAMPLED_TASKS, SAMPLED_RATE = 10_000, 4, 0.1
 """Turns of a run there, tasks of a batch, and learning rate: less than in the arrays, in larger steps."""
+LONGER_TURNS = 25_000
+"""Turns of those that have not learned there because the budget was too small for them."""
 
 
 def sampled() -> list[str]:

@@ -1,57 +1,87 @@
-"""Why a method does not learn in a world where it was tried: by design, as its credit there shows."""
+"""Why a method does not learn, or only in part, in a world where it was tried: by design, as its credit there shows.
+
+For each cause there is a test in which a method learns once this one thing is taken away.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-_OWN = "credits a turn with the reward of that turn alone, and here the reward comes with a later one"
-_AGENT = "credits an agent with the rewards of its own turns, and here those of another agent earn them"
-_BRANCH = "gives credit where a path branches, and most turns that decide here come after the last branch"
-_FIRST = "keeps the episodes that end first, and here those are the ones that stop at once"
-_REASONS: dict[str, str] = {
-    "grpo@overprovision": _FIRST,
-    "treeps_rag@treeps_rag": _FIRST,
-    "sharp@sharp": "most calls only measure, so that this budget has few steps; with 25,000 turns it learns",
-    "ccpo@ccpo+ccpo_history": "half of the calls only measure, so that this budget has few steps; with 25,000 turns it "
+BUDGET = "budget"
+"""The cause that more turns take away, as `study.stored(part="longer")` shows of each cell that has it."""
+CAUSES: dict[str, str] = {
+    BUDGET: "many of its calls only measure or are given up, so that this budget has few steps; with 25,000 turns it "
     "learns",
-    "ccpo": "knows only right and wrong: a return of 0.5 or less is wrong, which nearly all are at the beginning; with "
-    "`right_above: 0.1` it learns the first of two subgoals and sees no more",
-    "himac@nested+alternating": "stays at the first of two subgoals, as `himac` nearly does without it, with 25,000 "
-    "turns too; what keeps it there is not understood",
-    "at_grpo": _OWN,
-    "epo_explicit": f"{_OWN}, unless a discount is set",
-    "dual_loop": "scores a plan by the rewards under it alone: an earlier plan has no part in what a later one earns, "
+    "own reward": "credits a turn with the reward of that turn alone, and here the reward comes with a later one; "
+    "`at_grpo` learns with `score: return`, `epo_explicit` with `gamma: 1.0`",
+    "own plan": "scores a plan by the rewards under it alone: an earlier plan has no part in what a later one earns, "
     "and where one agent acts each turn is a plan",
-    "mars": _AGENT,
-    "hierarchical_grpo": _AGENT,
-    "mars2": "scores a segment by the rewards of its own turns, and here the last segment earns them",
-    "rtmc": "knows an action by the state that it leads to, and here all actions lead to the same one",
-    "igpo": "credits a last turn with the return and all others with what the expectation grows by, so that a turn "
+    "own agent": "credits an agent with the rewards of its own turns, and here those of another agent earn them",
+    "own segment": "scores a segment by the rewards of its own turns, and here the last segment earns them",
+    "effect": "knows an action by the state that it leads to, or by an end with or without a reward, and here that is "
+    "one and the same for actions of different worth",
+    "gains": "credits a last turn with the return and all others with what the expectation grows by, so that a turn "
     "that may end the episode by chance has gains without losses",
-    "spo": _BRANCH,
-    "treerpo": _BRANCH,
-    "tree_diff": "divides a turn's score by the root of its leaves and compares all turns of a task, so that a shared "
-    "turn looks worse than its leaves, whatever it did",
+    "branches": "gives credit where a path branches, and most turns that decide here come after the last branch; with "
+    "a branch in front of each of them it learns",
+    "leaves": "divides a turn's score by the root of its leaves and compares all turns of a task, so that a shared "
+    "turn looks worse than its leaves, whatever it did; on chains it learns",
+    "first": "keeps the episodes that end first, and here those are the ones that stop at once; it learns where all "
+    "episodes are equally long",
+    "discount": "discounts by 0.95 a turn and compares turns of equal states alone, so that to stop looks better than "
+    "to go on while later turns are played at random; with `gamma: 1.0` it learns",
+    "mean reward": "subtracts the mean of all turns' rewards from each, so that every further turn is a loss; with "
+    "`reward_norm: none` and without `whiten_rewards` it learns",
+    "understood": "pays 0.5 for every turn whose action is understood, so that to walk on earns more than to arrive; "
+    "with `grounded_weight: 0` it learns",
+    "right": "knows only right and wrong: a return above 0.5 is right, and here one of 2/3 is not yet the best; with "
+    "`right_above: 0.9` it learns",
+    "joint context": "compares joint actions behind the same history, and in chains no two episodes share more than "
+    "the beginning; where each of them is tried several times (`magrpo@magrpo`) it learns",
+    "lone executions": "compares executions of one plan, and the second plan of an episode has a single one: the "
+    "method has one plan an episode; with `micro_group: group` it learns",
+    "later plan": "has one plan an episode: `nested` lets trials go on greedily behind their first turn, and while the "
+    "executor learns the planner is frozen, so that the second plan is trained in no phase; where it belongs to the "
+    "executor's level it learns",
+    "best trial": "executes the plan whose trial returned most, and to stop at once wins by chance half of the time; "
+    "with `select: random` it learns",
+    "noise": "compares two alternatives at a time, and its gradient is more than ten times as noisy as GRPO's here, so "
+    "that this budget is too small; with 80,000 turns it learns",
+    "frozen": "freezes the executor after 25 steps, before it has learned, for good; with 100 steps it learns",
 }
-HERE: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
-    ("hgpo", "early_end"): (
-        "discounts by 0.95 a turn and compares turns of equal states alone, so that to stop looks better than to go on "
-        "while later turns are played at random; with `gamma: 1.0` it learns",
-        {"gamma": 1.0},
-    ),
-    ("mars", "early_end"): (
-        "subtracts the mean of all turns' rewards from each, so that every further turn is a loss; with "
-        "`reward_norm: none` and without `whiten_rewards` it learns",
-        {"reward_norm": "none", "whiten_rewards": False},
-    ),
-    ("spa_rl_outcome", "horizon"): (
-        "pays 0.5 for every turn whose action is understood, so that to walk on earns more than to arrive; with "
-        "`grounded_weight: 0` it learns",
-        {"grounded_weight": 0.0},
-    ),
+_WHERE: dict[str | tuple[str, str], str] = {
+    "at_grpo": "own reward",
+    "epo_explicit": "own reward",
+    "dual_loop": "own plan",
+    "mars": "own agent",
+    ("mars", "early_end"): "mean reward",
+    "hierarchical_grpo": "own agent",
+    "mars2": "own segment",
+    "rtmc": "effect",
+    "igpo": "gains",
+    "spo": "branches",
+    "treerpo": "branches",
+    ("c3", "two_clocks"): "branches",
+    ("c3", "two_agents"): "branches",
+    ("c3", "early_end"): "noise",
+    "tree_diff": "leaves",
+    ("hgpo", "early_end"): "discount",
+    "spa_rl_outcome": "understood",
+    ("m_grpo", "irrelevant"): "right",
+    "magrpo": "joint context",
+    ("himac", "two_clocks"): "lone executions",
+    ("himac@nested", "early_end"): "best trial",
+    ("himac@nested+alternating", "two_clocks"): "later plan",
+    ("coda_peco+bottom_up", "two_clocks"): "frozen",
+    ("grpo@overprovision", "early_end"): "first",
+    ("treeps_rag@treeps_rag", "early_end"): "first",
+    **{
+        (name, "two_clocks"): BUDGET
+        for name in (
+            *("branpo@branpo", "ccpo@ccpo", "ccpo@ccpo+ccpo_history", "grpo@grpo_roc", "grpo@overprovision"),
+            *("grpo@prune", "portool@portool", "sharp@sharp"),
+        )
+    },
 }
-"""Reasons that hold in one world alone, with the options under which the method learns there, which shows that they are
-right."""
+"""A method, or a method in a world, to its cause."""
 
 _JUDGE = "a judge reads the text of a turn, and a turn has no text here"
 NOT_FED: dict[str, str] = {
@@ -80,7 +110,13 @@ NOT_RUN: dict[str, str] = {
 """Why a schedule is not run."""
 
 
+def cause(method: str, world: str) -> str | None:
+    """The key of `CAUSES`, or None where none is known; what holds of an estimator holds with each sampler too."""
+    estimator = method.partition("@")[0]
+    return _WHERE.get((method, world)) or _WHERE.get((estimator, world)) or _WHERE.get(estimator)
+
+
 def reason(method: str, world: str) -> str | None:
     """The reason, or None where none is known."""
-    why, _ = HERE.get((method, world), (None, {}))
-    return why or _REASONS.get(method) or _REASONS.get(method.partition("@")[0])
+    found = cause(method, world)
+    return None if found is None else CAUSES[found]

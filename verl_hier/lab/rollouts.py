@@ -42,7 +42,7 @@ class Batch:
     """What was played; T turns, a turn that several episodes share once, parents before their children.
 
     Attributes:
-        table: the turn table.
+        table: the turn table, in the order of the real path: by task, then by the episode that has made a turn.
         state: (T,) state before the turn.
         action: (T,) what was chosen.
         calls: turns that were sampled: T, and those of episodes that a sampler has given up.
@@ -65,12 +65,12 @@ def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.G
         rng: draws the start of each task, the actions and the moves, turn by turn for all paths at once.
     """
     begin = draw(np.tile(world.start, (tasks, 1)), rng)
+    made = tasks * shape.roots
     here = {
+        "made_by": np.arange(made),
         "group": np.repeat(np.arange(tasks), shape.roots),
         "state": np.repeat(begin, shape.roots),
-        "parent": np.full(tasks * shape.roots, -1),
-        "plan": np.full(tasks * shape.roots, -1),
-        "segment": np.full(tasks * shape.roots, -1),
+        **{name: np.full(made, -1) for name in ("parent", "plan", "segment")},
     }
     turns: list[dict[str, Array]] = []
     count = 0
@@ -98,16 +98,33 @@ def play(world: World, policy: Array, tasks: int, shape: Shape, rng: np.random.G
             }
         )
         count += len(state)
-        goes_on = np.repeat(np.flatnonzero(~done), shape.branches.get(turn, 1))
+        copies = shape.branches.get(turn, 1)
+        goes_on = np.repeat(np.flatnonzero(~done), copies)
+        forks = np.arange(len(goes_on)) % copies > 0
         here = {
+            "made_by": np.where(forks, made - 1 + np.cumsum(forks), here["made_by"][goes_on]),
             "group": here["group"][goes_on],
             "state": after[goes_on],
             "parent": number[goes_on],
             "plan": np.where(plans, number, here["plan"])[goes_on],
             "segment": segment[goes_on],
         }
-    columns = {name: np.concatenate([each[name] for each in turns]) for name in turns[0]}
+        made += int(forks.sum())
+    columns = _in_order({name: np.concatenate([each[name] for each in turns]) for name in turns[0]})
     return Batch(table_of(world, policy, columns), columns["state"], columns["action"], count)
+
+
+def _in_order(columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Turns by task, then by the episode that has made them.
+
+    They are played by number, so that short episodes would end first, and an estimator that goes through the episodes
+    in their order, such as RAE with its running mean, would compare long ones with short ones.
+    """
+    order = np.lexsort((columns["turn"], columns["made_by"], columns["group"]))
+    place = np.empty(len(order) + 1, np.int64)
+    place[order], place[-1] = np.arange(len(order)), -1  # the last one is for turns without a parent
+    sorted_ = {name: column[order] for name, column in columns.items()}
+    return {**sorted_, **{name: place[sorted_[name]] for name in ("parent", "plan")}}
 
 
 def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnTable:

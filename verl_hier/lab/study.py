@@ -24,6 +24,8 @@ from verl_hier.lab.methods import REFERENCES, fed, method, split
 from verl_hier.lab.worlds import WORLDS
 
 QUICK_WORLDS = ("decisive", "two_clocks", "early_end")
+BIASED_WORLDS = (*QUICK_WORLDS, "two_agents")
+"""Worlds in which gradients are compared with the exact one: one of them has the roles that `cory` needs."""
 QUICK_METHODS = ("reinforce", "grpo", "gigpo", "rloo", "himac", "tree_grpo")
 LEARNS, STALLS = 0.25, 0.75
 """Mean regrets up to which a method learns, and from which on it does not."""
@@ -68,7 +70,7 @@ Table = dict[tuple[str, str], Summary]
 
 def stored(file: Path = STORED, part: str = "summaries") -> Table:
     """The summaries that come with the package; `samplers` is the part of the product's samplers and schedules, at
-    another budget and in other worlds."""
+    another budget and in other worlds, and `longer` what some of them reach at a larger one."""
     held = json.loads(file.read_text(encoding="utf-8"))[part]
     return {(each["method"], each["world"]): _summary(each) for each in held}
 
@@ -78,11 +80,11 @@ def _summary(held: Mapping[str, Any]) -> Summary:
     return Summary(regret, area, solved, held["seeds"])
 
 
-def store(file: Path = STORED, *, summaries: Table, samplers: Table, **more: Any) -> None:
+def store(file: Path = STORED, *, summaries: Table, samplers: Table, longer: Table, **more: Any) -> None:
     """Write summaries as `stored` reads them, and what else has been measured beside them."""
     parts = {
         name: [{"method": each, "world": world, **asdict(summary)} for (each, world), summary in table.items()]
-        for name, table in (("summaries", summaries), ("samplers", samplers))
+        for name, table in (("summaries", summaries), ("samplers", samplers), ("longer", longer))
     }
     write_lines(file, {**more, **parts})
 

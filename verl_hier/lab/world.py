@@ -66,8 +66,9 @@ class World:
     @cached_property
     def begins(self) -> Array:
         """(S,) bool, states that begin a segment: a plan, or the first agent's turn in a joint step of several."""
-        team = len(self.roles) > 1 and self.level.max() == self.level.min()
-        found: Array = self.role == 0 if team else self.plans
+        acting = ~self.over
+        team = len(self.roles) > 1 and len(np.unique(self.level[acting])) == 1
+        found: Array = acting & (self.role == 0) if team else self.plans
         return found
 
     def policy(self, logits: Array) -> Array:

@@ -135,8 +135,13 @@ def stochastic() -> World:
     return sketch.world("stochastic", "actions succeed by chance", 12)
 
 
-def two_clocks() -> World:
-    """A planner names one of three subgoals, twice; an executor needs two actions that fit each of them."""
+def two_clocks(subgoals_pay: bool = False) -> World:
+    """A planner names one of three subgoals, twice; an executor needs two actions that fit each of them.
+
+    Args:
+        subgoals_pay: half of the reward comes with each subgoal, instead of all at the end, where both are worth four
+            times as much as one.
+    """
     sketch = Sketch(3)
     right = (2, 0)
     for stage in range(2):
@@ -145,12 +150,12 @@ def two_clocks() -> World:
             sketch.agent(plan, 0, "planner")
             for goal in range(3):
                 sketch.act(plan, goal, ("act", stage, good, goal, 0, 1))
-                _execute(sketch, stage, good, goal, goal == right[stage])
+                _execute(sketch, stage, good, goal, goal == right[stage], subgoals_pay)
     sketch.goal(("end", 2))
     return sketch.world("two_clocks", "subgoals and actions have to fit", 6)
 
 
-def _execute(sketch: Sketch, stage: int, good: int, goal: int, wanted: bool) -> None:
+def _execute(sketch: Sketch, stage: int, good: int, goal: int, wanted: bool, subgoals_pay: bool) -> None:
     for turn in range(2):
         for fits in (0, 1):
             state = ("act", stage, good, goal, turn, fits)
@@ -164,7 +169,8 @@ def _execute(sketch: Sketch, stage: int, good: int, goal: int, wanted: bool) -> 
                     continue
                 done = good + int(wanted and now)
                 to = ("plan", 1, done) if stage == 0 else ("end", done)
-                sketch.act(state, action, to, reward=(done / 2) ** 2 if stage == 1 else 0.0)
+                late = (done / 2) ** 2 if stage == 1 else 0.0
+                sketch.act(state, action, to, reward=(done - good) / 2 if subgoals_pay else late)
 
 
 def maze() -> World:

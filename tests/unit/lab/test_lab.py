@@ -1,18 +1,14 @@
-"""The lab: exact answers against slow ones, trees against the real path, gradients against verl's loss."""
+"""The lab: exact answers against slow ones, gradients against verl's loss."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import deque
 
 import numpy as np
 import pytest
 
 from verl_hier.credit import Credit
-from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import HierError
-from verl_hier.graph.build_table import number_turns
 from verl_hier.lab import study
 from verl_hier.lab.advice import advise, worlds_for
 from verl_hier.lab.bias import compare, measure
@@ -20,16 +16,12 @@ from verl_hier.lab.curves import band
 from verl_hier.lab.curves import draw as draw_curves
 from verl_hier.lab.learn import Setting, learn
 from verl_hier.lab.methods import CHAINS, PLANS, TREE, Method, method
-from verl_hier.lab.reasons import HERE, NOT_FED, reason
+from verl_hier.lab.reasons import NOT_FED
 from verl_hier.lab.rollouts import draw, play
 from verl_hier.lab.sampled import Sampled
-from verl_hier.lab.study import LEARNS, STALLS
 from verl_hier.lab.update import Loss, advantages, loss_gradient
 from verl_hier.lab.worlds import WORLDS
-from verl_hier.rollout import Limits, Sampler
 from verl_hier.testing import builtin_estimators
-from verl_hier.testing.rollout import roll_out_scripted
-from verl_hier_plugins.workers.react import React, ReactOptions
 
 SHORT = Setting(turns=3000)
 
@@ -115,73 +107,6 @@ def test_draws_never_take_what_has_no_chance():
     assert np.bincount(drawn, minlength=3)[1] == 0 and abs((drawn == 0).mean() - 0.2) < 0.01
 
 
-class Recorded(Environment):
-    """Does what the action says that has happened: `number state reward done`."""
-
-    def reset(self, task, seed):
-        return StepResult("begin", anchor=task["anchor"])
-
-    def step(self, action):
-        _, state, reward, done = action.split()
-        return StepResult("on", reward=float(reward), done=done == "True", anchor=state)
-
-
-class Regular(Sampler):
-    """Branches as a shape says, one turn after the other in the order of the arrays."""
-
-    def __init__(self, shape):
-        self._shape = shape
-
-    async def sample(self, rollout):
-        frontier = [rollout.start() for _ in range(self._shape.roots)]
-        for turn in range(100):
-            for episode in frontier:
-                await episode.step()
-            copies = self._shape.branches.get(turn, 1)
-            after = []
-            for episode in (each for each in frontier if not each.over):
-                after += [episode, *[await episode.fork() for _ in range(copies - 1)]]
-            if not after:
-                return
-            frontier = after
-
-
-@pytest.mark.parametrize("shape", [CHAINS, PLANS, TREE], ids=["chains", "plans", "tree"])
-@pytest.mark.parametrize("name", ["maze", "stochastic", "early_end"])
-def test_arrays_are_what_the_real_path_makes_of_the_same_draws(name, shape):
-    world = WORLDS[name]
-    batch = play(world, policy_of(world), 1, shape, np.random.default_rng(3))
-    ours = batch.table
-    after = np.full(len(ours), -1)
-    after[ours["parent"][ours["parent"] >= 0]] = batch.state[ours["parent"] >= 0]
-    answers = deque(
-        f"{number} {1 + state} {int(reward)} {done}"
-        for number, (state, reward, done) in enumerate(zip(after, ours["reward"], ours["done"], strict=True))
-    )
-    graph, _ = asyncio.run(
-        roll_out_scripted(
-            worker=lambda: React(ReactOptions()),
-            answer=lambda prompt, sampling: answers.popleft(),
-            environment=Recorded,
-            sampler=Regular(shape),
-            task={"instruction": "go", "anchor": str(1 + batch.state[0])},
-            limits=Limits(max_turns=world.horizon),
-            n=len(ours.episodes["return"]),
-        )
-    )
-    assert not answers
-    theirs, (turns,) = number_turns([graph])
-    turn_of = np.empty(len(ours), np.int64)
-    turn_of[[int(node.text.split()[0]) for node in graph.nodes]] = turns
-    for column in ("turn", "depth", "reward", "done", "truncated", "leaves", "return"):
-        assert np.array_equal(ours[column], theirs[column][turn_of]), column
-    parents = theirs["parent"][turn_of]
-    assert np.array_equal(np.where(ours["parent"] >= 0, turn_of[ours["parent"]], -1), parents)
-    named = np.array([int(theirs.anchors[number]) - 1 for number in theirs["anchor"]])
-    assert np.array_equal(named[turn_of], batch.state)
-    assert sorted(ours.episodes["return"]) == sorted(theirs.episodes["return"])
-
-
 @pytest.mark.parametrize("clip", [0.2, np.inf])
 def test_the_gradient_is_that_of_verls_loss(clip):
     torch = pytest.importorskip("torch")
@@ -251,20 +176,6 @@ def test_both_clocks_of_hiper_are_unbiased_with_an_exact_critic(name):
     assert not (made.credit(batch.table).values[plans] == 0).all(), "plans have credit of their own"
     found = measure(world, made, batches=1500)
     assert found.unbiased and found.interval[1] < 0.2 and found.scale == pytest.approx(1, abs=0.1)
-
-
-@pytest.mark.parametrize(("name", "place"), HERE)
-def test_the_reason_why_a_method_does_not_learn_is_right(name, place):
-    """Without what the reason names, it learns."""
-    world, options = WORLDS[place], HERE[name, place][1]
-    assert learn(world, method(name, options=options), 1, Setting(turns=20000)).regret[-1] < LEARNS
-    assert learn(world, method(name), 1, Setting(turns=20000)).regret[-1] > STALLS
-
-
-def test_whatever_does_not_learn_has_a_reason():
-    found = {**study.stored(), **study.stored(part="samplers")}
-    stalls = [cell for cell, summary in found.items() if summary.verdict == "does not learn"]
-    assert stalls and not [cell for cell in stalls if reason(*cell) is None]
 
 
 def test_an_equal_weight_for_each_episode_favours_short_ones():
@@ -350,6 +261,6 @@ def test_summaries_are_kept_and_give_advice(tmp_path):
     table["reinforce", "maze"] = quick
     assert [each.method for each in advise(table, worlds, [], fork=True)] == ["b", "a"]
     assert [each.method for each in advise(table, worlds, ["b"], fork=False)] == ["a"]
-    study.store(tmp_path / "table.json", summaries=table, samplers={("c", "maze"): quick}, batches=7)
+    study.store(tmp_path / "table.json", summaries=table, samplers={("c", "maze"): quick}, longer={}, batches=7)
     assert study.stored(tmp_path / "table.json") == table
     assert study.stored(tmp_path / "table.json", "samplers") == {("c", "maze"): quick}
