@@ -24,8 +24,8 @@ CAUSES: dict[str, str] = {
     "a branch in front of each of them it learns",
     "leaves": "divides a turn's score by the root of its leaves and compares all turns of a task, so that a shared "
     "turn looks worse than its leaves, whatever it did; on chains it learns",
-    "first": "keeps the episodes that end first, and here those are the ones that stop at once; it learns where all "
-    "episodes are equally long",
+    "first": "keeps the episodes that end first, and here those are the ones that stop at once; where all episodes are "
+    "equally long it keeps a fair share of them",
     "discount": "discounts by 0.95 a turn and compares turns of equal states alone, so that to stop looks better than "
     "to go on while later turns are played at random; with `gamma: 1.0` it learns",
     "mean reward": "subtracts the mean of all turns' rewards from each, so that every further turn is a loss; with "
