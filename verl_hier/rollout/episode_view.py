@@ -249,7 +249,7 @@ class EpisodeView:
         except EnvironmentFailure as error:
             raise state.fail(error) from error
         if self._rollout.keeps_answers and last is not None:
-            keep_answer(last, action, step)
+            keep_answer(self._rollout.graph, last, action, step)
         return step
 
     def pay(self, turn: Turn, amount: float) -> None:

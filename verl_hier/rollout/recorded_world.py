@@ -16,12 +16,24 @@ from verl_hier.host.specs import Fork
 
 def keep_reset(graph: RolloutGraph, step: StepResult) -> None:
     """Store the answer to the reset, which all episodes of a task share."""
-    graph.request.setdefault(RESET, from_step(step))
+    if RESET not in graph.request:
+        graph.request[RESET] = _said(step)
 
 
-def keep_answer(node: Node, action: str, step: StepResult) -> None:
-    """Store an answer with the last turn before it."""
-    node.decision[ANSWERS] = [*node.decision.get(ANSWERS, ()), [action, from_step(step)]]
+def keep_answer(graph: RolloutGraph, node: Node, action: str, step: StepResult) -> None:
+    """Store an answer with the last turn before it; one with what JSON cannot say has the world asked again instead."""
+    said = _said(step)
+    if said is None:
+        graph.request[RESET] = None
+    else:
+        node.decision[ANSWERS] = [*node.decision.get(ANSWERS, ()), [action, said]]
+
+
+def _said(step: StepResult) -> dict[str, Any] | None:
+    try:
+        return from_step(step)
+    except (TypeError, ValueError):  # a picture in the `info` of a tool of verl, for instance
+        return None
 
 
 def kept_answer(node: Node, number: int, action: str) -> StepResult | None:
@@ -66,7 +78,7 @@ class RecordedWorld:
     @staticmethod
     def is_in(graph: RolloutGraph) -> bool:
         """Whether a graph has the answers of its world."""
-        return RESET in graph.request
+        return graph.request.get(RESET) is not None
 
     async def open(self, task: Mapping[str, Any], seed: int) -> tuple[RecordedHandle, StepResult]:
         """See `Environments.open`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 
@@ -14,6 +15,7 @@ from verl_hier.graph import RolloutGraph
 from verl_hier.rollout import Sampler
 from verl_hier.rollout.end_reason import EndReason
 from verl_hier.rollout.recorded_policy import RecordedPolicy, differences
+from verl_hier.rollout.recorded_world import RecordedWorld
 from verl_hier.rollout.unfinished import UnfinishedEpisode
 from verl_hier.testing.rollout import InlinePool, replay_scripted, roll_out_scripted
 from verl_hier_plugins.samplers.nested import Nested, NestedOptions
@@ -76,6 +78,19 @@ def test_a_world_that_answers_by_the_actions_alone_is_not_asked_again(parts, ans
     nobody = {**parts(), "environment": lambda: pytest.fail("the world was asked")}
     again = asyncio.run(replay_scripted(stored, policy.tokenizer, **nobody))
     assert differences(stored, again) == [] and stored.counts["environment_calls"] > 3
+
+
+def test_a_world_whose_answers_json_cannot_say_is_asked_again():
+    class Pictures(Corridor):
+        def step(self, action):
+            step = super().step(action)
+            return dataclasses.replace(step, info={**step.info, "picture": object()}) if self._at == 2 else step
+
+    parts = {**flat(), "environment": Pictures}
+    stored, policy = asyncio.run(roll_out_scripted(**parts, answer=wander, seed=1, forks="recorded"))
+    assert not RecordedWorld.is_in(stored)
+    again = asyncio.run(replay_scripted(stored, policy.tokenizer, **parts))
+    assert {place.partition(".")[2] for place in differences(stored, again)} <= {"decision.answers", "reset"}
 
 
 def test_an_answer_that_is_none_is_refused_in_a_sentence():
