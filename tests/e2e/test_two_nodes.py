@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import psutil
@@ -126,19 +126,23 @@ def killed_in_the_middle(train: Trainer, address: str, *overrides: str, nodes: i
     assert second.code == 0, second.log[-4000:]
     assert second.steps[0]["step"] > 1, "the second run goes on from a checkpoint"
     assert {step["step"] for step in (*first.steps, *second.steps)} == {1, 2, 3}
-    check_store(train, 3)
+    # A trainer that has its rollouts already ends the step in which the worker was lost with them.
+    check_store(train, 3, {step["step"] for step in first.steps if step.get("hier/store/missing", 0) > 0})
     return watch
 
 
-def check_store(train: Trainer, steps: int) -> None:
-    """Every step is whole, and both rollout workers have written some of it."""
+def check_store(train: Trainer, steps: int, without: Collection[int] = ()) -> None:
+    """Every step is whole but those without some of their rollouts, and both rollout workers have written."""
     store = train.folder / "run" / "graphs"
+    writers: set[str] = set()
     for step in range(1, steps + 1):
         folder = step_folder(str(store), step)
-        assert (folder / MARK).exists(), step
-        assert {shard.name.partition("-")[0] for shard in shards(folder)} == {"worker0", "worker1"}, step
-        graphs = list(read_graphs(folder))
-        assert len(graphs) == 2 and all(graph.nodes for graph in graphs), step
+        assert (folder / MARK).exists() == (step not in without), step
+        writers |= {shard.name.partition("-")[0] for shard in shards(folder)}
+        if step not in without:
+            graphs = list(read_graphs(folder))
+            assert len(graphs) == 2 and all(graph.nodes for graph in graphs), step
+    assert writers == {"worker0", "worker1"}
 
 
 @pytest.mark.slow
