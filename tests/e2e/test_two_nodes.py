@@ -126,8 +126,9 @@ def killed_in_the_middle(train: Trainer, address: str, *overrides: str, nodes: i
     assert second.code == 0, second.log[-4000:]
     assert second.steps[0]["step"] > 1, "the second run goes on from a checkpoint"
     assert {step["step"] for step in (*first.steps, *second.steps)} == {1, 2, 3}
-    # A trainer that has its rollouts already ends the step in which the worker was lost with them.
-    check_store(train, 3, {step["step"] for step in first.steps if step.get("hier/store/missing", 0) > 0})
+    # An asynchronous trainer has rows ahead of its step, whose rollouts may have been in the worker that was lost.
+    short = {step["step"]: step.get("hier/store/missing", 0) > 0 for step in (*first.steps, *second.steps)}
+    check_store(train, 3, [step for step, missing in short.items() if missing])
     return watch
 
 
@@ -138,10 +139,10 @@ def check_store(train: Trainer, steps: int, without: Collection[int] = ()) -> No
     for step in range(1, steps + 1):
         folder = step_folder(str(store), step)
         assert (folder / MARK).exists() == (step not in without), step
-        writers |= {shard.name.partition("-")[0] for shard in shards(folder)}
         if step not in without:
+            writers |= {shard.name.partition("-")[0] for shard in shards(folder)}
             graphs = list(read_graphs(folder))
-            assert len(graphs) == 2 and all(graph.nodes for graph in graphs), step
+            assert graphs and all(graph.nodes for graph in graphs), step
     assert writers == {"worker0", "worker1"}
 
 

@@ -71,10 +71,11 @@ class StepInStore:
         found = [_answer(answer) for answer in self.answers]
         written = sum(each.tasks for each in found)
         missing = self.tasks - written
-        problems = [self.problem, *(each.problem for each in found)]
-        problem = next((each for each in problems if each), None)
+        problem = self.problem
         if problem is None and missing:
-            problem = f"{missing} of {self.tasks} tasks of step {self.step} are lost with the worker that held them."
+            # A worker that failed and held nothing of the step costs it nothing.
+            lost = f"{missing} of {self.tasks} tasks of step {self.step} are lost with the worker that held them."
+            problem = next((each.problem for each in found if each.problem), lost)
         if problem is None:
             problem = self._mark(credit, max_gib)
         if problem is not None:
