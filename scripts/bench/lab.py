@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--sampler-seeds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=1000)
-    parser.add_argument("--sampler-batches", type=int, default=300)
+    parser.add_argument("--sampler-batches", type=int, default=100)
     parser.add_argument("--processes", type=int, help="side by side; as many as there are cores when omitted")
     parser.add_argument("--keep", type=Path, default=Path("runs/lab"))
     parser.add_argument("--hours", type=float, default=math.inf)

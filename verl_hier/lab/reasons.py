@@ -34,8 +34,8 @@ CAUSES: dict[str, str] = {
     "with `grounded_weight: 0` it learns",
     "right": "knows only right and wrong: a return above 0.5 is right, and here one of 2/3 is not yet the best; with "
     "`right_above: 0.9` it learns",
-    "joint context": "compares joint actions behind the same history, and in chains no two episodes share more than "
-    "the beginning; where each of them is tried several times (`magrpo@magrpo`) it learns",
+    "joint context": "compares joint actions behind the same history: in chains no two episodes share more than the "
+    "beginning, and its sampler tries the first two joint steps alone several times; where each of them is, it learns",
     "lone executions": "compares executions of one plan, and the second plan of an episode has a single one: the "
     "method has one plan an episode; with `micro_group: group` it learns",
     "later plan": "has one plan an episode: `nested` lets trials go on greedily behind their first turn, and while the "
