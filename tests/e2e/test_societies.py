@@ -172,14 +172,14 @@ def test_functions_that_help_are_trained_with_their_reward(train, byte_model, pr
     graphs = [graph for step in (1, 2) for graph in read_graphs(tmp_path / "graphs" / f"step_{step:06d}")]
     nodes = [node for graph in graphs for node in graph.nodes]
     assert len(graphs) == 8 and {node.segment for node in nodes} == {0, 1}
-    assert any(node.extra["skill_reused"] for node in nodes) and any(
-        not node.extra["question_solved"] for node in nodes
-    )
+    assert any(node.extra["skill_sources"] for node in nodes)
+    questions = sum(2 * len(list(graph.complete())) for graph in graphs)
+    assert 0 < sum(node.extra["question_solved"] for node in nodes) < questions
     for graph in graphs:
         for question in (0, 1):
             asked = [[node for node in graph.nodes if (node.episode, node.segment) == (each.id, question)]
                      for each in graph.complete()]  # fmt: skip
-            earned = np.array([sum(node.reward for node in turns) + helped(turns) for turns in asked])
+            earned = np.array([sum(node.reward for node in turns) + helped(graph, turns) for turns in asked])
             scores = (earned - earned.mean()) / (earned.std(ddof=1) + 1e-6)
             for turns, score in zip(asked, scores, strict=True):
                 assert [graph.credit[node.id] for node in turns] == pytest.approx([score] * len(turns), abs=1e-4)
@@ -187,7 +187,9 @@ def test_functions_that_help_are_trained_with_their_reward(train, byte_model, pr
     assert sum(learned_roles(tmp_path / "run" / "probe", graphs).values()) == credited > 0
 
 
-def helped(turns):
+def helped(graph, turns):
     """What a question earns for skills: a point for one that it called, and one for one of its own that has helped."""
-    solved = all(node.extra["question_solved"] for node in turns)
-    return solved * sum(any(node.extra[name] for node in turns) for name in ("skill_used", "skill_reused"))
+    mine = [node for node in graph.nodes if node.episode == turns[0].episode]
+    called = any(node.extra["skill_used"] for node in turns)
+    left = any(int(node.extra["skill_sources"]) >> turns[0].segment & 1 for node in mine)
+    return any(node.extra["question_solved"] for node in turns) * (called + left)

@@ -79,8 +79,10 @@ COLUMNS: dict[str, Column] = {
     "share": Column("the first agent's part of the contribution, as the turn rates it", "worker", _WORKER),
     "value_last": Column("critic at the end of the turn", "critic", "hier.value_heads: {last: 1.0}"),
     "skill_used": Column("whether the turn used a stored skill", "worker", _WORKER),
-    "skill_reused": Column("whether a skill of the turn has helped to solve a later question", "worker", _WORKER),
-    "question_solved": Column("whether the question of the turn was solved", "worker", _WORKER),
+    "skill_sources": Column(
+        "2^k for each question k whose skills have helped the turn to solve its own", "worker", _WORKER
+    ),
+    "question_solved": Column("whether the turn has solved its question", "worker", _WORKER),
 }
 
 

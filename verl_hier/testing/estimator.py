@@ -53,7 +53,7 @@ TURN_FILLS: dict[str, Fill] = {
     "access_calls": lambda rng, n: rng.integers(0, 2, n),
     "limit_failed": lambda rng, n: rng.integers(0, 2, n),
     "repeat_failed": lambda rng, n: rng.integers(0, 2, n),
-    "skill_reused": lambda rng, n: rng.integers(0, 2, n).astype(bool),
+    "skill_sources": lambda rng, n: rng.integers(0, 8, n),
     "question_solved": lambda rng, n: rng.integers(0, 2, n).astype(bool),
     "skill_used": lambda rng, n: rng.integers(0, 2, n).astype(bool),
     "log_ratio": lambda rng, n: rng.normal(scale=0.1, size=n),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_hier.credit import Floats, group_ids, turn_advantage
+from verl_hier.credit import Bools, Floats, group_ids, turn_advantage
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative
@@ -36,9 +36,18 @@ def question_rewards(table: TurnTable, options: SAGEOptions) -> Floats:
     question = group_ids(table["episode"], table["segment"])
     reward: Floats = np.asarray(np.bincount(question, table["reward"]), np.float64)
     solved = np.bincount(question, table["question_solved"]) > 0
-    for column, amount in (("skill_used", options.used_reward), ("skill_reused", options.made_reward)):
-        reward += amount * (solved & (np.bincount(question, table[column]) > 0))
+    for helped, amount in ((table["skill_used"], options.used_reward), (has_helped(table), options.made_reward)):
+        reward += amount * (solved & (np.bincount(question, helped) > 0))
     return reward[question]
+
+
+def has_helped(table: TurnTable) -> Bools:
+    """(T,) whether a skill of the turn's question has helped to solve a later one of its episode."""
+    episode = group_ids(table["episode"])
+    sources = np.asarray(table["skill_sources"], np.int64) * (np.asarray(table["question_solved"]) > 0)
+    of_episode = np.zeros(episode.max(initial=-1) + 1, np.int64)
+    np.bitwise_or.at(of_episode, episode, sources)
+    return (of_episode[episode] >> np.clip(table["segment"], 0, 62)) & 1 > 0
 
 
 @hookimpl
@@ -51,7 +60,7 @@ def hier_estimators() -> EstimatorSpec:
         source="arXiv 2512.17102, Skill-integrated Reward",
         requires=(
             *("group", "episode", "segment", "reward", "trained"),
-            *("question_solved", "skill_used", "skill_reused"),
+            *("question_solved", "skill_used", "skill_sources"),
         ),
         confidence="C",
     )

@@ -23,6 +23,8 @@ AGENT = "agent"
 VERBS = ("python", "answer")
 LONGEST_SCRIPT = 20_000
 """Characters of a script that is read; the tool refuses longer ones as well."""
+MOST_SOURCES = 50
+"""Questions of a chain whose functions can be named in a column: a number has 53 bits for them."""
 
 
 @dataclass(frozen=True)
@@ -155,19 +157,17 @@ class _Chain:
         """One question, until the next one is asked; then what it and earlier ones have earned is noted."""
         context = self._episode.context(AGENT, system=self._options.system)
         self._tell(context, "prompt")
-        turns, used = list[Turn](), dict[str, Skill]()
+        last, used = None, dict[str, Skill]()
         while not self._over and self._number == number:
-            turn = await self._episode.generate(context, segment=number)
-            turns.append(turn)
-            used |= await self._act(turn, number)
+            last = await self._episode.generate(context, segment=number)
+            used |= await self._act(last, number)
             if not self._over and self._number == number:
                 self._tell(context, "observation_prompt")
         scores = self._last.info["scores"]
-        if len(scores) > number and scores[number] >= 1.0 - 1e-9:
-            for turn in turns:
-                turn.mark(question_solved=1)
-            for skill in used.values():
-                skill.turn.mark(skill_reused=1)
+        if last is not None and len(scores) > number and scores[number] >= 1.0 - 1e-9:
+            # Noted with the turn at which it is known: other episodes may share the earlier ones.
+            sources = {skill.question for skill in used.values() if skill.question < MOST_SOURCES}
+            last.mark(question_solved=1, skill_sources=sum(1 << question for question in sources))
 
     async def _act(self, turn: Turn, number: int) -> dict[str, Skill]:
         """Do what a turn says, with the functions that it calls in front; returns those of earlier questions."""
@@ -176,7 +176,7 @@ class _Chain:
         needed = self._needed(script)
         earlier = {name: skill for name, skill in needed.items() if skill.question < number}
         formed = bool(verb and body)
-        turn.mark(format=int(formed), skill_made=0, skill_used=int(bool(earlier)), skill_reused=0, question_solved=0)
+        turn.mark(format=int(formed), skill_made=0, skill_used=int(bool(earlier)), skill_sources=0, question_solved=0)
         if not formed:
             turn.mark(valid=False, failure="no_action")
             turn.reward(-self._options.format_penalty)
@@ -222,6 +222,6 @@ def hier_workers() -> WorkerSpec:
         summary="an agent answers a chain of questions, and may call functions that it has defined for earlier ones",
         source="SAGE, arXiv 2512.17102",
         roles={AGENT: 0},
-        provides=("format", "skill_made", "skill_used", "skill_reused", "question_solved"),
+        provides=("format", "skill_made", "skill_used", "skill_sources", "question_solved"),
         fits=fit,
     )

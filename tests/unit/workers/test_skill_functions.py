@@ -57,12 +57,12 @@ def test_a_function_of_one_question_helps_with_the_next():
     assert [node.messages[0].content for node in graph.nodes][::2] == ["question 0|none", f"question 1|{kept}",
                                                                          f"question 2|{kept}"]  # fmt: skip
     assert column(graph, "skill_made") == [1, 0, 0, 0, 0] and column(graph, "skill_used") == [0, 0, 1, 0, 0]
-    assert column(graph, "skill_reused") == [1, 0, 0, 0, 0] and column(graph, "question_solved") == [1, 1, 1, 1, 1]
+    assert column(graph, "skill_sources") == [0, 0, 0, 1, 0] and column(graph, "question_solved") == [0, 1, 0, 1, 1]
 
 
 def test_a_skill_that_did_not_help_has_earned_nothing():
     graph = play([DOUBLE, RIGHT, CALLS, WRONG, RIGHT])
-    assert column(graph, "skill_reused") == [0] * 5 and column(graph, "question_solved") == [1, 1, 0, 0, 1]
+    assert column(graph, "skill_sources") == [0] * 5 and column(graph, "question_solved") == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
