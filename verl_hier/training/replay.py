@@ -88,10 +88,7 @@ class Turns:
         turn before it.
         """
         table = contexts.table
-        task = np.asarray(table["episodes.task"])
         places = np.flatnonzero(contexts.there)
-        # The trainer has tasks in the order of their random names; a resumed run has to draw the same ones.
-        places = places[np.argsort(task[np.asarray(table["episode"])[places]], kind="stable")]
         number = np.full(len(table), -1)
         number[places] = np.arange(len(places))
         episode, turn = np.asarray(table.step_episode), number[np.asarray(table.step_turn)]
@@ -105,8 +102,7 @@ class Turns:
         rows = [(contexts.before(place), contexts.action(place)) for place in places.tolist()]
         sizes = np.array([[len(part) for part in row] for row in rows], np.int64).reshape(-1, 2)
         tokens = np.concatenate([np.zeros(0, np.int32), *(part for row in rows for part in row)]).astype(np.int32)
-        order = np.argsort(task[episode[kept]], kind="stable")
-        return cls(tokens, sizes, turn[kept][order], following[order], earned.astype(np.float64)[order]), places
+        return cls(tokens, sizes, turn[kept], following, earned.astype(np.float64)), places
 
     def row(self, turn: int, *, spoken: bool = True) -> Row:
         """A turn as the critic reads it, with what was said or only up to there."""
