@@ -62,8 +62,8 @@ def test_the_request_of_a_task_has_what_it_was_told(validate):
     asked = []
 
     class Runner:
-        def pool(self):
-            return None
+        def pool(self, workers):
+            asked.append(workers)
 
         async def roll_out(self, request, policy, environments, on_lost):
             asked.append(request)
@@ -71,7 +71,9 @@ def test_the_request_of_a_task_has_what_it_was_told(validate):
 
     worker = object.__new__(agent_loop.HierAgentLoopWorker)
     worker.config = SimpleNamespace(
-        actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2, val_kwargs=SimpleNamespace(n=1)))
+        actor_rollout_ref=SimpleNamespace(
+            rollout=SimpleNamespace(n=2, val_kwargs=SimpleNamespace(n=1), agent=SimpleNamespace(num_workers=3))
+        )
     )
     worker._runner, worker._pool, worker._policy = Runner(), None, None
     worker._unfinished = UnfinishedEpisodes(0)
@@ -81,4 +83,5 @@ def test_the_request_of_a_task_has_what_it_was_told(validate):
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
     graph = asyncio.run(worker._roll_out(prompt, params, Phase("joint"), 5, validate))
     told = {} if validate else {"questions": ["4 in 5"]}
-    assert asked[0].told == told and graph.request.get("told", {}) == told and "hier_told" not in prompt
+    workers, request = asked
+    assert workers == 3 and request.told == told and graph.request.get("told", {}) == told and "hier_told" not in prompt

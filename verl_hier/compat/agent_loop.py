@@ -129,7 +129,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             told=told,
         )
         if self._pool is None:
-            self._pool = self._runner.pool()
+            self._pool = self._runner.pool(config.agent.num_workers)
         graph = await self._runner.roll_out(request, self._policy, self._pool, partial(self._lost, request))
         self._unfinished.keep(name, graph)
         graph.phase = Phase("validation").to_dict() if validate else phase.to_dict()

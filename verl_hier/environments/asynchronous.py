@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_hier.environments.base import StepResult
@@ -95,7 +95,12 @@ class AsyncOptions:
     """Wall seconds that a reset may take."""
     close_s: Positive = 10.0
     """Wall seconds that closing an environment may take."""
-    calls_in_flight: Count = 256
-    """Calls that one rollout worker has in flight at once. Others wait, which counts towards no time limit."""
+    calls_in_flight: Count = 1024
+    """Calls that the run has in flight at once, in equal shares over its rollout workers
+    (`actor_rollout_ref.rollout.agent.num_workers`). Others wait, which counts towards no time limit."""
     retries: CountOrZero = 2
     """How often a call is made again that surely had no effect, such as one that a server refused."""
+
+    def shared(self, workers: int) -> AsyncOptions:
+        """The options of one of so many rollout workers: its share of the calls in flight, at least one."""
+        return replace(self, calls_in_flight=max(1, self.calls_in_flight // workers))

@@ -40,8 +40,11 @@ class RolloutRunner:
     tools: Callable[[], Tools] | None = None
     opens: Callable[[str], Policy | None] | None = None
 
-    def pool(self) -> EnvironmentPool:
+    def pool(self, workers: int = 1) -> EnvironmentPool:
         """Processes for the recipe's environment.
+
+        Args:
+            workers: rollout workers of the run, each of which has a pool; they share the calls in flight.
 
         Raises:
             RecipeError: when the sandbox of this machine promises less than `hier.sandbox.require`.
@@ -53,7 +56,7 @@ class RolloutRunner:
             part.options,
             rollout.environment_processes,
             rollout.time_limit_s,
-            rollout.asynchronous,
+            rollout.asynchronous.shared(workers),
             rollout.process,
             self.tools() if part.spec.in_worker and self.tools is not None else None,
         )

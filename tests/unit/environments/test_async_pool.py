@@ -1,6 +1,7 @@
 """Asynchronous environments behind the pool: side by side, and a fault costs exactly one episode."""
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -13,6 +14,8 @@ from tests.fixtures.faulty_async_environment import HANG_S, MOMENT_S, Options
 from verl_hier.environments.asynchronous import AsyncOptions
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.runner import RolloutRunner
 
 SERVICE = "tests.fixtures.faulty_async_environment:service"
 
@@ -367,3 +370,18 @@ def test_a_service_that_does_not_start_says_why(world):
         world.having(refuse="recipe").run(scenario)
     with pytest.raises(RolloutError, match=r"service .* does not start: ConnectionRefusedError: nobody listens"):
         world.having(refuse="raise").run(scenario)
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 7), (3, 2), (9, 1)])
+def test_rollout_workers_share_the_calls_in_flight(workers, most):
+    recipe = ComposedRecipe.named("himac_mcp", ["hier.rollout.asynchronous.calls_in_flight=7"])
+
+    async def scenario():
+        pool = RolloutRunner(recipe, None, 1).pool(workers)
+        for _ in range(8):
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(pool.slots.__aenter__(), 0.01)
+        assert pool.counts["most_in_flight"] == most
+        await pool.close()
+
+    asyncio.run(scenario())
