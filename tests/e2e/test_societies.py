@@ -1,4 +1,4 @@
-"""Pools, libraries, baselines and opponents of a run that is killed and resumed: as if nothing had been."""
+"""Pools, libraries, baselines and opponents of a run that is killed and resumed: as if nothing had been; and SAGE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from verl_hier.graph import read_graphs
 from .test_himac import check_the_same, learned_roles
 from .test_workers import lessons, taught
 
-pytestmark = pytest.mark.long
 STEPS = 5
 RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
@@ -94,6 +93,7 @@ def member(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return taught(byte_model, tmp_path_factory.mktemp("member"), lessons() + skills)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOCIETIES)
 def test_killed_at_a_random_step_it_goes_on_bit_by_bit(train, member, probes, tmp_path, name):
     worker, schedule = SOCIETIES[name]
@@ -148,6 +148,7 @@ SCRIPT, CALL = "<python>def f(): return 2\nf()</python>", "<python>f()</python>"
 KEPT = "def f():\n    return 2"
 
 
+@pytest.mark.slow
 def test_functions_that_help_are_trained_with_their_reward(train, byte_model, probes, tmp_path):
     """Two steps of SAGE, with the credit of each question computed again from what its turns say."""
     starts = [f"f:-{SCRIPT}<|im_end|>o:", f"f:{KEPT}{CALL}<|im_end|>o:", f"f:{KEPT}", "f:-"]
