@@ -37,10 +37,11 @@ from cpu_run import CpuRun
 from learning_tasks import COLD_STARTS, COMPARISONS, GROUPS, METHODS, SHORT, Comparison
 
 from verl_hier.coldstart.build import build
+from verl_hier.errors import RecipeError
 from verl_hier.ops.progress import validation_of
+from verl_hier.recipe.check import check_ready
 from verl_hier.recipe.compose import command, compose
 
-VALIDATION = 128
 TRIAL_SEED, TRIAL_SHARE = 99, 3
 """Seed of the trials of learning rates, and the part of the tokens that they have."""
 COSTS = {
@@ -131,15 +132,16 @@ class Results:
         return {**names, **more, "curve": self._curves[run]}
 
 
-def overrides(run: Run, model: Path) -> list[str]:
-    """What all methods share: tasks, sampling of held-out tasks, seeds."""
+def composed(run: Run) -> tuple[str, list[str]]:
+    """The recipe of a run, and its overrides: the method's own, and what all methods share, but for the model."""
     comparison = COMPARISONS[run.comparison]
-    return [
+    recipe, *own = comparison.methods[run.method].split()
+    return recipe, [
+        *own,
         *comparison.overrides,
-        f"hier.environment.validation={VALIDATION}",
+        f"hier.environment.validation={comparison.held_out}",
         f"hier.seed={run.seed}",
         f"data.seed={run.seed}",
-        f"actor_rollout_ref.model.path={model.resolve()}",
         "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
         "actor_rollout_ref.rollout.val_kwargs.n=1",
@@ -151,6 +153,19 @@ def overrides(run: Run, model: Path) -> list[str]:
     ]
 
 
+def require_sound(runs: Sequence[Run]) -> None:
+    """Refuse before the first cold start what a run would refuse after it.
+
+    Raises:
+        RecipeError: for a recipe that is wrong, or that this machine cannot run.
+    """
+    for run in {(run.comparison, run.method): run for run in runs}.values():
+        report, lacking = check_ready(compose(*composed(run)))
+        for missing in lacking:
+            if missing.commands != report.first:
+                raise RecipeError(f"{run.comparison}, {run.method}: {missing.why}")
+
+
 def train(end: float, run: Run, rate: float, model: Path, work: Path) -> None:
     """Train until a measurement lies at or beyond the token budget, unless it is later than `end` by the monotonic
     clock.
@@ -160,9 +175,9 @@ def train(end: float, run: Run, rate: float, model: Path, work: Path) -> None:
     """
     if time.monotonic() >= end:
         return
-    recipe, *own = COMPARISONS[run.comparison].methods[run.method].split()
+    recipe, overrides = composed(run)
     rates = [f"actor_rollout_ref.actor.optim.lr={rate}"] if rate else []
-    arguments = command(recipe, [*own, *rates, *overrides(run, model)])
+    arguments = command(recipe, [*overrides, *rates, f"actor_rollout_ref.model.path={model.resolve()}"])
     CpuRun(run.folder(work), arguments).finish(lambda records: run.beyond(curve_of(records)))
 
 
@@ -299,10 +314,15 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def play(options: argparse.Namespace, end: float, runs: Sequence[Run], results: Results, work: Path) -> None:
-    """Cold starts, then runs, `--jobs` at a time."""
+    """Cold starts, then runs, `--jobs` at a time. A run that fails stops no other.
+
+    Raises:
+        Exception: that of the first run that failed, when the others have ended.
+    """
     missing = [run for run in runs if not results.curve(run)]
     starts = list(dict.fromkeys((COMPARISONS[run.comparison].cold_start, run.seed) for run in missing))
     results.keep(runs, options.jobs)
+    require_sound(missing)
     # In processes of their own: they seed torch and import transformers, which threads would share.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         made = [pool.submit(start_in_time, end, name, seed, work) for name, seed in starts]
@@ -313,11 +333,16 @@ def play(options: argparse.Namespace, end: float, runs: Sequence[Run], results: 
             model = models[COMPARISONS[run.comparison].cold_start, run.seed]
             if model is not None:
                 running[threads.submit(train, end, run, results.rate(run), model, work)] = run
+        failed: list[BaseException] = []
         for future in as_completed(running):
-            future.result()
-            if curve := results.curve(running[future]):
+            if error := future.exception():
+                failed.append(error)
+                print(f"{running[future]}: {error}", flush=True)
+            elif curve := results.curve(running[future]):
                 print(f"{running[future]}: {curve[0]['success']:.2f} -> {curve[-1]['success']:.2f}", flush=True)
                 results.keep(runs, options.jobs)
+        if failed:
+            raise failed[0]
 
 
 def start_in_time(end: float, name: str, seed: int, work: Path) -> Path | None:

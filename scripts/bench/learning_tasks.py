@@ -42,6 +42,7 @@ class Comparison:
         overrides: what the task changes in all recipes.
         rates: learning rates that each method tries on another seed, for a third of the tokens; the better one is that
             of its runs. Without any, all methods have that of their recipes.
+        held_out: tasks of each measurement.
     """
 
     task: str
@@ -51,6 +52,7 @@ class Comparison:
     test_every: int
     overrides: tuple[str, ...] = ()
     rates: tuple[float, ...] = ()
+    held_out: int = 128
 
 
 FLAT = {"gigpo": "gigpo_alfworld", "grpo": "grpo_alfworld"}
@@ -68,6 +70,8 @@ SEARCHES = {
 AGAINST_RANDOM = "hier/method=grpo hier.worker.name=self_play +hier.worker.seats={player_0:{},player_1:{by:random}}"
 """A flat agent in a game: one seat learns from games against the player that all methods are measured against."""
 RATES = (1e-4, 3e-4)
+QUESTIONS = 112
+"""Held-out questions: the generated world has 114 of two hops."""
 COMPARISONS = {
     "two_goals": Comparison("households, 2 goals", HOUSEHOLDS, "households", 55_000, 4, ("hier.environment.goals=2",)),
     "one_goal": Comparison("households, 1 goal", HOUSEHOLDS, "households", 40_000, 4, ("hier.environment.goals=1",)),
@@ -105,7 +109,10 @@ COMPARISONS = {
         20_000,
         8,
     ),
-    "lead": Comparison("two-hop questions", {"matpo": "matpo_search", "grpo": "grpo_search"}, "questions", 40_000, 4),
+    "lead": Comparison(
+        *("two-hop questions", {"matpo": "matpo_search", "grpo": "grpo_search"}, "questions", 40_000, 4),
+        held_out=QUESTIONS,
+    ),
     "long_one_goal": Comparison(
         *("households, 1 goal, at length", {**TREES, **HOUSEHOLDS}, "households", 120_000, 8),
         ("hier.environment.goals=1",),
@@ -121,7 +128,9 @@ COMPARISONS = {
         ("hier.environment.goals=3",),
         RATES,
     ),
-    "long_questions": Comparison("two-hop questions, at length", SEARCHES, "questions", 120_000, 8, rates=RATES),
+    "long_questions": Comparison(
+        *("two-hop questions, at length", SEARCHES, "questions", 120_000, 8), rates=RATES, held_out=QUESTIONS
+    ),
 }
 for _name, _tokens in (("systems", 96_000), ("bugs", 60_000)):
     _short = COMPARISONS[_name]
