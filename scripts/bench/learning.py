@@ -32,9 +32,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
 from cpu_run import CpuRun
-from learning_tasks import COLD_STARTS, COMPARISONS, GROUPS, METHODS, SHORT, Comparison
+from learning_tasks import COLD_STARTS, COMPARISONS, GROUPS, SHORT, Comparison
 
 from verl_hier.coldstart.build import build
 from verl_hier.errors import RecipeError
@@ -42,6 +41,8 @@ from verl_hier.ops.progress import validation_of
 from verl_hier.recipe.check import check_ready
 from verl_hier.recipe.compose import command, compose
 
+PANELS = 4
+"""In a row of the plot."""
 TRIAL_SEED, TRIAL_SHARE = 99, 3
 """Seed of the trials of learning rates, and the part of the tokens that they have."""
 COSTS = {
@@ -246,7 +247,7 @@ def grouped(results: dict[str, Any]) -> list[tuple[Comparison, str, list[list[di
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """One panel a comparison, one thin line a seed."""
+    """One panel a comparison, one thin line a seed; the flat baseline is black."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -254,19 +255,24 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
     groups = grouped(results)
     tasks = list(dict.fromkeys(comparison.task for comparison, _, _ in groups))
-    colours = dict(zip(METHODS, pyplot.get_cmap("turbo")(np.linspace(0.05, 0.95, len(METHODS))), strict=True))
+    rows = math.ceil(len(tasks) / PANELS)
     figure, axes = pyplot.subplots(
-        1, len(tasks), figsize=(3.6 * len(tasks), 3.4), sharey=True, layout="constrained", squeeze=False
+        rows, PANELS, figsize=(3.6 * PANELS, 3.2 * rows), sharey=True, layout="constrained", squeeze=False
     )
-    panels = dict(zip(tasks, axes[0], strict=True))
+    panels = dict(zip(tasks, axes.flat, strict=False))
     for comparison, method, curves in groups:
+        place = [*comparison.methods].index(method)
+        colour = "black" if method == "grpo" else pyplot.get_cmap("tab10")(place)
         for number, curve in enumerate(curves):
             x, y = zip(*((point["tokens"] / 1000, 100 * point["success"]) for point in curve), strict=True)
-            panels[comparison.task].plot(x, y, color=colours[method], alpha=0.8, label=None if number else method)
+            panels[comparison.task].plot(x, y, color=colour, alpha=0.8, label=None if number else method)
+    for panel in axes.flat[len(tasks) :]:
+        panel.remove()
     for task, panel in panels.items():
         panel.set(title=task, xlabel="generated tokens (thousands)", ylim=(0, 100))
         panel.legend(frameon=False)
-    axes[0][0].set_ylabel("held-out success (%)")
+    for row in axes:
+        row[0].set_ylabel("held-out success (%)")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 

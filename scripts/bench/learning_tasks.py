@@ -145,4 +145,3 @@ GROUPS = {
 """Names for several comparisons."""
 SHORT = [name for name in COMPARISONS if name not in GROUPS["at_length"]]
 """Comparisons of an evening or two."""
-METHODS = list(dict.fromkeys(method for comparison in COMPARISONS.values() for method in comparison.methods))
