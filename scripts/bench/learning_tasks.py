@@ -94,10 +94,10 @@ COMPARISONS = {
         10,
     ),
     "clocks_one_goal": Comparison(
-        "households, 1 goal, critics", CLOCKS, "clocks", 28_000, 6, ("hier.environment.goals=1",)
+        "households, 1 goal, critics", CLOCKS, "clocks", 40_000, 4, ("hier.environment.goals=1",)
     ),
     "clocks_two_goals": Comparison(
-        "households, 2 goals, critics", CLOCKS, "clocks", 40_000, 6, ("hier.environment.goals=2",)
+        "households, 2 goals, critics", CLOCKS, "clocks", 55_000, 4, ("hier.environment.goals=2",)
     ),
     "solver_verifier": Comparison(
         "sums", {"dr_mas": "dr_mas_math", "marft": "marft_math", "grpo": "grpo_math"}, "sums", 40_000, 4
