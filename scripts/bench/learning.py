@@ -155,12 +155,12 @@ def composed(run: Run) -> tuple[str, list[str]]:
 
 
 def require_sound(runs: Sequence[Run]) -> None:
-    """Refuse before the first cold start what a run would refuse after it.
+    """Refuse before the first cold start what a run would refuse after it. Seeds do not matter; give one a method.
 
     Raises:
         RecipeError: for a recipe that is wrong, or that this machine cannot run.
     """
-    for run in {(run.comparison, run.method): run for run in runs}.values():
+    for run in runs:
         report, lacking = check_ready(compose(*composed(run)))
         for missing in lacking:
             if missing.commands != report.first:
@@ -313,6 +313,7 @@ def measure(options: argparse.Namespace) -> None:
     work: Path = options.work.resolve()
     results = Results(options.out, work)
     chosen = [(name, method) for name in options.comparisons for method in COMPARISONS[name].methods]
+    require_sound([Run(*each, seed=0) for each in chosen])
     trials = [Run(*each, TRIAL_SEED, rate) for each in chosen for rate in COMPARISONS[each[0]].rates]
     play(options, end, trials, results, work)
     if all(results.curve(trial) for trial in trials):
@@ -328,7 +329,6 @@ def play(options: argparse.Namespace, end: float, runs: Sequence[Run], results: 
     missing = [run for run in runs if not results.curve(run)]
     starts = list(dict.fromkeys((COMPARISONS[run.comparison].cold_start, run.seed) for run in missing))
     results.keep(runs, options.jobs)
-    require_sound(missing)
     # In processes of their own: they seed torch and import transformers, which threads would share.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         made = [pool.submit(start_in_time, end, name, seed, work) for name, seed in starts]
