@@ -114,7 +114,7 @@ COMPARISONS = {
         held_out=QUESTIONS,
     ),
     "long_one_goal": Comparison(
-        *("households, 1 goal, at length", {**TREES, **HOUSEHOLDS}, "households", 120_000, 8),
+        *("households, 1 goal, at length", {**TREES, **HOUSEHOLDS}, "clocks", 120_000, 8),
         ("hier.environment.goals=1",),
         RATES,
     ),
