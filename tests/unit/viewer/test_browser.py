@@ -54,13 +54,13 @@ def test_by_keys_alone_from_the_alarms_to_the_estimator_s_own_numbers(chrome, ru
     book = written(runs[method], tmp_path / "out.html")
     with tab(chrome, tmp_path / "out.html") as seen:
         seen.press("j", "Enter")  # the first alarm: a group that teaches nothing
-        seen.page.wait_for_selector("canvas")
+        seen.page.wait_for_selector(".tree canvas")
         assert "so it teaches nothing" in seen.page.inner_text("main")
         seen.press("2")
         seen.page.wait_for_selector(".row")
         assert seen.page.locator(".row").count() == len(book.overview()["groups"])
         seen.press("j", "Enter")  # the first group of the table
-        seen.page.wait_for_selector("canvas")
+        seen.page.wait_for_selector(".tree canvas")
         where = re.fullmatch(r"#/group/(\d+)/([\w-]+)", seen.place)
         (why,) = book.why(int(where[1]), where[2])["methods"]
         seen.press("ArrowRight", "y")
@@ -97,7 +97,7 @@ def test_alarms_of_roles_and_of_steps_lead_to_their_groups(chrome, runs, tmp_pat
     written(run, tmp_path / "out.html")
     with tab(chrome, tmp_path / "out.html") as seen:
         seen.press("j", "Enter")  # what is trained with other log-probs comes first
-        seen.page.wait_for_selector("canvas")
+        seen.page.wait_for_selector(".tree canvas")
         assert seen.place.startswith("#/group/2/")
         seen.press("c", "c", "c", "ArrowRight")
         seen.until("document.querySelector('.tree input:checked').parentElement.textContent.includes('log-prob')")
@@ -156,7 +156,7 @@ def test_what_a_model_wrote_is_text_whatever_it_is(chrome, tree, tmp_path):
         seen.page.wait_for_selector(".row a")
         assert seen.page.inner_text(".row a") == EVIL[1]
         seen.press("j", "Enter")
-        seen.page.wait_for_selector("canvas")
+        seen.page.wait_for_selector(".tree canvas")
         for number in range(len(graph.nodes)):
             seen.press("ArrowRight" if number == 0 else "]")
             seen.page.wait_for_selector(".turn.chosen")
@@ -174,7 +174,7 @@ def test_a_shared_stretch_without_branches_is_folded_until_it_is_opened(chrome, 
     written(tmp_path / "graphs.parquet", tmp_path / "out.html")
     folded = "document.querySelector('canvas').ariaLabel.includes('{} stretches folded')"
     with tab(chrome, (tmp_path / "out.html").as_uri() + "#/group/0/u/0") as seen:
-        seen.page.wait_for_selector("canvas")
+        seen.page.wait_for_selector(".tree canvas")
         seen.until(folded.format(1))
         assert "it and the 8 turns after it are folded: o opens them" in seen.page.inner_text("main")
         seen.press("ArrowRight")
@@ -222,7 +222,7 @@ def test_a_served_page_shows_a_step_that_is_written_while_it_is_open(chrome, run
                 (tmp_path / "later").rename(later)
                 seen.until("document.querySelectorAll('.row').length === 6")
                 seen.press("j", "Enter")
-                seen.page.wait_for_selector("canvas")
+                seen.page.wait_for_selector(".tree canvas")
                 seen.press("ArrowRight", "y")
                 seen.page.wait_for_selector(".why .term")
                 assert seen.complaints == [] and all(each.startswith(address) for each in seen.asked)
