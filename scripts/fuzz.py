@@ -1,6 +1,7 @@
 """What strangers may send, made at random and sent by the thousand: files to commands, outputs to workers.
 
     python scripts/fuzz.py files --count 500             # hostile files through all commands that read one, in rounds
+    python scripts/fuzz.py files --changed 500           # one round, with at least 500 files for each command
     python scripts/fuzz.py outputs --minutes 60          # hostile outputs over all workers, one target a worker
     python scripts/fuzz.py outputs --worker react --count 200000
 
@@ -25,9 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.fixtures import hostile_commands, hostile_files, hostile_outputs
 from tests.fixtures.hostile_rollouts import roll, workers
-
-CHANGED = 20
-"""Files that are changed at random for each command in each round, besides those that are always the same."""
 
 
 @dataclass
@@ -75,7 +73,12 @@ def keep(folder: Path, texts: list[str]) -> None:
 
 
 def fuzz_files(
-    corpus: Path, seed: int, goes_on: Callable[[int], bool], tally: Tally, only: Sequence[str] | None
+    corpus: Path,
+    seed: int,
+    goes_on: Callable[[int], bool],
+    tally: Tally,
+    only: Sequence[str] | None,
+    changed: int,
 ) -> None:
     """Send hostile files to the commands that read them, in turn; a file that breaks one is kept."""
     with tempfile.TemporaryDirectory() as models:
@@ -85,7 +88,7 @@ def fuzz_files(
         while goes_on(tally.tried):
             for name, target in targets.items():
                 with tempfile.TemporaryDirectory() as made:
-                    files = target.files(Path(made), random.Random(f"{seed}-{number}-{name}"), CHANGED)
+                    files = target.files(Path(made), random.Random(f"{seed}-{number}-{name}"), changed)
                     kept = sorted((corpus / "files" / name).glob("*")) if number == 0 else []
                     _send(name, target, chain(kept, files), Path(made), corpus / "files" / name, tally)
             number += 1
@@ -115,6 +118,12 @@ def main() -> int:
     parser.add_argument("target", choices=("files", "outputs"))
     parser.add_argument("--worker", action="append", help="only this worker; may be repeated")
     parser.add_argument("--command", action="append", help="only this command of `files`; may be repeated")
+    parser.add_argument(
+        "--changed",
+        type=int,
+        default=20,
+        help="files changed at random for each command in a round of `files`, besides those that are always the same",
+    )
     parser.add_argument("--minutes", type=float, help="how long")
     parser.add_argument("--count", type=int, help="how many, each worker its own")
     parser.add_argument("--seed", type=int, default=0)
@@ -126,11 +135,11 @@ def main() -> int:
     tally, started = Tally(), time.monotonic()
 
     def limits(number: int) -> Callable[[int], bool]:
-        until = started + 60 * (given.minutes or 1) * (number + 1) / shares
-        return lambda tried: tried < given.count if given.count else time.monotonic() < until
+        until = started + 60 * (given.minutes or 0) * (number + 1) / shares
+        return lambda tried: tried < max(given.count or 0, 1) or time.monotonic() < until
 
     if given.target == "files":
-        fuzz_files(given.corpus, given.seed, limits(0), tally, given.command)
+        fuzz_files(given.corpus, given.seed, limits(0), tally, given.command, given.changed)
     else:
         for number, name in enumerate(names):
             before = tally.tried

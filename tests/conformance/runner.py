@@ -6,18 +6,25 @@ values come from float32 code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import resource
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
+import psutil
 
 from verl_hier.errors import FileError, HierError, first_line
 from verl_hier.graph.bounded_reading import read_json
 
 RTOL = 2e-4
 ATOL = 2e-5
+CASE_S, CASE_BYTES = 2, 8 * 2**30
+"""Processor time of a case, and address space beside that of the process; the recorded ones take milliseconds."""
 CASES = Path(__file__).with_name("cases")
 """The recorded cases of this checkout."""
 
@@ -94,7 +101,8 @@ def find_adapter(method: str) -> Adapter | None:
 
 def _run_case(file: str, method: str, number: int, case: Case, run: Adapter) -> Result:
     try:
-        computed = run(case["input"])
+        with bounded():
+            computed = run(case["input"])
         outputs = case["output"] if isinstance(case["output"], Mapping) else {"out": case["output"]}
         problems = []
         for name, expected in outputs.items():
@@ -105,6 +113,39 @@ def _run_case(file: str, method: str, number: int, case: Case, run: Adapter) -> 
     except Exception as error:  # a crash of one case must not hide the others
         return Result(file, method, number, "failed", f"{type(error).__name__}: {error}")
     return Result(file, method, number, "failed" if problems else "passed", "; ".join(problems))
+
+
+@contextmanager
+def bounded(seconds: float = CASE_S, more: int = CASE_BYTES) -> Iterator[None]:
+    """Bound what a case may cost: a stranger's may have circles, or ask for arrays of a thousand million numbers.
+
+    Args:
+        seconds: processor time. It is looked at as often, and an import that is under way then goes on.
+        more: bytes of address space beside those that the process has.
+
+    Raises:
+        TimeoutError: when it takes longer.
+        MemoryError: when it needs more.
+    """
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        while frame and "importlib._bootstrap" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame is None:
+            raise TimeoutError(f"it takes more than {seconds:.0f} s of processor time")
+
+    before, known = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGVTALRM, ring)
+    limit = min([psutil.Process().memory_info().vms + more, *(each for each in before if each >= 0)])
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
+        yield
+    except MemoryError as error:
+        raise MemoryError(f"it needs more than {more >> 30} GiB") from error
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, known)
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def compare(computed: Any, expected: Any, rtol: float = RTOL, atol: float = ATOL) -> str | None:

@@ -21,7 +21,7 @@ from verl_hier.coldstart.demonstrations import write_demonstrations
 from verl_hier.coldstart.distill import DATA, Distillation, ExpertTeacher, Student, Weights, distill, for_system
 from verl_hier.coldstart.expert_policy import Noise, can_play
 from verl_hier.coldstart.filters import Filters
-from verl_hier.coldstart.rows import count_rows
+from verl_hier.coldstart.rows import read_rows
 from verl_hier.coldstart.sft import LOG_NAME, Progress, no_progress, run_sft
 from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
@@ -114,7 +114,7 @@ def _make(recipes: Sequence[ComposedRecipe], key: str, report: Callable[[str], N
         demonstrate(recipe, tokenizer, work / f"demonstrations_{number}.parquet")
         for number, recipe in enumerate(recipes)
     ]
-    rows = count_rows(files)
+    rows = sum(1 for _ in read_rows(files))
     report(f"2/3 {rows} contexts of the environment's expert, as the worker has them: {work}")
     report(f"3/3 {settings.steps} steps of supervised training by verl's own trainer (its messages: {work / LOG_NAME})")
     trained = run_sft(

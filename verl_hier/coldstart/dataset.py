@@ -7,15 +7,13 @@ calls a mask and divides by its sum, so weights between 0 and 1 are a weighted m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from verl_hier.coldstart.rows import count_rows
+from verl_hier.coldstart.rows import read_rows
 from verl_hier.errors import RecipeError
-from verl_hier.graph.bounded_reading import parquet_rows
 
 
 class DemonstrationDataset(Dataset):
@@ -32,12 +30,7 @@ class DemonstrationDataset(Dataset):
         if config.get("pad_mode", "no_padding") != "no_padding":
             raise RecipeError("data.pad_mode: demonstrations need `no_padding`.")
         files = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
-        count_rows(files)
-        self._rows = [row for file in files for row in parquet_rows(Path(file), ["input_ids", "weights"])]
-        for number, row in enumerate(self._rows):
-            tokens, weights = row["input_ids"], row["weights"]
-            if not tokens or len(tokens) != len(weights or ()) or None in tokens or None in weights:
-                raise RecipeError(f"data.train_files: demonstration {number} has not one weight for each token.")
+        self._rows = list(read_rows(files))
         longest = max(len(row["input_ids"]) for row in self._rows)
         if longest > config.get("max_length", longest):
             raise RecipeError(f"data.max_length: the longest demonstration has {longest} tokens.")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
-from verl_hier.graph.bounded_reading import parquet_types
+from verl_hier.graph.bounded_reading import parquet_rows, parquet_types
 from verl_hier.graph.nodes import Node, RolloutGraph
+
+_COLUMNS = {"input_ids": "int", "weights": "float double"}
+"""Columns of demonstrations, and words of the type of their items."""
 
 
 def rows_of(
@@ -35,32 +39,53 @@ def rows_of(
     return list(rows.values())
 
 
-def count_rows(files: Sequence[str | Path]) -> int:
-    """The number of rows in files of demonstrations.
+def read_rows(files: Sequence[str | Path], vocabulary: int | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of files of demonstrations, `{input_ids, weights}`, one list each.
+
+    Args:
+        files: Parquet files with these two columns.
+        vocabulary: how many tokens the model knows; None where that is not known.
 
     Raises:
-        RecipeError: for a file that is damaged, or has no rows of tokens and weights.
+        RecipeError: for a file that is damaged or has no such rows, and for a row that has not one finite weight of at
+            least 0 for each token, or a token that the model does not know.
     """
-    return sum(_count(Path(file)) for file in files)
+    for file in map(Path, files):
+        _require_columns(file)
+        for number, row in enumerate(parquet_rows(file, list(_COLUMNS))):
+            if problem := _problem(row["input_ids"], row["weights"], vocabulary):
+                raise RecipeError(f"{file}: row {number} is no demonstration: {problem}.")
+            yield row
 
 
-def _count(file: Path) -> int:
+def _require_columns(file: Path) -> None:
     import pyarrow.parquet as parquet
 
     try:
         types = parquet_types(file)
-        rows = int(parquet.read_metadata(file).num_rows)
     except FileError as error:
         raise RecipeError(f"{file} is not a Parquet file of demonstrations: {error}") from error
-    missing = [name for name in ("input_ids", "weights") if name not in types]
-    if missing or not rows:
+    missing = [name for name in _COLUMNS if name not in types]
+    if missing or not parquet.read_metadata(file).num_rows:
         reason = f"it has no column {missing[0]!r}" if missing else "it is empty"
         raise RecipeError(f"{file} holds no demonstrations: {reason}; `verl-hier demos RECIPE` writes them.")
-    for name, item in (("input_ids", "int"), ("weights", "float double")):
+    for name, item in _COLUMNS.items():
         kind = types[name]
         if not kind.startswith(("list<", "large_list<")) or not any(word in kind for word in item.split()):
             raise RecipeError(f"{file} holds no demonstrations: its column {name!r} is {kind}, not lists of numbers.")
-    return rows
+
+
+def _problem(tokens: list[Any] | None, weights: list[Any] | None, vocabulary: int | None) -> str | None:
+    if not tokens or None in tokens:
+        return "it has no tokens, or gaps between them"
+    if weights is None or len(weights) != len(tokens) or None in weights:
+        return "it has not one weight for each token"
+    if min(tokens) < 0 or (vocabulary is not None and max(tokens) >= vocabulary):
+        known = "" if vocabulary is None else f" below {vocabulary}, the size of the model's vocabulary"
+        return f"its tokens lie between {min(tokens)} and {max(tokens)}, and must be numbers from 0{known}"
+    if not all(0 <= weight < math.inf for weight in weights):
+        return "a weight is not a finite number of at least 0"
+    return None
 
 
 def key_of(file: Path) -> str | None:

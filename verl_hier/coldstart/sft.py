@@ -10,9 +10,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from verl_hier.coldstart.rows import count_rows
+from verl_hier.coldstart.rows import read_rows
 from verl_hier.compat.launch import Tail, Watch, launch
 from verl_hier.errors import HierError
+from verl_hier.graph.bounded_reading import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +70,10 @@ def run_sft(
 
     Raises:
         ColdStartError: when the device is not there, or the trainer fails.
-        RecipeError: for a file that holds no demonstrations.
+        RecipeError: for a file that holds no demonstrations, or such that the model cannot learn.
     """
     files = [data] if isinstance(data, str | Path) else list(data)
-    rows = count_rows(files)
+    rows = sum(1 for _ in read_rows(files, _vocabulary(Path(model_dir))))
     _require_device(device)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -99,6 +100,13 @@ def run_sft(
     if status:
         raise ColdStartError(f"verl's SFT trainer ended with status {status}: {_last_error(log)}; see {log}.")
     return _collect(out, steps)
+
+
+def _vocabulary(model_dir: Path) -> int | None:
+    """How many tokens a model knows; None where its config.json does not say it."""
+    config = read_json(model_dir / "config.json")
+    size = config.get("vocab_size") if isinstance(config, dict) else None
+    return size if isinstance(size, int) else None
 
 
 def _require_device(device: str) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import stat
+import subprocess
+import sys
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -232,6 +235,8 @@ def parquet_rows(
     too_large = f"{path} is too large: unpacked, it has more than {GROWTH} times its size."
     try:
         with parquet.ParquetFile(_opened(path), page_checksum_verification=True) as file:
+            if _nested(file, columns):
+                _require_sound_columns(path, file.metadata.serialized_size)
             if _values(file, columns, range(file.metadata.num_row_groups)) * 4 > allowed:
                 raise FileError(too_large)
             groups, chosen = _choose(file.metadata, places)
@@ -320,6 +325,11 @@ def _choose(metadata: Any, places: Sequence[int] | None) -> tuple[list[int], set
     return groups, chosen
 
 
+def _nested(file: Any, columns: Sequence[str] | None) -> bool:
+    """Whether a column has lists, structures or mappings."""
+    return any(field.type.num_fields for field in file.schema_arrow if columns is None or field.name in columns)
+
+
 def _values(file: Any, columns: Sequence[str] | None, groups: Sequence[int]) -> int:
     """The number of values in the longest column; a few bytes can stand for a thousand million equal ones.
 
@@ -328,8 +338,33 @@ def _values(file: Any, columns: Sequence[str] | None, groups: Sequence[int]) -> 
     """
     metadata = file.metadata
     chosen = [metadata.row_group(number) for number in groups]
-    fields = [field for field in file.schema_arrow if columns is None or field.name in columns]
-    if not any(field.type.num_fields for field in fields):
+    if not _nested(file, columns):
         return sum(group.num_rows for group in chosen)
     every = range(metadata.num_columns)
     return max((sum(group.column(column).num_values for group in chosen) for column in every), default=0)
+
+
+def _require_sound_columns(path: Path, footer: int) -> None:
+    """Ask for the metadata of every column in a process of its own: where they are damaged, pyarrow ends it.
+
+    Args:
+        path: a Parquet file.
+        footer: length of its footer in bytes.
+
+    Raises:
+        FileError: for damaged metadata.
+    """
+    with path.open("rb") as file:
+        file.seek(-footer - 8, os.SEEK_END)  # its length and "PAR1" are behind it
+        asked = subprocess.run([sys.executable, "-c", _ASK], input=b"PAR1" + file.read(), capture_output=True)
+    if asked.returncode:
+        raise FileError(f"{path} cannot be read as Parquet: the metadata of its columns are damaged.")
+
+
+_ASK = """
+import io, sys
+import pyarrow.parquet as parquet
+footer = parquet.read_metadata(io.BytesIO(sys.stdin.buffer.read()))
+for group in map(footer.row_group, range(footer.num_row_groups)):
+    [group.column(number).num_values for number in range(footer.num_columns)]
+"""

@@ -1,5 +1,7 @@
 """The supervised step: rows and weights as verl's loss wants them, and one short run of verl's own trainer."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -43,6 +45,30 @@ def test_what_does_not_fit_is_refused(data):
         dataset(data, pad_mode="right")
     with pytest.raises(RecipeError, match="longest demonstration"):
         dataset(data, max_length=5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "weights", "said"),
+    [
+        ([], [], "no tokens"),
+        ([1, None], [0.0, 1.0], "gaps"),
+        ([1, 2], [1.0], "one weight for each token"),
+        ([1, 2], [0.0, None], "one weight for each token"),
+        ([1, -2], [0.0, 1.0], "between -2 and 1"),
+        ([1, 10**6], [0.0, 1.0], "below [0-9]+, the size of the model's vocabulary"),
+        ([1, 2], [0.0, -1.0], "at least 0"),
+        ([1, 2], [0.0, float("nan")], "finite"),
+    ],
+)
+def test_rows_that_teach_nothing_are_refused_before_the_trainer_starts(
+    model_dir, tmp_path, monkeypatch, tokens, weights, said
+):
+    monkeypatch.setattr("verl_hier.coldstart.sft.launch", lambda *given: pytest.fail("the trainer was started"))
+    types = pa.schema({"input_ids": pa.list_(pa.int64()), "weights": pa.list_(pa.float64())})
+    rows = [{"input_ids": [1, 2], "weights": [0.0, 1.0]}, {"input_ids": tokens, "weights": weights}]
+    pq.write_table(pa.Table.from_pylist(rows, types), tmp_path / "d.parquet")
+    with pytest.raises(RecipeError, match=f"row 1 is no demonstration: .*{said}"):
+        run_sft(model_dir, tmp_path / "d.parquet", tmp_path / "out")
 
 
 def test_the_weighted_mean_is_what_verl_computes(data):

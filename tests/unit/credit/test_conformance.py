@@ -1,11 +1,12 @@
 """The runner of recorded cases, and the cases that come with the package."""
 
 import json
+import re
 
 import pytest
 
 from tests.conformance.adapters import ADAPTERS
-from tests.conformance.runner import Result, compare, run_file, run_folder
+from tests.conformance.runner import CASES, Result, compare, run_file, run_folder
 from verl_hier.errors import HierError
 
 
@@ -40,6 +41,20 @@ def test_a_case_passes_and_a_wrong_one_says_where(tmp_path):
     data["cases"][0]["input"].pop("score")
     path.write_text(json.dumps(data))
     assert "KeyError" in run_file(path)[0].detail
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [("n_tokens", [0, 2**31], "TimeoutError|MemoryError"), ("parent", [1, 0], "TimeoutError|MemoryError")],
+)
+def test_a_case_that_would_never_end_fails(tmp_path, name, values, said):
+    data = json.loads((CASES / "at2po.json").read_text())
+    data["cases"] = data["cases"][:1]
+    given = data["cases"][0]["input"][name]
+    given[: len(values)] = values
+    (tmp_path / "case.json").write_text(json.dumps(data))
+    (result,) = run_file(tmp_path / "case.json")
+    assert not result.ok and re.search(said, result.detail)
 
 
 def test_unknown_methods_and_samplers(tmp_path):

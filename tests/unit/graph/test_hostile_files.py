@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.fixtures import hostile_files, rollout_graphs
-from verl_hier.errors import GraphError
+from verl_hier.errors import FileError, GraphError
 from verl_hier.graph import read_graphs, write_graphs
+from verl_hier.graph.bounded_reading import parquet_rows
 
 MUST_REFUSE = sorted(name for name, _ in hostile_files.links() if name not in ("request",))
 
@@ -29,7 +33,7 @@ def test_no_bit_of_a_page_can_change_unseen(tmp_path):
     write_graphs(whole, graphs)
     rng = random.Random(2)
     for number in range(200):
-        file = hostile_files._flipped(whole, tmp_path / f"{number}.parquet", rng)
+        file = hostile_files.flipped(whole, tmp_path / f"{number}.parquet", rng)
         try:
             assert list(read_graphs(file)) == graphs, f"flip {number} was read as other graphs"
         except GraphError:
@@ -53,3 +57,23 @@ def test_damage_of_a_footer_is_refused_and_does_not_end_the_process(tmp_path):
             assert list(read_graphs(file)) == graphs
         except GraphError:
             pass
+
+
+def test_damage_of_a_footer_of_lists_is_refused_and_does_not_end_the_process(tmp_path):
+    """A column of texts whose metadata calls it numbers: pyarrow aborts the process that asks how many it has."""
+    rows = [{"input_ids": [1, 2], "weights": [0.0, 1.0], "role": "agent"}] * 3
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    assert list(parquet_rows(file)) == rows
+    content = file.read_bytes()
+    texts, numbers = bytes([0x15, 2 * 6]), bytes([0x15, 2 * 4])  # a field of Thrift's: Parquet's BYTE_ARRAY, and FLOAT
+    refused = 0
+    for found in re.finditer(re.escape(texts), content):
+        file.write_bytes(content[: found.start()] + numbers + content[found.end() :])
+        try:
+            assert list(parquet_rows(file, ["input_ids", "weights"])) == [
+                {name: row[name] for name in ("input_ids", "weights")} for row in rows
+            ]
+        except FileError:
+            refused += 1
+    assert refused
