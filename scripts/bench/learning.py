@@ -293,6 +293,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of the curves and their plot")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"), help="folder of models and logs")
     parser.add_argument("--comparisons", nargs="+", default=SHORT, choices=[*COMPARISONS, *GROUPS])
+    parser.add_argument(
+        "--methods", nargs="+", help="only these methods of the comparisons; the others stay in the file"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--hours", type=float, default=math.inf, help="begin no run after so many hours; call it again")
@@ -312,7 +315,12 @@ def measure(options: argparse.Namespace) -> None:
     end = time.monotonic() + 3600 * options.hours
     work: Path = options.work.resolve()
     results = Results(options.out, work)
-    chosen = [(name, method) for name in options.comparisons for method in COMPARISONS[name].methods]
+    chosen = [
+        (name, method)
+        for name in options.comparisons
+        for method in COMPARISONS[name].methods
+        if method in (options.methods or [method])
+    ]
     require_sound([Run(*each, seed=0) for each in chosen])
     trials = [Run(*each, TRIAL_SEED, rate) for each in chosen for rate in COMPARISONS[each[0]].rates]
     play(options, end, trials, results, work)
