@@ -304,6 +304,9 @@ def main() -> None:
     options.comparisons = list(
         dict.fromkeys(each for name in options.comparisons for each in GROUPS.get(name, (name,)))
     )
+    known = {method for name in options.comparisons for method in COMPARISONS[name].methods}
+    if unknown := sorted(set(options.methods or ()) - known):
+        parser.error(f"--methods: {', '.join(unknown)} is none of {', '.join(sorted(known))}.")
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.report:
         measure(options)
