@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
-import importlib
 import itertools
 import json
 import pkgutil
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import docs_baselines
 import docs_lab
+import docs_measured
 import docs_papers
 import typer
 import yaml
@@ -244,83 +244,6 @@ def commands() -> Iterator[str]:
             yield from (*table(("option", "what it does", "default"), *rows), "")
 
 
-def cold_starts() -> Iterator[str]:
-    """What `scripts/bench/cold_starts.py` has measured, and the recipes that it has not."""
-    file = DOCS / "cold_starts.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    rows = [
-        (
-            f"`{name}`",
-            "{mean:.0%} ({low:.0%} to {high:.0%})".format(**one["success"]),
-            str(one["episodes"]),
-            str(one["contexts"]),
-            str(one["steps"]),
-            f"{one['core_seconds']:.0f}" if one["core_seconds"] else "",
-        )
-        for name, one in found.items()
-    ]
-    if rows:
-        yield from table(
-            ("recipe", "success", "held-out episodes", "contexts shown", "steps", "seconds of a core"), *rows
-        )
-        conditions = dict.fromkeys(
-            f"{one['machine']}, verl {one['verl']}, torch {one['torch']}" for one in found.values()
-        )
-        dates = sorted(one["date"] for one in found.values())
-        yield from ("", f"Measured on {'; '.join(conditions)}, from {dates[0]} to {dates[-1]}.")
-    shipped = [recipe.name for recipe in catalogue.recipes() if "cpu" in recipe.sizes]
-    missing = [name for name in shipped if name not in found]
-    if missing:
-        yield from ("", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.")
-
-
-def updates() -> Iterator[str]:
-    """What `scripts/bench/updates.py` has measured."""
-    file = DOCS / "learning" / "updates.json"
-    if not file.is_file():
-        yield "Not measured yet."
-        return
-    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
-    measured = json.loads(file.read_text(encoding="utf-8"))
-    yield from importlib.import_module("updates").table(measured)
-    yield from ("", "![success and clipped tokens over generated tokens](updates.png)", "")
-    quick = ", with `--quick`" if measured["quick"] else ""
-    yield f"Measured on {measured['machine']}, verl {measured['verl']}, torch {measured['torch']}{quick}."
-
-
-def tree_engine() -> Iterator[str]:
-    """What `scripts/bench/tree_engine.py` has measured."""
-    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
-    measured = json.loads((DOCS / "tree_engine.json").read_text(encoding="utf-8"))
-    yield from importlib.import_module("tree_engine_table").table(measured)
-    yield from ("", "![time of the tree engine over the share of pairs of attention](tree_engine.png)")
-
-
-def tree_steps() -> Iterator[str]:
-    """What `scripts/bench/tree_steps.py` has measured."""
-    file = DOCS / "tree_steps.json"
-    if not file.is_file():
-        yield "Not measured yet."
-        return
-    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
-    measured = json.loads(file.read_text(encoding="utf-8"))
-    yield from importlib.import_module("tree_engine_table").steps_table(measured)
-
-
-def viewer() -> Iterator[str]:
-    """What `scripts/bench/viewer.py` has measured."""
-    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
-    yield from importlib.import_module("viewer").table(json.loads((DOCS / "viewer.json").read_text(encoding="utf-8")))
-
-
-def worlds() -> Iterator[str]:
-    """What `scripts/bench/all_worlds.py` has measured."""
-    sys.path.insert(0, str(ROOT / "scripts" / "bench"))
-    measured = json.loads((DOCS / "worlds.json").read_text(encoding="utf-8"))
-    yield from table(*importlib.import_module("all_worlds").table_of(measured))
-    yield from ("", f"Measured on {measured['machine']}.")
-
-
 def rules_of_the_check() -> Iterator[str]:
     """What `verl-hier check` refuses, a table for each topic."""
     for topic, found in itertools.groupby(rules(), key=lambda rule: rule.topic):
@@ -377,12 +300,6 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "example_graph": example_graph,
     "picture": picture,
     "commands": commands,
-    "cold_starts": cold_starts,
-    "updates": updates,
-    "viewer": viewer,
-    "worlds": worlds,
-    "tree_engine": tree_engine,
-    "tree_steps": tree_steps,
     "checks": rules_of_the_check,
     "numbers": numbers,
     "words": words,
@@ -392,6 +309,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "redteam": redteam,
     **docs_baselines.BLOCKS,
     **docs_lab.BLOCKS,
+    **docs_measured.BLOCKS,
     **docs_papers.BLOCKS,
 }
 

@@ -16,12 +16,10 @@ of them, and prints a Markdown table.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
 import platform
-import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -33,7 +31,8 @@ from threading import Lock
 from typing import Any
 
 from cpu_run import CpuRun
-from learning_tasks import COLD_STARTS, COMPARISONS, GROUPS, SHORT, Comparison
+from learning_report import at_budget, grouped, on_the_way, other_costs, plot, table
+from learning_tasks import COLD_STARTS, COMPARISONS, GROUPS, SHORT
 
 from verl_hier.coldstart.build import build
 from verl_hier.errors import RecipeError
@@ -41,8 +40,6 @@ from verl_hier.ops.progress import validation_of
 from verl_hier.recipe.check import check_ready
 from verl_hier.recipe.compose import command, compose
 
-PANELS = 4
-"""In a row of the plot."""
 TRIAL_SEED, TRIAL_SHARE = 99, 3
 """Seed of the trials of learning rates, and the part of the tokens that they have."""
 COSTS = {
@@ -194,98 +191,16 @@ def curve_of(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return curve
 
 
-def at_budget(curve: list[dict[str, Any]], budget: float, cost: str = "tokens") -> float:
-    """Success at the budget, linearly between the two measurements around it."""
-    before, after = curve[0], curve[-1]
-    for left, right in itertools.pairwise(curve):
-        if left[cost] <= budget <= right[cost]:
-            before, after = left, right
-    share = (budget - before[cost]) / max(after[cost] - before[cost], 1)
-    return before["success"] + min(max(share, 0.0), 1.0) * (after["success"] - before["success"])
-
-
-def table(results: dict[str, Any]) -> str:
-    """A Markdown table: mean (lowest to highest seed), before and at the budget."""
-    lines = [
-        "| tasks | tokens | method | seeds | success before | success after | points gained |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for comparison, method, curves in grouped(results):
-        before = [100 * curve[0]["success"] for curve in curves]
-        after = [100 * at_budget(curve, comparison.tokens) for curve in curves]
-        gain = [b - a for a, b in zip(before, after, strict=True)]
-        cells = [f"{statistics.mean(v):.0f} ({min(v):.0f} to {max(v):.0f})" for v in (before, after, gain)]
-        lines.append(f"| {comparison.task} | {comparison.tokens} | {method} | {len(curves)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def other_costs(results: dict[str, Any]) -> str:
-    """A Markdown table: points gained for equal calls of the world, and for equal seconds, of the least that a run of
-    the comparison has spent."""
-    lines = ["| tasks | method | calls | points gained | seconds | points gained |", "|---|---|---|---|---|---|"]
-    groups = [each for each in grouped(results) if all("calls" in curve[-1] for curve in each[2])]
-    for comparison, method, curves in groups:
-        cells = []
-        for cost in ("calls", "seconds"):
-            least = min(curve[-1][cost] for other, _, theirs in groups if other is comparison for curve in theirs)
-            gain = [100 * (at_budget(curve, least, cost) - curve[0]["success"]) for curve in curves]
-            cells += [f"{least:.0f}", f"{statistics.mean(gain):.0f} ({min(gain):.0f} to {max(gain):.0f})"]
-        lines.append(f"| {comparison.task} | {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def grouped(results: dict[str, Any]) -> list[tuple[Comparison, str, list[list[dict[str, Any]]]]]:
-    """(comparison, method, curves of its seeds), in the order of `COMPARISONS`."""
-    found = []
-    for name, comparison in COMPARISONS.items():
-        for method in comparison.methods:
-            mine = [r for r in results["runs"] if (r["comparison"], r["method"]) == (name, method)]
-            curves = [run["curve"] for run in mine if not run.get("trial")]
-            if curves:
-                found.append((comparison, method, curves))
-    return found
-
-
-def plot(results: dict[str, Any], path: Path) -> None:
-    """One panel a comparison, one thin line a seed; the flat baseline is black."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    groups = grouped(results)
-    tasks = list(dict.fromkeys(comparison.task for comparison, _, _ in groups))
-    rows = math.ceil(len(tasks) / PANELS)
-    figure, axes = pyplot.subplots(
-        rows, PANELS, figsize=(3.6 * PANELS, 3.2 * rows), sharey=True, layout="constrained", squeeze=False
-    )
-    panels = dict(zip(tasks, axes.flat, strict=False))
-    for comparison, method, curves in groups:
-        place = [*comparison.methods].index(method)
-        colour = "black" if method == "grpo" else pyplot.get_cmap("tab10")(place)
-        for number, curve in enumerate(curves):
-            x, y = zip(*((point["tokens"] / 1000, 100 * point["success"]) for point in curve), strict=True)
-            panels[comparison.task].plot(x, y, color=colour, alpha=0.8, label=None if number else method)
-    for panel in axes.flat[len(tasks) :]:
-        panel.remove()
-    for task, panel in panels.items():
-        panel.set(title=task, xlabel="generated tokens (thousands)", ylim=(0, 100))
-        panel.legend(frameon=False)
-    for row in axes:
-        row[0].set_ylabel("held-out success (%)")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
 def report(out: Path) -> None:
     """Tables and plot from the file of results."""
-    results = json.loads((out / "learning.json").read_text())
+    file = out / "learning.json"
+    results = json.loads(file.read_text()) if file.is_file() else {"runs": []}
     if not grouped(results):
         print("No run has come to its budget yet; call it again.")
         return
     plot(results, out / "learning.png")
-    print(table(results))
-    print(other_costs(results))
+    for lines in (table(results), other_costs(results), on_the_way(results)):
+        print(*lines, "", sep="\n")
 
 
 def main() -> None:

@@ -1,0 +1,111 @@
+"""Tables of what the benchmarks have measured, from the files that they wrote below docs/."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from docs_markdown import table
+
+from verl_hier.recipe import catalogue
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def cold_starts() -> Iterator[str]:
+    """What `scripts/bench/cold_starts.py` has measured, and the recipes that it has not."""
+    file = DOCS / "cold_starts.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    rows = [
+        (
+            f"`{name}`",
+            "{mean:.0%} ({low:.0%} to {high:.0%})".format(**one["success"]),
+            str(one["episodes"]),
+            str(one["contexts"]),
+            str(one["steps"]),
+            f"{one['core_seconds']:.0f}" if one["core_seconds"] else "",
+        )
+        for name, one in found.items()
+    ]
+    if rows:
+        yield from table(
+            ("recipe", "success", "held-out episodes", "contexts shown", "steps", "seconds of a core"), *rows
+        )
+        conditions = dict.fromkeys(
+            f"{one['machine']}, verl {one['verl']}, torch {one['torch']}" for one in found.values()
+        )
+        dates = sorted(one["date"] for one in found.values())
+        yield from ("", f"Measured on {'; '.join(conditions)}, from {dates[0]} to {dates[-1]}.")
+    shipped = [recipe.name for recipe in catalogue.recipes() if "cpu" in recipe.sizes]
+    missing = [name for name in shipped if name not in found]
+    if missing:
+        yield from ("", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.")
+
+
+def updates() -> Iterator[str]:
+    """What `scripts/bench/updates.py` has measured."""
+    file = DOCS / "learning" / "updates.json"
+    if not file.is_file():
+        yield "Not measured yet."
+        return
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    yield from _bench("updates").table(measured)
+    yield from ("", "![success and clipped tokens over generated tokens](updates.png)", "")
+    quick = ", with `--quick`" if measured["quick"] else ""
+    yield f"Measured on {measured['machine']}, verl {measured['verl']}, torch {measured['torch']}{quick}."
+
+
+def tree_engine() -> Iterator[str]:
+    """What `scripts/bench/tree_engine.py` has measured."""
+    measured = json.loads((DOCS / "tree_engine.json").read_text(encoding="utf-8"))
+    yield from _bench("tree_engine_table").table(measured)
+    yield from ("", "![time of the tree engine over the share of pairs of attention](tree_engine.png)")
+
+
+def tree_steps() -> Iterator[str]:
+    """What `scripts/bench/tree_steps.py` has measured."""
+    file = DOCS / "tree_steps.json"
+    if not file.is_file():
+        yield "Not measured yet."
+        return
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    yield from _bench("tree_engine_table").steps_table(measured)
+
+
+def viewer() -> Iterator[str]:
+    """What `scripts/bench/viewer.py` has measured."""
+    yield from _bench("viewer").table(json.loads((DOCS / "viewer.json").read_text(encoding="utf-8")))
+
+
+def worlds() -> Iterator[str]:
+    """What `scripts/bench/all_worlds.py` has measured."""
+    measured = json.loads((DOCS / "worlds.json").read_text(encoding="utf-8"))
+    yield from table(*_bench("all_worlds").table_of(measured))
+    yield from ("", f"Measured on {measured['machine']}.")
+
+
+def learning(name: str) -> Iterator[str]:
+    """A table of what `scripts/bench/learning.py` has measured, by the name of the function that makes it."""
+    measured = json.loads((DOCS / "learning" / "learning.json").read_text(encoding="utf-8"))
+    yield from getattr(_bench("learning_report"), name)(measured)
+
+
+def _bench(name: str) -> ModuleType:
+    """A module of the benchmarks."""
+    sys.path.insert(0, str(Path(__file__).parent / "bench"))
+    return importlib.import_module(name)
+
+
+BLOCKS = {
+    "cold_starts": cold_starts,
+    "learning": learning,
+    "updates": updates,
+    "viewer": viewer,
+    "worlds": worlds,
+    "tree_engine": tree_engine,
+    "tree_steps": tree_steps,
+}
