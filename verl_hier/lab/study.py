@@ -188,7 +188,7 @@ def _read(file: Path, setting: Setting) -> dict[Cell, dict[str, Any]]:
         same = held["setting"] == asdict(setting)
         runs = {(str(each["method"]), str(each["world"]), int(each["seed"])): each["curve"] for each in held["runs"]}
         sound = all(map(_is_curve, runs.values()))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         same = sound = False
         runs = {}
     if not sound:

@@ -230,9 +230,11 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     assert both[cells[0]]["regret"][-1] == 0.123 != first[cells[0]]["regret"][-1], "it was not run again"
     with pytest.raises(HierError, match="another budget"):
         study.study(cells, Setting(turns=9), file)
-    file.write_text("[1]")
-    with pytest.raises(HierError, match="no runs of the lab"):
-        study.study(cells, SHORT, file)
+    held["runs"][0]["seed"] = float("inf")
+    for damaged in (json.dumps(held), "[1]"):
+        file.write_text(damaged)
+        with pytest.raises(HierError, match="no runs of the lab"):
+            study.study(cells, SHORT, file)
 
 
 def test_curves_have_the_mean_and_the_interval_of_their_seeds(tmp_path):
