@@ -1,7 +1,7 @@
 """What strangers may send, made at random and sent by the thousand: files to commands, outputs to workers.
 
     python scripts/fuzz.py files --count 500             # hostile files through all commands that read one, in rounds
-    python scripts/fuzz.py files --changed 500           # one round, with at least 500 files for each command
+    python scripts/fuzz.py files --count 1 --changed 500 # one round, with at least 500 files for each command
     python scripts/fuzz.py outputs --minutes 60          # hostile outputs over all workers, one target a worker
     python scripts/fuzz.py outputs --worker react --count 200000
 
@@ -135,8 +135,8 @@ def main() -> int:
     tally, started = Tally(), time.monotonic()
 
     def limits(number: int) -> Callable[[int], bool]:
-        until = started + 60 * (given.minutes or 0) * (number + 1) / shares
-        return lambda tried: tried < max(given.count or 0, 1) or time.monotonic() < until
+        until = started + 60 * (given.minutes or 1) * (number + 1) / shares
+        return lambda tried: tried < given.count if given.count else time.monotonic() < until
 
     if given.target == "files":
         fuzz_files(given.corpus, given.seed, limits(0), tally, given.command, given.changed)

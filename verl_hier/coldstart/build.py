@@ -21,7 +21,6 @@ from verl_hier.coldstart.demonstrations import write_demonstrations
 from verl_hier.coldstart.distill import DATA, Distillation, ExpertTeacher, Student, Weights, distill, for_system
 from verl_hier.coldstart.expert_policy import Noise, can_play
 from verl_hier.coldstart.filters import Filters
-from verl_hier.coldstart.rows import read_rows
 from verl_hier.coldstart.sft import LOG_NAME, Progress, no_progress, run_sft
 from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
@@ -29,7 +28,7 @@ from verl_hier.coldstart.worker_texts import worker_texts
 from verl_hier.compat.tokenizer import load_tokenizer
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
-from verl_hier.graph.bounded_reading import read_json
+from verl_hier.graph.bounded_reading import parquet_metadata, read_json
 from verl_hier.host.options import build_options
 from verl_hier.recipe.checks.model import HUB_NAME
 from verl_hier.recipe.composed import ComposedRecipe
@@ -114,7 +113,7 @@ def _make(recipes: Sequence[ComposedRecipe], key: str, report: Callable[[str], N
         demonstrate(recipe, tokenizer, work / f"demonstrations_{number}.parquet")
         for number, recipe in enumerate(recipes)
     ]
-    rows = sum(1 for _ in read_rows(files))
+    rows = sum(parquet_metadata(file).num_rows for file in files)
     report(f"2/3 {rows} contexts of the environment's expert, as the worker has them: {work}")
     report(f"3/3 {settings.steps} steps of supervised training by verl's own trainer (its messages: {work / LOG_NAME})")
     trained = run_sft(

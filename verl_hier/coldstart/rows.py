@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
-from verl_hier.graph.bounded_reading import parquet_rows, parquet_types
+from verl_hier.graph.bounded_reading import parquet_metadata, parquet_rows, parquet_types
 from verl_hier.graph.nodes import Node, RolloutGraph
 
 _COLUMNS = {"input_ids": "int", "weights": "float double"}
@@ -47,8 +47,9 @@ def read_rows(files: Sequence[str | Path], vocabulary: int | None = None) -> Ite
         vocabulary: how many tokens the model knows; None where that is not known.
 
     Raises:
-        RecipeError: for a file that is damaged or has no such rows, and for a row that has not one finite weight of at
+        RecipeError: for a file that is none or has no such rows, and for a row that has not one finite weight of at
             least 0 for each token, or a token that the model does not know.
+        FileError: for a file whose pages, or what it says of its columns, are damaged.
     """
     for file in map(Path, files):
         _require_columns(file)
@@ -59,14 +60,12 @@ def read_rows(files: Sequence[str | Path], vocabulary: int | None = None) -> Ite
 
 
 def _require_columns(file: Path) -> None:
-    import pyarrow.parquet as parquet
-
     try:
-        types = parquet_types(file)
+        types, rows = parquet_types(file), parquet_metadata(file).num_rows
     except FileError as error:
         raise RecipeError(f"{file} is not a Parquet file of demonstrations: {error}") from error
     missing = [name for name in _COLUMNS if name not in types]
-    if missing or not parquet.read_metadata(file).num_rows:
+    if missing or not rows:
         reason = f"it has no column {missing[0]!r}" if missing else "it is empty"
         raise RecipeError(f"{file} holds no demonstrations: {reason}; `verl-hier demos RECIPE` writes them.")
     for name, item in _COLUMNS.items():
