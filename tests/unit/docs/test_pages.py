@@ -93,6 +93,8 @@ def test_pages_are_finished(page):
     text = page.read_text(encoding="utf-8")
     assert "TODO" not in text and "FIXME" not in text
     assert text.startswith("# ") and text.endswith("\n")
+    fences = [line for line in text.splitlines() if "```" in line]
+    assert all(re.fullmatch(r"\s*```\w*", fence) for fence in fences), f"a fence shares its line: {fences}"
 
 
 # ---- generated text -------------------------------------------------------------------------------------------------
