@@ -135,9 +135,31 @@ class Worker:
 worker = Worker.remote()
 ray.get(worker.work.remote(0.1))
 print("ready", flush=True)
-ray.get(worker.work.remote(float(sys.argv[1])))
+work = worker.work.remote(float(sys.argv[1]))
+if sys.argv[2:]:
+    time.sleep(600)
+ray.get(work)
 print("over", flush=True)
 """
+"""A second argument: it waits for what the worker does without asking for it."""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_young_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that waits for it without a word ends, although it was lost seconds after its start."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.setenv("VERL_HIER_LOST_S", "5")
+    (tmp_path / "played.py").write_text(RAY)
+    mark, log = str(tmp_path), tmp_path / "run.log"
+    call = CALL.format(log=str(log), mark=mark).replace("['played']", "['played', '600', 'silent']")
+    caller = subprocess.Popen([sys.executable, "-c", call], stderr=subprocess.DEVNULL)
+    wait_for(lambda: log.exists() and "ready" in log.read_text())
+    time.sleep(2)  # The keeper looks once a second.
+    (worker,) = (each for each, words in of_run(mark) if words[0].startswith("ray::Worker"))
+    worker.kill()
+    assert caller.wait(300) is not None
+    assert f"the process ray::Worker ({worker.pid}) of the run has died" in log.read_text()
+    assert not of_run(mark)
 
 
 @pytest.mark.slow

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
+
+from verl_hier.compat.launch import read_metrics
 
 TURNS = 3
 """Of each whole episode of the probe's world."""
@@ -42,6 +45,26 @@ def test_failing_environments_cost_their_own_episodes_and_a_full_disk_the_file(t
     assert run.metric("hier/store/failed") == [1.0, 1.0]
     assert "The run goes on without it (hier.store.path)" in run.log
     check_kept_tokens([torch.load(file) for file in sorted((tmp_path / "run" / "probe").glob("*.pt"))], run.steps)
+
+
+@pytest.mark.slow
+def test_a_rollout_worker_that_has_died_ends_the_run_with_a_sentence(train, tmp_path):
+    """Its tasks would stay under way for ever; the keeper's ten minutes of silence do not come, because verl counts
+    them every minute."""
+    killed = []
+
+    def kill(process):
+        if not killed and read_metrics(tmp_path / "run" / "metrics_0.jsonl"):
+            below = psutil.Process(process.pid).children(recursive=True)
+            workers = [each for each in below if each.cmdline()[0].startswith("ray::HierAgentLoopWorker")]
+            killed.extend(each.pid for each in workers)
+            for each in workers:
+                each.kill()
+        return False
+
+    run = train("grpo_bytes", ["trainer.total_training_steps=100000"], watch=kill)
+    assert killed and run.code == 1
+    assert f"a rollout worker has died (pid {killed[0]}" in run.log and "start the same command again" in run.log
 
 
 def check_kept_tokens(records, steps):

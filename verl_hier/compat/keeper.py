@@ -101,13 +101,15 @@ class Keeper:
                     os.kill(self._main, signal.SIGKILL)
         elif now - self._looked > _LOOK_S:
             self._looked = now
-            # What lived for a moment alone was a fork on its way to become something else.
-            settled = {pid: name for pid, (name, since) in self._needed.items() if now - since > _SETTLED_S}
-            gone = [pid for pid in settled if not _alive(pid)]
+            gone = [f"{name} ({pid})" for pid, (name, since) in self._needed.items() if now > since and not _alive(pid)]
             if gone:
-                self._lost = (f"{settled[gone[0]]} ({gone[0]})", now)
+                self._lost = (gone[0], now)
             present = ((pid, _needed(pid)) for pid in _below(os.getpid()))
-            self._needed = {pid: self._needed.get(pid, (name, now)) for pid, name in present if name}
+            self._needed = {pid: self._needed.get(pid, (name, self._settled(pid))) for pid, name in present if name}
+
+    def _settled(self, pid: int) -> float:
+        """From when on a process is missed; an orphan that dies young was a fork on its way to another program."""
+        return time.monotonic() + (_SETTLED_S if _parent(pid) == os.getpid() else 0.0)
 
     def _kill_all(self) -> None:
         while below := _below(os.getpid()):
@@ -129,6 +131,11 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def _parent(pid: int) -> int:
+    """0 for a process that is gone."""
+    return int((_stat(pid) or ["", "0"])[1])
 
 
 def _alive(pid: int) -> bool:
@@ -163,7 +170,7 @@ def _needed(pid: int) -> str:
     if not (daemon or actor):
         return ""
     # A fork has the title of its parent: a daemon's before it becomes a worker, an actor's as worker of a data loader.
-    parent = _words(int((_stat(pid) or ["", "0"])[1]))
+    parent = _words(_parent(pid))
     below_daemon = bool(_DAEMON.match(parent[0]))
     if daemon:
         return "" if below_daemon else daemon[1]

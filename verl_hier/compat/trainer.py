@@ -25,6 +25,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.critic import CriticMixin
 from verl_hier.compat.examples import ExampleMixin
+from verl_hier.compat.liveness import Lives
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.probes import ProbeMixin
 from verl_hier.compat.process_reward import ProcessRewardMixin
@@ -101,7 +102,9 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         """verl's loop; errors of Ray, TransferQueue and the rollout workers become a sentence that says what to do."""
         handles = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
         self._counters = ServerCounters(read_servers(handles))
-        self._writers = [partial(_future, worker.store_rollouts) for worker in agent_loop_manager.agent_loop_workers]
+        workers = agent_loop_manager.agent_loop_workers
+        self._writers = [partial(_future, worker.store_rollouts) for worker in workers]
+        self._watch(Lives(workers))
         try:
             super().fit(agent_loop_manager)
         except (RayError, RuntimeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -279,6 +280,13 @@ def test_a_model_without_a_tokenizer(refused: Refused, tmp_path: Path) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (bare / file).unlink()
     assert "has no tokenizer files" in refused(path=bare)
+
+
+@pytest.mark.parametrize("named", [None, [], ["LlamaForCausalLM", "Qwen2ForCausalLM"], "LlamaForCausalLM"])
+def test_a_model_that_does_not_name_its_class(refused: Refused, tmp_path: Path, named: object) -> None:
+    nameless = model_folder(tmp_path / "nameless")
+    (nameless / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": named}))
+    assert "has to name one class" in refused(path=nameless)
 
 
 def test_a_tokenizer_without_a_chat_template(refused: Refused, tmp_path: Path) -> None:

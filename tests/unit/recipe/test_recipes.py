@@ -57,8 +57,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the check looks at of a small local model."""
     path = tmp_path_factory.mktemp("model")
     (path / "config.json").write_text(
-        '{"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 192,'
-        ' "vocab_size": 190, "tie_word_embeddings": true}'
+        '{"architectures": ["Qwen2ForCausalLM"], "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,'
+        ' "intermediate_size": 192, "vocab_size": 190, "tie_word_embeddings": true}'
     )
     (path / "tokenizer.json").write_text("{}")
     (path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')

@@ -62,7 +62,7 @@ def in_process_policy(config: Any, model: str | os.PathLike[str]) -> ServerPolic
             use_remove_padding=False,
         )
         return ServerPolicy(_Client(TransformersServer(settings, served, replica_rank=0)), _NAME)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AssertionError) as error:  # verl asserts that config.json names one architecture
         raise RecipeError(f"the model {model} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 
 

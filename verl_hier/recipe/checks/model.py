@@ -70,6 +70,11 @@ def model_facts(block: Mapping[str, Any], line: str) -> ModelFacts:
         )
     if not (folder / "config.json").is_file():
         raise RecipeError(f"{line}.path: {path!r} has no config.json; it is not the folder of a Hugging Face model.")
+    named = _json(folder / "config.json").get("architectures")
+    if not (isinstance(named, list) and len(named) == 1):
+        raise RecipeError(
+            f"{line}.path: `architectures` in the config.json of {path!r} has to name one class, not {named!r}."
+        )
     tokenizer = Path(str(block.get("tokenizer_path") or path)).expanduser()
     if tokenizer.exists() and not any((tokenizer / name).is_file() for name in _TOKENIZER_FILES):
         raise RecipeError(
