@@ -48,7 +48,8 @@ def test_failing_environments_cost_their_own_episodes_and_a_full_disk_the_file(t
 
 
 @pytest.mark.slow
-def test_a_rollout_worker_that_has_died_ends_the_run_with_a_sentence(train, tmp_path):
+@pytest.mark.parametrize("victim", ["HierAgentLoopWorker", "SimpleStorageUnit"])
+def test_a_process_that_holds_tasks_and_dies_ends_the_run_with_a_sentence(train, tmp_path, victim):
     """Its tasks would stay under way for ever; the keeper's ten minutes of silence do not come, because verl counts
     them every minute."""
     killed = []
@@ -56,15 +57,14 @@ def test_a_rollout_worker_that_has_died_ends_the_run_with_a_sentence(train, tmp_
     def kill(process):
         if not killed and read_metrics(tmp_path / "run" / "metrics_0.jsonl"):
             below = psutil.Process(process.pid).children(recursive=True)
-            workers = [each for each in below if each.cmdline()[0].startswith("ray::HierAgentLoopWorker")]
-            killed.extend(each.pid for each in workers)
-            for each in workers:
-                each.kill()
+            (found,) = (each for each in below if each.is_running() and each.name().startswith(f"ray::{victim}"[:15]))
+            found.kill()
+            killed.append(found.pid)
         return False
 
     run = train("grpo_bytes", ["trainer.total_training_steps=100000"], watch=kill)
     assert killed and run.code == 1
-    assert f"a rollout worker has died (pid {killed[0]}" in run.log and "start the same command again" in run.log
+    assert f"{victim} (pid {killed[0]}, " in run.log and "has died, perhaps for want of memory; start" in run.log
 
 
 def check_kept_tokens(records, steps):

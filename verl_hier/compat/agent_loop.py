@@ -187,10 +187,6 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             return None
         return lambda graph: self._host.hook.hier_before_store(graph=graph, validate=validate)
 
-    async def until_its_end(self) -> None:
-        """Never returns, so that a call of it fails when this process has died; see `compat/liveness.py`."""
-        await asyncio.Event().wait()
-
     async def store_rollouts(self, store: str, step: int, tasks: Mapping[str, bool], writer: str) -> Written:
         """Write or forget rollouts that this worker holds; see `HeldRollouts.write`."""
         return await self._in_store_thread(self._held.write, store, step, tasks, writer)

@@ -82,7 +82,7 @@ class TaskMixin(_Base):
         return buffer
 
     def _watch(self, lives: Lives) -> None:
-        """Look after the rollout workers whenever the trainer waits for their tasks."""
+        """Look whether they are alive whenever the trainer waits for the tasks of a step."""
         wait = self.replay_buffer._wait_for_next_poll
 
         def watched(partition_id: str, last_debug_time: float) -> float:

@@ -25,7 +25,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.critic import CriticMixin
 from verl_hier.compat.examples import ExampleMixin
-from verl_hier.compat.liveness import Lives
+from verl_hier.compat.liveness import Lives, storage_units
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.probes import ProbeMixin
 from verl_hier.compat.process_reward import ProcessRewardMixin
@@ -104,7 +104,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         self._counters = ServerCounters(read_servers(handles))
         workers = agent_loop_manager.agent_loop_workers
         self._writers = [partial(_future, worker.store_rollouts) for worker in workers]
-        self._watch(Lives(workers))
+        self._watch(Lives([*workers, *storage_units()]))
         try:
             super().fit(agent_loop_manager)
         except (RayError, RuntimeError) as error:

@@ -68,6 +68,15 @@ TRAINERS = (
         ),
         removal="when verl's filter_groups has a limit and a filter of one's own",
     ),
+    seam(
+        "replay_buffer_wait",
+        "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll",
+        "a run ends when a process has died that holds what the trainer waits for",
+        reads("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample", "self._wait_for_next_poll("),
+        reads("verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync.sample", "self._wait_for_next_poll("),
+        reads("transfer_queue.interface:_maybe_create_tq_storage", "_TQ_STORAGE[backend_name] = backend_resources"),
+        removal="when verl notices it itself",
+    ),
     override("prepare_step", "the tasks of a step are counted from here", says=("self._add_batch_to_generate()",)),
     override("_fetch_one_gen_batch", "no task is drawn twice in a step that exchanges tasks"),
     seam(

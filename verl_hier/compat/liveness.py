@@ -1,0 +1,67 @@
+"""Rollout workers and storage that have died are noticed while the trainer waits for the tasks that they hold.
+
+verl waits until the queue says that the tasks of a step are finished; those of a process that has died are under way
+for ever. What else a run can lose raises an error where it is called, or is left to `compat/keeper.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from transfer_queue import interface
+
+from verl_hier.compat.servers.policy import RESUME_HINT
+from verl_hier.errors import RolloutError
+
+LOOK_S = 2.0
+"""Seconds between two looks; the trainer polls its queue many times a second."""
+
+
+class Lives:
+    """Whether actors are alive.
+
+    Args:
+        actors: their handles.
+    """
+
+    def __init__(self, actors: Iterable[Any]) -> None:
+        self._actors = list(actors)
+        self._asked: dict[Any, Any] = {}
+        self._next = 0.0
+
+    def check(self) -> None:
+        """Look at all of them, if the last time was long ago.
+
+        Raises:
+            RolloutError: when one has died.
+        """
+        now = time.monotonic()
+        if now < self._next or not self._actors:
+            return
+        self._next = now + LOOK_S
+        for answered in ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else ():
+            del self._asked[answered]
+            try:
+                ray.get(answered)
+            except RayActorError as error:
+                raise RolloutError(f"{_named(error)} has died, perhaps for want of memory; {RESUME_HINT}.") from error
+        # One that is busy answers later.
+        busy = list(self._asked.values())
+        self._asked.update((actor.__ray_ready__.remote(), actor) for actor in self._actors if actor not in busy)
+
+
+def storage_units() -> list[Any]:
+    """The actors in which TransferQueue keeps the rows, as handles; none for another storage than its own."""
+    return list((interface._TQ_STORAGE or {}).get("SimpleStorage", {}).values())
+
+
+def _named(error: RayActorError) -> str:
+    """An actor by its class, process and machine, which Ray says in its message alone."""
+    said = dict(re.findall(r"\b(class_name|pid|ip): (\S+)", str(error)))
+    place = ", ".join(f"{name} {said[name]}" for name in ("pid", "ip") if name in said)
+    return f"{said.get('class_name', 'a process of the run')}{place and f' ({place})'}"
