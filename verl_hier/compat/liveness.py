@@ -49,7 +49,7 @@ class Lives:
             try:
                 ray.get(answered)
             except RayActorError as error:
-                raise RolloutError(f"{_named(error)} has died, perhaps for want of memory; {RESUME_HINT}.") from error
+                raise of_the_dead(error) from error
         # One that is busy answers later.
         busy = list(self._asked.values())
         self._asked.update((actor.__ray_ready__.remote(), actor) for actor in self._actors if actor not in busy)
@@ -60,8 +60,9 @@ def storage_units() -> list[Any]:
     return list((interface._TQ_STORAGE or {}).get("SimpleStorage", {}).values())
 
 
-def _named(error: RayActorError) -> str:
-    """An actor by its class, process and machine, which Ray says in its message alone."""
+def of_the_dead(error: RayActorError) -> RolloutError:
+    """A sentence on an actor that has died: its class, process and machine, which Ray says in its message alone."""
     said = dict(re.findall(r"\b(class_name|pid|ip): (\S+)", str(error)))
     place = ", ".join(f"{name} {said[name]}" for name in ("pid", "ip") if name in said)
-    return f"{said.get('class_name', 'a process of the run')}{place and f' ({place})'}"
+    name = f"{said.get('class_name', 'a process of the run')}{place and f' ({place})'}"
+    return RolloutError(f"{name} has died, perhaps for want of memory; {RESUME_HINT}.")

@@ -25,7 +25,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.critic import CriticMixin
 from verl_hier.compat.examples import ExampleMixin
-from verl_hier.compat.liveness import Lives, storage_units
+from verl_hier.compat.liveness import Lives, of_the_dead, storage_units
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.probes import ProbeMixin
 from verl_hier.compat.process_reward import ProcessRewardMixin
@@ -34,7 +34,6 @@ from verl_hier.compat.replay import ReplayMixin
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
-from verl_hier.compat.servers.policy import RESUME_HINT
 from verl_hier.compat.tasks import TRAIN, TaskMixin
 from verl_hier.compat.updates import UpdateMixin
 from verl_hier.errors import RolloutError
@@ -110,7 +109,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         except (RayError, RuntimeError) as error:
             self._raise_faults()
             if isinstance(error, RayActorError):
-                raise RolloutError(f"the rollout server is gone ({type(error).__name__}); {RESUME_HINT}.") from error
+                raise of_the_dead(error) from error
             # ReplayBuffer.sample of verl 0.9.1 refuses a batch of which nothing is left in these words.
             if "no materializable trajectories" in str(error):
                 raise RolloutError(NOTHING_TO_TRAIN) from error
