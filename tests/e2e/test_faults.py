@@ -64,7 +64,7 @@ def test_a_process_that_holds_tasks_and_dies_ends_the_run_with_a_sentence(train,
 
     run = train("grpo_bytes", ["trainer.total_training_steps=100000"], watch=kill)
     assert killed and run.code == 1
-    assert f"{victim} (pid {killed[0]}, " in run.log and "has died, perhaps for want of memory; start" in run.log
+    assert f"{victim} (pid {killed[0]}, " in run.log and "is gone, perhaps for want of memory; start" in run.log
 
 
 def check_kept_tokens(records, steps):

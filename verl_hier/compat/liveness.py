@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 from transfer_queue import interface
 
 from verl_hier.compat.servers.policy import RESUME_HINT
@@ -30,29 +30,28 @@ class Lives:
     """
 
     def __init__(self, actors: Iterable[Any]) -> None:
-        self._actors = list(actors)
-        self._asked: dict[Any, Any] = {}
+        self._asked = {actor.__ray_ready__.remote(): actor for actor in actors}
         self._next = 0.0
 
     def check(self) -> None:
-        """Look at all of them, if the last time was long ago.
+        """Look at all of them, if the last time was long ago; one that is busy answers later.
 
         Raises:
             RolloutError: when one has died.
         """
         now = time.monotonic()
-        if now < self._next or not self._actors:
+        if now < self._next or not self._asked:
             return
         self._next = now + LOOK_S
-        for answered in ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else ():
-            del self._asked[answered]
+        for answer in ray.wait([*self._asked], num_returns=len(self._asked), timeout=0)[0]:
+            actor = self._asked.pop(answer)
             try:
-                ray.get(answered)
-            except RayActorError as error:
+                ray.get(answer)
+            except ActorDiedError as error:
                 raise of_the_dead(error) from error
-        # One that is busy answers later.
-        busy = list(self._asked.values())
-        self._asked.update((actor.__ray_ready__.remote(), actor) for actor in self._actors if actor not in busy)
+            except ActorUnavailableError:
+                pass  # Its node cannot be reached for the moment.
+            self._asked[actor.__ray_ready__.remote()] = actor
 
 
 def storage_units() -> list[Any]:
@@ -65,4 +64,4 @@ def of_the_dead(error: RayActorError) -> RolloutError:
     said = dict(re.findall(r"\b(class_name|pid|ip): (\S+)", str(error)))
     place = ", ".join(f"{name} {said[name]}" for name in ("pid", "ip") if name in said)
     name = f"{said.get('class_name', 'a process of the run')}{place and f' ({place})'}"
-    return RolloutError(f"{name} has died, perhaps for want of memory; {RESUME_HINT}.")
+    return RolloutError(f"{name} is gone, perhaps for want of memory; {RESUME_HINT}.")
