@@ -36,7 +36,9 @@ def test_a_recipe_trains_from_nothing(home: Path, name: str) -> None:
     steps = Run.all_in(home / RUNS / name)[-1].metrics()
     before = next(value for value in map(validation_of, steps) if value is not None)
     assert before > 0, "the policy of the cold start solves nothing, so nothing can be learnt from it"
-    trained = [step for step in steps if "actor/grad_norm" in step]
+    trained = [step for step in steps if "hier/rows/trained" in step]
     assert len(trained) == STEPS
+    # A critic may learn alone in the first step.
+    assert "actor/grad_norm" in trained[-1]
     for step in trained:
         assert step["hier/rows/trained"] > 0 and step["hier/episodes/failed"] == 0
