@@ -9,11 +9,11 @@ from verl_hier.errors import RecipeError
 from verl_hier.host.options import build_options
 from verl_hier.testing import check_environment
 from verl_hier_plugins.environments.scienceworld import SPEC
-from verl_hier_plugins.environments.scienceworld.environment import ScienceworldEnvironment, machine, short
+from verl_hier_plugins.environments.scienceworld.environment import Machine, ScienceworldEnvironment, machine, short
 from verl_hier_plugins.environments.scienceworld.options import VARIATIONS, ScienceworldOptions
 from verl_hier_plugins.environments.scienceworld.tasks import fold, tasks
 
-MEMORY = 600
+MEMORY = ScienceworldOptions().java_memory_mb
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 
 
@@ -71,6 +71,24 @@ def test_what_is_not_understood_costs_a_penalty_and_a_wrong_focus_the_experiment
     assert (lost.done, lost.info["won"], lost.info["score"], lost.reward) == (True, False, 0.0, -first.info["score"])
     assert not environment.step("look around").valid
     environment.close()
+
+
+@needs_java
+def test_a_machine_has_room_for_the_episodes_of_a_step():
+    """Eight tasks of sixteen episodes in one process; with 600 MB, 64 episodes were too many."""
+    few, own = 8, Machine(MEMORY)
+    java = own.jvm.java.lang
+    runtime = java.Runtime.getRuntime()
+
+    def used_mb() -> float:
+        java.System.gc()
+        return (runtime.totalMemory() - runtime.freeMemory()) / 2**20
+
+    before = used_mb()
+    games = [own.game() for _ in range(few)]
+    for number, game in enumerate(games):
+        game.load("find-plant", number, "easy", False)
+    assert 128 * (used_mb() - before) / few < MEMORY
 
 
 @needs_java

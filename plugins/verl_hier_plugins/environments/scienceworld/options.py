@@ -45,8 +45,8 @@ class ScienceworldOptions(GymOptions):
     """What is rewarded: what an action adds to the world's score, or only the end of a successful experiment."""
     win_reward: Positive = 1.0
     """Factor of the reward."""
-    java_memory_mb: Count = 600
-    """Memory of the Java machine of a process, in MB; all episodes of the process share it."""
+    java_memory_mb: Count = 2000
+    """The most memory of the Java machine of a process, in MB; its episodes share it, and each takes about 11."""
 
     def __post_init__(self) -> None:
         if not self.experiments:
