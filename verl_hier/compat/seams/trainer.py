@@ -73,7 +73,7 @@ TRAINERS = (
         "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll",
         "a run ends when a process has died that holds what the trainer waits for",
         reads("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample", "self._wait_for_next_poll("),
-        reads("verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync.sample", "self._wait_for_next_poll("),
+        reads("verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync.wait_for_sampleable", "self._wait_for_next_poll("),
         reads("transfer_queue.interface:_maybe_create_tq_storage", "_TQ_STORAGE[backend_name] = backend_resources"),
         removal="when verl notices it itself",
     ),
