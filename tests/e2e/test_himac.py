@@ -181,7 +181,8 @@ def test_ended_in_three_ways_the_command_line_goes_on_as_if_in_one_go(whole, byt
         out, err = started.communicate()
         assert killed and started.returncode == 1 and not processes_of_runs(), out + err
         assert f"goes on from step {first}" in out
-        assert re.search(r"[sS]erver (\(pid .*\) )?is gone.*trainer\.resume_mode", run.log.read_text()), err
+        gone = r"(rollout server|Server \(pid \d+, ip .+\)) is gone.*trainer\.resume_mode"
+        assert re.search(gone, run.log.read_text()), err
         second = run.step
         assert first <= second < STEPS and f"goes on from step {second}." in err
 

@@ -22,7 +22,7 @@ LOOK_S = 2.0
 """Seconds between two looks; the trainer polls its queue many times a second."""
 
 
-class Lives:
+class Liveness:
     """Whether actors are alive.
 
     Args:
@@ -48,7 +48,7 @@ class Lives:
             try:
                 ray.get(answer)
             except ActorDiedError as error:
-                raise of_the_dead(error) from error
+                raise lost_actor(error) from error
             except ActorUnavailableError:
                 pass  # Its node cannot be reached for the moment.
             self._asked[actor.__ray_ready__.remote()] = actor
@@ -59,7 +59,7 @@ def storage_units() -> list[Any]:
     return list((interface._TQ_STORAGE or {}).get("SimpleStorage", {}).values())
 
 
-def of_the_dead(error: RayActorError) -> RolloutError:
+def lost_actor(error: RayActorError) -> RolloutError:
     """A sentence on an actor that has died: its class, process and machine, which Ray says in its message alone."""
     said = dict(re.findall(r"\b(class_name|pid|ip): (\S+)", str(error)))
     place = ", ".join(f"{name} {said[name]}" for name in ("pid", "ip") if name in said)

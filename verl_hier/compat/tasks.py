@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
 from verl_hier.compat.dataset import TASK_FIELDS, TaskDataset
-from verl_hier.compat.liveness import Lives
+from verl_hier.compat.liveness import Liveness
 from verl_hier.recipe.checks.updates import without_refill
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.curriculum import Curriculum
@@ -81,12 +81,12 @@ class TaskMixin(_Base):
             buffer.settle = self._settle
         return buffer
 
-    def _watch(self, lives: Lives) -> None:
-        """Look whether they are alive whenever the trainer waits for the tasks of a step."""
+    def _watch(self, liveness: Liveness) -> None:
+        """Look whether all are alive whenever the trainer waits for the tasks of a step."""
         wait = self.replay_buffer._wait_for_next_poll
 
         def watched(partition_id: str, last_debug_time: float) -> float:
-            lives.check()
+            liveness.check()
             return float(wait(partition_id, last_debug_time))
 
         self.replay_buffer._wait_for_next_poll = watched

@@ -25,7 +25,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.critic import CriticMixin
 from verl_hier.compat.examples import ExampleMixin
-from verl_hier.compat.liveness import Lives, of_the_dead, storage_units
+from verl_hier.compat.liveness import Liveness, lost_actor, storage_units
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.probes import ProbeMixin
 from verl_hier.compat.process_reward import ProcessRewardMixin
@@ -103,13 +103,13 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         self._counters = ServerCounters(read_servers(handles))
         workers = agent_loop_manager.agent_loop_workers
         self._writers = [partial(_future, worker.store_rollouts) for worker in workers]
-        self._watch(Lives([*workers, *storage_units()]))
+        self._watch(Liveness([*workers, *storage_units()]))
         try:
             super().fit(agent_loop_manager)
         except (RayError, RuntimeError) as error:
             self._raise_faults()
             if isinstance(error, RayActorError):
-                raise of_the_dead(error) from error
+                raise lost_actor(error) from error
             # ReplayBuffer.sample of verl 0.9.1 refuses a batch of which nothing is left in these words.
             if "no materializable trajectories" in str(error):
                 raise RolloutError(NOTHING_TO_TRAIN) from error

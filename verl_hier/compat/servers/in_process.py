@@ -63,7 +63,8 @@ def in_process_policy(config: Any, model: str | os.PathLike[str]) -> ServerPolic
         )
         return ServerPolicy(_Client(TransformersServer(settings, served, replica_rank=0)), _NAME)
     except (OSError, ValueError, AssertionError) as error:  # verl asserts that config.json names one architecture
-        raise RecipeError(f"the model {model} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+        said = str(error).strip() or type(error).__name__
+        raise RecipeError(f"the model {model} cannot be loaded: {said.splitlines()[0]}") from error
 
 
 class SavedPolicies:
