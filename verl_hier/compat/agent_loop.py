@@ -107,8 +107,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             task = task_of_row(prompt)
         else:
             task = {"messages": list(prompt["raw_prompt"])}
-        # Data sets of verl need not number their tasks.
-        index = int(prompt.get("index", 0))
+        index = int(prompt["index"])
         told = json.loads(prompt.pop("hier_told", "{}"))
         # An episode that is continued has to hear what it heard before.
         name = f"{index} {json.dumps([task, told] if told else task, sort_keys=True, default=str)}"

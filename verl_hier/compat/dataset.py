@@ -1,4 +1,4 @@
-"""verl's data set for tasks that an environment makes: `data.train_files` and `data.val_files` name its splits."""
+"""What our trainers draw tasks from: those that an environment makes, and the numbered rows of other data sets."""
 
 from __future__ import annotations
 
@@ -66,3 +66,32 @@ class TaskDataset(Dataset):
             # verl's collate function wants one tensor a row.
             "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
         }
+
+
+class NumberedRows(Dataset):
+    """A data set whose rows are known by their place in it, which is their `index`.
+
+    verl's own rows have `extra_info.index` there, which names no row: public data sets have UUIDs, texts, numbers that
+    begin anew in each file, or nothing in it (verl/utils/dataset/rl_dataset.py, `RLHFDataset.__getitem__`). The column
+    `extra_info`, which reward functions read, stays as it is. Everything else is the data set's own.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    @classmethod
+    def of(cls, rows: Any) -> Any:
+        """A data set with numbered rows; one whose rows are numbered is returned as it is."""
+        return rows if isinstance(rows, TaskDataset | NumberedRows) else cls(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self._rows[index], "index": index}
+
+    def __getattr__(self, name: str) -> Any:
+        # Rows are fetched one by one, also from a data set that could hand over several; a copy has no rows yet.
+        if name in ("__getitems__", "_rows"):
+            raise AttributeError(name)
+        return getattr(self._rows, name)

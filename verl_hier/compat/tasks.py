@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
-from verl_hier.compat.dataset import TASK_FIELDS, TaskDataset
+from verl_hier.compat.dataset import TASK_FIELDS, NumberedRows
 from verl_hier.compat.liveness import Liveness
 from verl_hier.recipe.checks.updates import without_refill
 from verl_hier.recipe.schema import HierConfig
@@ -60,11 +60,28 @@ class TaskMixin(_Base):
 
     hier: HierConfig
     schedule: Schedule
-    train_dataset: Any
     replay_buffer: Any
     _curriculum: Curriculum | None = None
     _drawn: dict[str, int]
     """uid of each task of the step to its number in the data set, in the order in which they were drawn."""
+
+    @property
+    def train_dataset(self) -> Any:
+        """The data set of the training tasks, with numbered rows, whatever class the recipe names."""
+        return self._train_dataset
+
+    @train_dataset.setter
+    def train_dataset(self, rows: Any) -> None:
+        self._train_dataset = NumberedRows.of(rows)
+
+    @property
+    def val_dataset(self) -> Any:
+        """The data set of the validation, with numbered rows."""
+        return self._val_dataset
+
+    @val_dataset.setter
+    def val_dataset(self, rows: Any) -> None:
+        self._val_dataset = NumberedRows.of(rows)
 
     def _build_replay_buffer(self) -> Any:
         self._drawn = {}
@@ -102,8 +119,8 @@ class TaskMixin(_Base):
         batch = super()._fetch_one_gen_batch()
         if self.hier.refill is None:
             return batch
-        # The same task twice in a step would be the same rollout twice. Data sets of verl need not number their tasks.
-        while isinstance(self.train_dataset, TaskDataset) and places_of(batch)[0] in self._drawn.values():
+        # The same task twice in a step would be the same rollout twice.
+        while places_of(batch)[0] in self._drawn.values():
             batch = super()._fetch_one_gen_batch()
         self._note(batch)
         return batch
@@ -138,7 +155,7 @@ class TaskMixin(_Base):
 
     def _note(self, batch: TensorDict) -> None:
         uids = [str(uid) for uid in tu.get(batch, "uid")]
-        self._drawn.update(zip(uids, places_of(batch) or [-1] * len(uids), strict=True))
+        self._drawn.update(zip(uids, places_of(batch), strict=True))
 
     # ---- exchanging tasks without a signal ---------------------------------------------------------------------------
 
@@ -184,5 +201,5 @@ class TaskMixin(_Base):
 
 
 def places_of(batch: TensorDict) -> list[int]:
-    """Number of each task in the data set; empty where the data set does not number its tasks."""
-    return [int(place) for place in tu.get(batch, "index", [])]
+    """The place of each task in the data set."""
+    return [int(place) for place in tu.get(batch, "index")]
