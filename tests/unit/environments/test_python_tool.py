@@ -400,7 +400,9 @@ def test_files_that_are_not_there(tmp_path):
     with pytest.raises(RecipeError, match="is no Parquet file and holds none"):
         SPEC.tasks(PythonToolOptions(data_path=str(tmp_path)), "train")
     write(tmp_path / "train.parquet", [{"prompt": "x"}])
-    with pytest.raises(RecipeError, match="has the columns prompt; it needs question and answer"):
+    with pytest.raises(
+        RecipeError, match="needs a text in question and one in answer.*has the columns prompt and 0 answers"
+    ):
         SPEC.tasks(PythonToolOptions(data_path=str(tmp_path)), "train")
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from verl_hier.environments import question_rows
 from verl_hier.environments.splits import SPLITS, Balance, draw_tasks, split_of
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.bounded_reading import parquet_columns, parquet_rows
@@ -191,12 +192,13 @@ def _rows(files: list[Path]) -> Iterator[tuple[str, str]]:
     for file in files:
         try:
             names = parquet_columns(file)
-            if not {"question", "answer"} <= set(names):
-                raise FileError(f"{file} has the columns {', '.join(names)}; it needs question and answer.")
-            for number, row in enumerate(parquet_rows(file, ["question", "answer"])):
-                question, answer = row["question"], row["answer"]
-                if not isinstance(question, str) or not isinstance(answer, str):
-                    raise FileError(f"row {number} of {file} needs a text in question and one in answer.")
-                yield question, answer
+            for number, row in enumerate(parquet_rows(file, [name for name in names if name in question_rows.COLUMNS])):
+                question, answers = question_rows.question_of(row), question_rows.answers_of(row)
+                if not question or len(answers) != 1:
+                    raise FileError(
+                        f"row {number} of {file} needs a text in question and one in answer, or the columns of MATH, "
+                        f"Search-R1 or verl; it has the columns {', '.join(names)} and {len(answers)} answers."
+                    )
+                yield question, answers[0]
         except FileError as error:
             raise RecipeError(f"hier.environment.data_path: {error}") from error

@@ -1,4 +1,4 @@
-"""Questions and documents from files, checked row by row: HotpotQA's columns as Parquet, JSONL or JSON."""
+"""Questions and documents from files, checked row by row: Parquet, JSONL or JSON in the forms of `question_rows`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_hier.environments import question_rows
 from verl_hier.environments.scoring import normalise
 from verl_hier.environments.splits import hash_number
 from verl_hier.errors import FileError, RecipeError
@@ -16,7 +17,7 @@ from verl_hier_plugins.environments.search.questions import DATA_SOURCE
 LARGEST_LIST = 2**32
 """Bytes of a JSON file that is one list; HotpotQA's has half a gigabyte."""
 FORMATS = (".parquet", ".jsonl", ".json")
-QUESTION_COLUMNS = ("id", "_id", "question", "answer", "supporting_facts", "context")
+QUESTION_COLUMNS = ("id", "_id", "supporting_facts", "context", *question_rows.COLUMNS)
 
 
 def read_rows(path: str, option: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -119,19 +120,18 @@ def _task(row: Mapping[str, Any], question: str, where: str, name: str) -> dict[
 
 
 def _question(row: Mapping[str, Any], where: str) -> str:
-    question = row.get("question")
-    if not isinstance(question, str) or not question.strip():
+    question = question_rows.question_of(row)
+    if not question:
         raise RecipeError(f"{where} has no text in `question`; it has {', '.join(row) or 'nothing'}.")
-    return question.strip()
+    return question
 
 
 def _answers(row: Mapping[str, Any], where: str) -> list[str]:
-    answer = row.get("answer")
-    answers = [answer] if isinstance(answer, str) else answer
-    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and normalise(a) for a in answers):
+    answers = question_rows.answers_of(row)
+    if not answers or not all(map(normalise, answers)):
         raise RecipeError(
-            f"{where} needs a text, or a list of texts, in `answer`, with more than punctuation and articles; it has "
-            f"{answer!r:.60}."
+            f"{where} needs a text, or a list of texts, in `answer` or `golden_answers`, with more than punctuation and "
+            f"articles; it has {answers or row.get('answer')!r:.60}."
         )
     return answers
 
