@@ -401,7 +401,7 @@ def test_files_that_are_not_there(tmp_path):
         SPEC.tasks(PythonToolOptions(data_path=str(tmp_path)), "train")
     write(tmp_path / "train.parquet", [{"prompt": "x"}])
     with pytest.raises(
-        RecipeError, match="needs a text in question and one in answer.*has the columns prompt and 0 answers"
+        RecipeError, match=r"needs a text in question and one in answer.*has the columns prompt and 0 answers"
     ):
         SPEC.tasks(PythonToolOptions(data_path=str(tmp_path)), "train")
 

@@ -130,8 +130,8 @@ def _answers(row: Mapping[str, Any], where: str) -> list[str]:
     answers = question_rows.answers_of(row)
     if not answers or not all(map(normalise, answers)):
         raise RecipeError(
-            f"{where} needs a text, or a list of texts, in `answer` or `golden_answers`, with more than punctuation and "
-            f"articles; it has {answers or row.get('answer')!r:.60}."
+            f"{where} needs a text, or a list of texts, in `answer` or `golden_answers`, with more than punctuation "
+            f"and articles; it has {answers or row.get('answer')!r:.60}."
         )
     return answers
 
