@@ -23,6 +23,7 @@ from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult, with_admissible
 from verl_hier.environments.splits import draw_tasks, hash_number
+from verl_hier.errors import RecipeError
 from verl_hier.host.constraints import Count, NonNegative
 
 NOT_POSSIBLE = "not possible"
@@ -69,7 +70,10 @@ class TextView:
             said: what the policy said, with single spaces.
         """
         known = self.actions(world)
-        return known[said] if said in known else known.get(said.lower())
+        if said in known:
+            return known[said]
+        alike = [name for name in known if name.casefold() == said.casefold()]
+        return known[alike[0]] if len(alike) == 1 else None
 
     def understood(self, world: Any, observation: Any) -> bool:
         """Whether the world understood an action that it was given; its answer otherwise says that it did not."""
@@ -131,7 +135,7 @@ class GymText(Environment):
         """See `Environment.reset`; `seed` changes nothing, because the task has one."""
         self.close()
         self.world = self._make(task)
-        observation, info = self.world.reset(seed=task["seed"])
+        observation, info = _parts(self.world.reset(seed=task["seed"]), 2, "reset")
         self.path, self._steps, self._over, self._won = (), 0, False, False
         return self._answer(self.view.text(self.world, observation, info), facts=self.view.facts(self.world))
 
@@ -144,12 +148,12 @@ class GymText(Environment):
         chosen = self.view.action(self.world, said)
         if chosen is None:
             return self._answer(self.view.refusal, -self._options.invalid_penalty, valid=False)
-        observation, reward, ended, cut, info = self.world.step(chosen)
+        observation, reward, ended, cut, info = _parts(self.world.step(chosen), 5, "step")
         if not self.view.understood(self.world, observation):
             text = self.view.text(self.world, observation, info)
             return self._answer(text, -self._options.invalid_penalty, valid=False)
         self.path = (*self.path, said)
-        self._over, self._won = bool(ended), self.view.won(self.world, float(reward), bool(ended))
+        self._over, self._won = bool(ended), self._is_won(float(reward), bool(ended), info)
         earned = self.view.reward(self.world, float(reward), self._won)
         return self._answer(self.view.text(self.world, observation, info), earned, bool(cut))
 
@@ -166,6 +170,12 @@ class GymText(Environment):
         if self.world is not None and hasattr(self.world, "close"):
             self.world.close()
         self.world = None
+
+    def _is_won(self, reward: float, ended: bool, info: Mapping[str, Any]) -> bool:
+        """The word of a view that knows the world, else the world's own `is_success`, else the rule of all views."""
+        if "is_success" in info and type(self.view).won is TextView.won:
+            return bool(info["is_success"])
+        return self.view.won(self.world, reward, ended)
 
     @property
     def admissible(self) -> tuple[str, ...]:
@@ -191,6 +201,20 @@ class GymText(Environment):
             anchor=None if state is None else hashlib.blake2b(state.encode(), digest_size=12).hexdigest(),
             info={**(facts or {}), "won": self._won, "score": self.view.score(self.world, self._won)},
         )
+
+
+def _parts(answer: Any, count: int, method: str) -> Sequence[Any]:
+    """What a world's method returned, which has as many parts as gymnasium's.
+
+    Raises:
+        RecipeError: when it is the older interface of gym, or anything else.
+    """
+    if isinstance(answer, tuple) and len(answer) == count:
+        return answer
+    raise RecipeError(
+        f"hier.environment.world: `{method}` of this world does not return the {count} values of gymnasium's "
+        "interface; a world of gym's older one has to be wrapped, for instance by gymnasium.wrappers or shimmy."
+    )
 
 
 def seeded_tasks(

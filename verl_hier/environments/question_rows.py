@@ -6,7 +6,7 @@
 | TriviaQA | `question` | `answer.value` and `answer.aliases` |
 | FlashRAG, Search-R1 | `question` | `golden_answers` |
 | MATH | `problem` | what `\\boxed{}` holds in `solution` |
-| verl's own | `extra_info.question`, else the user's last message in `prompt` | `reward_model.ground_truth` or its `target` |
+| verl's own | `extra_info.question`, or the user's last message in `prompt` | `reward_model.ground_truth` |
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def unpack(body: bytes) -> Any:
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most `most` characters, and a sign where it was cut."""
-    return text if len(text) <= most else text[: most - len(CUT)] + CUT
+    """A text of at most `most` characters, which ends with a sign where it was cut."""
+    return text if len(text) <= most else text[: max(most - len(CUT), 0)] + CUT[:most]
 
 
 def from_step(step: StepResult) -> dict[str, Any]:

@@ -4,13 +4,15 @@ import random
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from verl_hier.environments.gym_text import NOT_POSSIBLE, OVER, GymOptions, GymText, TextView, seeded_tasks
 from verl_hier.errors import RecipeError
 from verl_hier.host.options import build_options
 from verl_hier.testing import check_environment
 from verl_hier_plugins.environments.gym_text import SPEC
-from verl_hier_plugins.environments.gym_text.environment import build
+from verl_hier_plugins.environments.gym_text.environment import Plain, build
 from verl_hier_plugins.environments.gym_text.options import GymTextOptions
 
 HERE = "tests.unit.environments.test_gym_text"
@@ -202,3 +204,77 @@ def test_options_are_refused_in_a_sentence(block, sentence):
 def test_a_world_that_is_not_there_is_a_sentence(block, sentence):
     with pytest.raises(RecipeError, match=sentence):
         build(options(**block)).reset({"seed": 0}, 0)
+
+
+class Space:
+    """A space with numbered actions, whatever they are counted from."""
+
+    def __init__(self, n, start=0, shape=()):
+        self.n, self.start, self.shape = n, start, shape
+
+
+class Numbered:
+    """Remembers the actions that it was given."""
+
+    def __init__(self, space, success=()):
+        self.action_space, self.given, self._success = space, [], iter(success)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        self.given.append(action)
+        return 0, 1.0, True, False, {"is_success": said for said in [next(self._success, None)] if said is not None}
+
+
+def played(world, view, action):
+    made = GymText(lambda task: world, view, GymOptions())
+    made.reset({"seed": 0}, 0)
+    return made.step(action)
+
+
+@given(st.integers(1, 9), st.integers(-9, 9), st.data())
+def test_numbered_actions_are_those_of_the_space(count, start, data):
+    space = Space(count, start)
+    told = Plain(())
+    assert [*told.actions(Numbered(space)).values()] == [*range(start, start + count)]
+    place = data.draw(st.integers(-20, 20))
+    world = Numbered(space)
+    assert played(world, told, str(place)).valid == (start <= place < start + count)
+    assert world.given == ([place] if start <= place < start + count else [])
+    names = tuple(f"Way {number}" for number in range(count))
+    world = Numbered(space)
+    assert played(world, Plain(names), names[-1].lower()).valid and world.given == [start + count - 1]
+
+
+def test_the_spaces_of_gymnasium():
+    spaces = pytest.importorskip("gymnasium").spaces
+    assert [*Plain(()).actions(Numbered(spaces.Discrete(3, start=-1))).values()] == [-1, 0, 1]
+    for space in (spaces.MultiBinary(3), spaces.MultiDiscrete([2, 2]), spaces.Box(0, 1)):
+        for names in ((), ("left", "stay", "right")):
+            with pytest.raises(RecipeError, match="not the numbers of a Discrete space; name a view"):
+                Plain(names).actions(Numbered(space))
+
+
+def test_names_for_another_number_of_actions_are_refused():
+    with pytest.raises(RecipeError, match=r"environment\.actions: this world has 3 actions, and 2 names are listed"):
+        Plain(("left", "right")).actions(Numbered(Space(3)))
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_the_world_s_own_word_of_success_counts(success):
+    assert played(Numbered(Space(2), [success]), Plain(()), "0").info["won"] is success
+
+    class Knows(Plain):
+        def won(self, world, reward, ended):
+            return not success
+
+    assert played(Numbered(Space(2), [success]), Knows(()), "0").info["won"] is not success
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_the_older_interface_of_gym_is_a_sentence(method):
+    world = Numbered(Space(2))
+    setattr(world, method, {"reset": lambda seed=None: 0, "step": lambda action: (0, 0.0, False, {})}[method])
+    with pytest.raises(RecipeError, match=f"world: `{method}` of this world does not return the . values of gymnasium"):
+        played(world, Plain(()), "0")

@@ -20,7 +20,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.host.options import build_options
 from verl_hier.testing.async_environment import check_async_environment
 from verl_hier.testing.environment import check_environment
-from verl_hier_plugins.environments.mcp import SPEC
+from verl_hier_plugins.environments.mcp import SPEC, session
 from verl_hier_plugins.environments.mcp.house import furnished
 from verl_hier_plugins.environments.mcp.options import McpOptions
 from verl_hier_plugins.environments.mcp.tools import Call, Problem, Tool, parse, tool_of
@@ -360,3 +360,40 @@ def test_no_cheat_is_rewarded(port, tasks_file, cheats):
             await world.close()
 
     in_pool(options, scenario)
+
+
+def part(kind, **fields):
+    return SimpleNamespace(type=kind, **fields)
+
+
+@pytest.mark.parametrize(
+    ("content", "structured", "text"),
+    [
+        ([part("text", text="a"), part("text", text="b")], None, "a\nb"),
+        ([part("text", text="")], None, ""),
+        ([], {"found": ["é", 2]}, '{"found": ["é", 2]}'),
+        ([part("text", text="")], {"found": 1}, '{"found": 1}'),
+        ([part("text", text="found 1")], {"found": 1}, "found 1"),
+        ([part("resource", resource=SimpleNamespace(text="the file", uri="file:///a"))], None, "the file"),
+        ([part("resource", resource=SimpleNamespace(blob="AAAA", uri="file:///a"))], None, "[resource]"),
+        ([part("resource_link", uri="https://a/b", name="b")], None, "https://a/b"),
+        ([part("image", data="AAAA"), part("text", text="a picture")], None, "[image]\na picture"),
+        ([part("image", data="AAAA")], {"width": 3}, '[image]\n{"width": 3}'),
+        ([], None, ""),
+    ],
+)
+def test_what_a_tool_answers_is_shown_wherever_it_stands(content, structured, text):
+    result = SimpleNamespace(content=content, structured_content=structured, is_error=False)
+    assert session._said(result).text == text
+
+
+def test_the_types_of_the_package_have_the_fields_that_are_read():
+    types = pytest.importorskip("mcp_types")
+    embedded = types.EmbeddedResource(
+        type="resource", resource=types.TextResourceContents(uri="file:///a", text="the file")
+    )
+    link = types.ResourceLink(type="resource_link", uri="https://a/b", name="b")
+    found = types.CallToolResult(content=[embedded, link, types.TextContent(type="text", text="")])
+    assert session._said(found).text == "the file\nhttps://a/b\n"
+    found = types.CallToolResult(content=[], structured_content={"found": 1})
+    assert session._said(found).text == '{"found": 1}'

@@ -8,10 +8,12 @@ import sys
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fixtures.faulty_environment import HANG_S, Options
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
-from verl_hier.environments.wire import CUT, LONGEST_TEXT
+from verl_hier.environments.wire import CUT, LONGEST_TEXT, cut
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.host.specs import EnvironmentSpec
 
@@ -328,3 +330,9 @@ def test_a_process_starts_without_heavy_packages():
     code = "import verl_hier.environments.child, sys; print([m for m in ('torch', 'verl', 'ray') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert answer.stdout.strip() == "[]"
+
+
+@given(st.text(max_size=60), st.integers(0, 60))
+def test_a_text_that_is_cut_is_no_longer_than_allowed_and_says_so(text, most):
+    short = cut(text, most)
+    assert short == text if len(text) <= most else len(short) == most and (most < len(CUT) or short.endswith(CUT))

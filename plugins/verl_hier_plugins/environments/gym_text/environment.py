@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from verl_hier.environments.gym_text import GymText, TextView, seeded_tasks
@@ -21,15 +22,24 @@ class Plain(TextView):
 
     def actions(self, world: Any) -> Mapping[str, Any]:
         """See `TextView.actions`; all of them, as nothing says which are possible now."""
-        if self._names:
+        space = getattr(world, "action_space", None)
+        if self._names and space is None:
             return {name: number for number, name in enumerate(self._names)}
-        count = getattr(getattr(world, "action_space", None), "n", None)
-        if count is None:
+        count = getattr(space, "n", None)
+        # An action of gymnasium's MultiBinary, which has `n` as well, is an array of this shape.
+        if not isinstance(count, Integral) or getattr(space, "shape", ()):
             raise RecipeError(
-                "hier.environment.view: the actions of this world are no numbers from 0 on; name a view whose `action` "
-                "says what a text means, or list their names in `actions`."
+                f"hier.environment.view: the actions of this world are {space}, not the numbers of a Discrete space; "
+                "name a view whose `action` says what a text means, or list their names in `actions` where the world "
+                "has no action_space."
             )
-        return {str(number): number for number in range(int(count))}
+        if self._names and len(self._names) != count:
+            raise RecipeError(
+                f"hier.environment.actions: this world has {count} actions, and {len(self._names)} names are listed."
+            )
+        start = int(getattr(space, "start", 0))
+        names = self._names or [str(number) for number in range(start, start + int(count))]
+        return {name: number for number, name in enumerate(names, start)}
 
 
 def build(options: GymTextOptions) -> GymText:

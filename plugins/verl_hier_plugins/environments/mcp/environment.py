@@ -15,6 +15,7 @@ from typing import Any
 from verl_hier.environments.asynchronous import AsyncEnvironment, SessionLost, Unavailable
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.scoring import exact_match
+from verl_hier.environments.wire import cut
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.mcp.options import McpOptions
 from verl_hier_plugins.environments.mcp.session import Connection, Said, connector
@@ -236,7 +237,7 @@ class McpEnvironment(AsyncEnvironment):
     def _told(self, calls: Sequence[Call], said: Sequence[Said]) -> StepResult:
         self.history = (*self.history, *zip(calls, said, strict=False))
         return self._answer(
-            "\n".join(each.text[: self._options.max_characters] for each in said),
+            "\n".join(cut(each.text, self._options.max_characters) for each in said),
             valid=not all(each.error for each in said),
             said=said,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import sys
@@ -19,6 +20,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult
 
 from verl_hier.environments.asynchronous import SessionLost, Unavailable
+from verl_hier.environments.wire import cut
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.mcp.options import McpOptions
 from verl_hier_plugins.environments.mcp.tools import Tool, tool_of
@@ -193,6 +195,21 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _said(result: CallToolResult) -> Said:
-    """The texts of an answer; other contents are named."""
-    parts = [getattr(part, "text", None) or f"[{part.type}]" for part in result.content]
-    return Said("\n".join(parts)[:LONGEST_ANSWER], bool(result.is_error))
+    """An answer as text: its texts, those of its resources, and the addresses of links; other contents are named.
+
+    A server may put what it found into `structuredContent` alone, which is shown as JSON where no part has a text.
+    """
+    parts = [_text_of(part) for part in result.content]
+    text = "\n".join(
+        f"[{part.type}]" if said is None else said for part, said in zip(result.content, parts, strict=True)
+    )
+    if not any(parts) and result.structured_content is not None:
+        text = "\n".join(filter(None, (text, json.dumps(result.structured_content, ensure_ascii=False))))
+    return Said(cut(text, LONGEST_ANSWER), bool(result.is_error))
+
+
+def _text_of(part: Any) -> str | None:
+    """The text of a part of an answer, that of a resource in it, or the address of a link; None where it has none."""
+    resource = getattr(part, "resource", None)
+    found = (getattr(part, "text", None), getattr(resource, "text", None), getattr(part, "uri", None))
+    return next((str(text) for text in found if text is not None), None)
