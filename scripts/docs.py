@@ -18,7 +18,8 @@ import json
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.describe import needs_of
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec, Kind, NoOptions, SamplerSpec, Spec, WorkerSpec
-from verl_hier.recipe import catalogue
+from verl_hier.recipe import catalogue, verl_lines
 from verl_hier.recipe.checks.choices import CHOICES, SETS
 from verl_hier.recipe.checks.numbers import NUMBERS
 from verl_hier.recipe.checks.rule import rules
@@ -259,6 +260,27 @@ def numbers() -> Iterator[str]:
     yield from table(("recipe line", "expected"), *((f"`{line}`", str(number)) for line, number in NUMBERS.items()))
 
 
+def unread_lines() -> Iterator[str]:
+    """Lines of verl that some recipes leave without a reader."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for line, name in verl_lines.table().items():
+        if name != verl_lines.VERL:
+            reader = verl_lines.READERS[name]
+            found.setdefault((reader.there or "nothing", "refused" if reader.refused else "noted"), []).append(line)
+    yield from table(
+        ("read with", "otherwise", "recipe lines"),
+        *((there, otherwise, _shortened(lines)) for (there, otherwise), lines in found.items()),
+    )
+
+
+def _shortened(lines: Sequence[str]) -> str:
+    """Lines as a list; many of one block by its name."""
+    blocks = {line: ".".join(line.split(".")[:2]) for line in lines}
+    many = {block for block, count in Counter(blocks.values()).items() if count > 20}
+    named = (f"{block}.*" if (block := blocks[line]) in many else line for line in lines)
+    return ", ".join(f"`{line}`" for line in dict.fromkeys(named))
+
+
 def words() -> Iterator[str]:
     """Words that lines of verl's own blocks may hold."""
     rows = [
@@ -303,6 +325,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "checks": rules_of_the_check,
     "numbers": numbers,
     "words": words,
+    "unread": unread_lines,
     "options": lambda reference: options(pkgutil.resolve_name(reference)),
     "fields": lambda path, reference: fields(path, pkgutil.resolve_name(reference)),
     "part_pages": part_pages,

@@ -19,6 +19,7 @@ from verl_hier.recipe.checks.machine import Missing, accelerator_memory_of, memo
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.checks.resources import Sizes, sizes_of
 from verl_hier.recipe.checks.rule import rules
+from verl_hier.recipe.checks.unread import unread
 from verl_hier.recipe.checks.world import missing_module
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.hydra_cache import interpolations_parsed_once
@@ -173,7 +174,7 @@ def _notes(recipe: ComposedRecipe) -> list[str]:
     package = missing_module(parts.environment.spec, recipe.hier.rollout.process.python)
     if package:
         notes.append(f"the environment's package {package!r} is not installed on this machine.")
-    return notes + contradictions(config)
+    return [*notes, *(found.sentence for found in unread(recipe)), *contradictions(config)]
 
 
 def _plain(config: Any) -> dict[str, Any]:

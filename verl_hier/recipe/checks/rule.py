@@ -13,7 +13,7 @@ from verl_hier.recipe.composed import ComposedRecipe
 
 TOPICS = (
     *("keys", "numbers", "choices", "lengths", "parts", "roles", "tasks", "tools", "prompts", "resources", "updates"),
-    "engine",
+    *("engine", "unread"),
 )
 """The modules of rules, in the order in which they look: first single values, then what does not go together."""
 
