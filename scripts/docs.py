@@ -18,7 +18,6 @@ import json
 import pkgutil
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -274,11 +273,13 @@ def unread_lines() -> Iterator[str]:
 
 
 def _shortened(lines: Sequence[str]) -> str:
-    """Lines as a list; many of one block by its name."""
-    blocks = {line: ".".join(line.split(".")[:2]) for line in lines}
-    many = {block for block, count in Counter(blocks.values()).items() if count > 20}
-    named = (f"{block}.*" if (block := blocks[line]) in many else line for line in lines)
-    return ", ".join(f"`{line}`" for line in dict.fromkeys(named))
+    """Lines as a list; a block of which no other line is left by its name."""
+    others, named = verl_lines.table().keys() - set(lines), []
+    for line in lines:
+        above = list(itertools.accumulate(line.split(".")[:-1], "{}.{}".format))
+        whole = [f"{block}." for block in above if not any(other.startswith(f"{block}.") for other in others)]
+        named.append(f"`{whole[0]}*`" if whole else f"`{line}`")
+    return ", ".join(dict.fromkeys(named))
 
 
 def words() -> Iterator[str]:
