@@ -93,7 +93,7 @@ def first_line(error: BaseException) -> str:
     return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?)' when a known word is close, else an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+def did_you_mean(word: object, known: Iterable[object]) -> str:
+    """' (did you mean X?)' when a known word is close, else an empty string; numbers and other values as text."""
+    close = difflib.get_close_matches(str(word), [str(each) for each in known], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

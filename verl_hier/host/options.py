@@ -76,13 +76,29 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build_dataclass(typing.cast(type, hint), value, where, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise RecipeError(f"{where}: expected a finite number, got one of {len(str(value))} digits.") from error
     if hint is float and isinstance(value, float) and not math.isfinite(value):
         raise RecipeError(f"{where}: expected a finite number, got {value}.")
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    expected = getattr(hint, "__name__", str(hint))
-    raise RecipeError(f"{where}: expected {expected}, got {value!r} ({type(value).__name__}).")
+    raise RecipeError(f"{where}: expected {_expected(hint)}, got {value!r:.200} ({type(value).__name__}).")
+
+
+def _expected(hint: Any) -> str:
+    """What a recipe has to write for a value of this annotation, as far as a sentence can say it."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        inner = args[1] if len(args) == 2 else Any
+        needed = next((f.name for f in dataclasses.fields(inner)), "") if dataclasses.is_dataclass(inner) else ""
+        return f"a block `{{name: {f'{{{needed}: …}}' if needed else '…'}}}`"
+    if dataclasses.is_dataclass(hint):
+        return "a block of options"
+    if origin in (list, tuple):
+        return "a list"
+    return str(getattr(hint, "__name__", hint))
 
 
 def _constrained(value: Any, constraints: tuple[Any, ...], where: str) -> Any:

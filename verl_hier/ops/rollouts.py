@@ -201,6 +201,11 @@ def recipe_of(source: Source, recipe: str | os.PathLike[str] | None, overrides: 
     if recipe is not None:
         return ComposedRecipe.of(compose(os.fspath(recipe), overrides))
     run = run_of(source)
+    if run is None and "://" not in str(source) and not os.path.exists(os.path.expanduser(str(source))):
+        raise RecipeError(
+            f"there is no folder {source}; name that of a run, or, for a model of the hub, also the recipe that it is "
+            "to play (`verl-hier recipes` lists them)."
+        )
     if run is None:
         raise RecipeError(f"name the recipe that {source} is to play; `verl-hier recipes` lists them.")
     config = run.recipe()

@@ -23,6 +23,7 @@ from verl_hier.recipe.checks.unread import unread
 from verl_hier.recipe.checks.world import missing_module
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.hydra_cache import interpolations_parsed_once
+from verl_hier.recipe.hydra_words import unresolved
 from verl_hier.recipe.papers import contradictions
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
@@ -187,7 +188,7 @@ def _plain(config: Any) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise RecipeError(f"the recipe does not resolve: {str(error).splitlines()[0]}.") from error
+        raise unresolved(config, error) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

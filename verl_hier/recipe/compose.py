@@ -16,6 +16,8 @@ from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.specs import KINDS
 from verl_hier.recipe.catalogue import find, package_folder, translated
 from verl_hier.recipe.hydra_cache import hydra_cache
+from verl_hier.recipe.hydra_words import sentence
+from verl_hier.recipe.user_recipes import require_base, require_list, require_part_blocks
 
 MAIN = "verl.trainer.main_ppo"
 _ROLLOUT = ("actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout")
@@ -43,6 +45,9 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
 
     recipe = find(reference)
     recipe.require_offered(overrides)
+    require_part_blocks(overrides)
+    if not recipe.shipped:
+        require_list(recipe)
     register()
     given, home = overridden(overrides), verl_config_folder()
     if not recipe.shipped:
@@ -58,8 +63,9 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
         unknown = _UNKNOWN_KEY.search(str(error))
         if unknown and overrides:
             raise RecipeError(_unknown_key(unknown[1], compose(reference))) from error
-        raise RecipeError(f"recipe {reference!r} does not compose: {_sentence(error)}") from error
+        raise RecipeError(f"recipe {reference!r} does not compose: {sentence(error)}") from error
     if not recipe.shipped:
+        require_base(recipe, composed)
         require_blocks(composed)
     return composed
 
@@ -76,7 +82,7 @@ def require_blocks(config: Any) -> None:
     try:
         plain = OmegaConf.to_container(config, resolve=False)
     except (OmegaConfBaseException, ValueError) as error:
-        raise RecipeError(f"the recipe cannot be read: {_sentence(error)}") from error
+        raise RecipeError(f"the recipe cannot be read: {sentence(error)}") from error
     if not isinstance(plain, dict):
         raise RecipeError("the recipe is no mapping of keys to values.")
     _require_blocks(plain, stock(), "")
@@ -157,17 +163,3 @@ def _unknown_key(key: str, config: Any) -> str:
             )
         place = place[part]
     return f"the override {key} does not fit the recipe."
-
-
-def _sentence(error: Exception) -> str:
-    """The lines of a Hydra message that a user can act on, as one."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
-    for place, line in enumerate(kept):
-        if line.startswith("Available options"):
-            end = next((i for i, text in enumerate(kept) if text.startswith("Config search path")), len(kept))
-            kept[place:] = [f"{line} {', '.join(kept[place + 1 : end])}"]
-            break
-    causes = [str(error.__cause__).splitlines()[0]] if error.__cause__ and str(error.__cause__) else []
-    unique = list(dict.fromkeys([*kept[:2], *causes]))
-    return " ".join(line if line.endswith((".", "?", "!")) else f"{line}." for line in unique)

@@ -401,6 +401,8 @@ class HierConfig:
         for kind in KINDS:
             if not parsed.block(kind).get("name"):
                 raise RecipeError(f"hier.{kind}.name is missing; name a {kind} (see `verl-hier plugins`).")
+            if not isinstance(name := parsed.block(kind)["name"], str):
+                raise RecipeError(f"hier.{kind}.name: expected a name of `verl-hier {kind}s`, got {name!r:.60}.")
         for name in parsed.rewards:
             if not _REWARD_NAME.fullmatch(name):
                 raise RecipeError(f"hier.rewards: {name!r} is no name for a reward; use letters, digits, _ and -.")

@@ -28,15 +28,62 @@ def read_yaml(path: Path) -> tuple[str, Any]:
     try:
         content = yaml.safe_load(text)
         _count(content, 0, {})
+        repeated = _repeated(yaml.compose(text, yaml.SafeLoader), set())
     except RecursionError as error:
         raise FileError(f"{path} is nested too deeply: at most {DEEPEST} levels are read.") from error
     except OverflowError as error:
         raise FileError(
             f"{path} holds too many values: at most {MOST_VALUES} are read, aliases written out."
         ) from error
+    except yaml.MarkedYAMLError as error:
+        raise FileError(_marked(path, text, error)) from error
     except (yaml.YAMLError, ValueError, TypeError) as error:  # a date of month 13 is a ValueError
         raise FileError(f"{path} is not YAML: {first_line(error)}.") from error
+    if repeated is not None:
+        key, first, second = repeated
+        where = f"twice in line {first}" if first == second else f"twice, in line {first} and in line {second}"
+        raise FileError(f"{path}: the key {key!r} stands {where}; keep one of them.")
     return text, content
+
+
+def _marked(path: Path, text: str, error: Any) -> str:
+    """The sentence of an error of YAML, with the line that it is about and where what it is part of begins."""
+    mark = error.problem_mark or error.context_mark
+    said = " ".join(filter(None, [error.problem or error.context]))
+    if mark is None:
+        return f"{path} is not YAML: {said}."
+    lines = text.splitlines()
+    shown = lines[mark.line].strip() if mark.line < len(lines) else ""
+    began = error.context_mark
+    part = ""
+    if began is not None and began.line != mark.line and began.line < len(lines):
+        part = f"; what it is part of begins in line {began.line + 1}, {lines[began.line].strip()!r:.60}"
+    return f"{path} is not YAML: line {mark.line + 1}, {shown!r:.60}: {said}{part}."
+
+
+def _repeated(node: Any, known: set[int]) -> tuple[str, int, int] | None:
+    """The first key that a mapping has twice, with the lines of both; None where there is none.
+
+    PyYAML keeps the last of them without a word, and OmegaConf refuses them without saying which.
+    """
+    import yaml
+
+    if node is None or id(node) in known:
+        return None
+    known.add(id(node))
+    inner: list[Any] = []
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value in lines and key.value != "<<":
+                return str(key.value), lines[key.value], line
+            if isinstance(key, yaml.ScalarNode):
+                lines[key.value] = line
+            inner.append(value)
+    elif isinstance(node, yaml.SequenceNode):
+        inner = list(node.value)
+    return next((found for each in inner if (found := _repeated(each, known)) is not None), None)
 
 
 def _count(value: Any, depth: int, known: dict[int, int]) -> int:

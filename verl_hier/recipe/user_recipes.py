@@ -1,0 +1,73 @@
+"""What a recipe file of a user's own needs before Hydra can compose it into something of verl-hier."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from verl_hier.errors import RecipeError
+from verl_hier.host.specs import KINDS
+from verl_hier.recipe.catalogue import Recipe
+
+_FIRST = "defaults: [ppo_trainer, hier/base, …, _self_]"
+_PART_WORD = re.compile(rf"\+{{0,2}}hier\.({'|'.join(KINDS)})=([^{{].*)")
+
+
+def require_list(recipe: Recipe) -> None:
+    """Refuse a file that is empty, or whose defaults list is none.
+
+    Raises:
+        RecipeError: naming the file and what it begins with.
+    """
+    if recipe.content is None:
+        raise RecipeError(f"{recipe.path} is empty; a recipe begins with `{_FIRST}`.")
+    if not isinstance(recipe.content, Mapping):
+        raise RecipeError(f"{recipe.path} is no mapping of keys to values; a recipe begins with `{_FIRST}`.")
+    if not isinstance(recipe.content.get("defaults", []), list):
+        raise RecipeError(f"{recipe.path}: `defaults` is no list; a recipe begins with `{_FIRST}`.")
+
+
+def require_base(recipe: Recipe, composed: Any) -> None:
+    """Refuse a composed recipe that has nothing of verl's configuration, or nothing of `hier/base`.
+
+    Raises:
+        RecipeError: naming what its defaults list lacks.
+    """
+    named = [*_named(recipe.content.get("defaults", []))] if isinstance(recipe.content, Mapping) else []
+    if "ppo_trainer" not in named and any(key not in composed for key in ("model_engine", "transfer_queue")):
+        raise RecipeError(
+            f"{recipe.path}: the defaults list lacks `ppo_trainer`, verl's own configuration; put it first: `{_FIRST}`."
+        )
+    data = composed.get("data")
+    if "hier" in composed and "hier/base" not in named and isinstance(data, Mapping) and "hier" not in data:
+        raise RecipeError(
+            f"{recipe.path}: the defaults list lacks `hier/base`, which lets verl's trainer read the hier block; put "
+            f"it after ppo_trainer: `{_FIRST}`."
+        )
+
+
+def require_part_blocks(overrides: Sequence[str]) -> None:
+    """Refuse `hier.worker=react`, which replaces the block of a part by a word, and a variant beside the size.
+
+    Raises:
+        RecipeError: with the override that was meant.
+    """
+    for override in overrides:
+        if override.startswith("hier/variant="):
+            raise RecipeError(f"{override}: the variant of tasks and prompts goes by the size; choose `size=…` alone.")
+        found = _PART_WORD.fullmatch(override)
+        if found:
+            raise RecipeError(
+                f"hier.{found[1]}: {found[2]!r:.60} is no block; write `hier.{found[1]}={{name: {found[2]:.60}}}` for "
+                f"another {found[1]}, or `hier.{found[1]}.option=…` for an option."
+            )
+
+
+def _named(defaults: Sequence[Any]) -> Iterator[str]:
+    """The configs and groups of a defaults list."""
+    for entry in defaults:
+        if isinstance(entry, Mapping):
+            yield from (str(key).removeprefix("override ").strip("/") for key in entry)
+        else:
+            yield str(entry).strip("/")
