@@ -15,7 +15,7 @@ import pyarrow as pa
 from verl_hier.errors import HierError
 from verl_hier.viewer.group import paths, tree_view, words_view
 from verl_hier.viewer.overview import View, overview
-from verl_hier.viewer.steps import Reading, Step, stamp
+from verl_hier.viewer.steps import Reading, Step, find, stamp
 from verl_hier.viewer.why import Explainer
 
 Render = Callable[[dict[str, Any], list[dict[str, Any]]], str | None]
@@ -157,12 +157,22 @@ class Book:
             raise HierError(f"step {step} with a task {uid!r:.60} is not stored.")
         return self._steps[step]
 
-    def search(self, words: str) -> View:
-        """Turns that said or were told some words: `hits` of `step`, `uid` and `node`, and how `many` there are."""
+    def search(self, words: str, over: Callable[[], bool] = lambda: False) -> Callable[[], View]:
+        """A search for the turns that said or were told some words, in the steps of now.
+
+        Returns:
+            what makes the search, which may go on beside other calls: `hits` of `step`, `uid` and `node`, and how
+            `many` there are. It ends early once `over` is true.
+        """
         self.overview()
-        hits = [(step.number, uid, node) for step in self._steps.values() for uid, node in step.find(words)]
-        shown = [{"step": step, "uid": uid, "node": node} for step, uid, node in hits[:MOST_HITS]]
-        return {"words": words, "many": len(hits), "hits": shown}
+        steps = [*self._steps.values()]
+
+        def made() -> View:
+            hits = list(find(steps, words, over))
+            shown = [{"step": step, "uid": uid, "node": node} for step, uid, node in hits[:MOST_HITS]]
+            return {"words": words, "many": len(hits), "hits": shown}
+
+        return made
 
     def pages(self, most: int) -> Iterator[tuple[str, str]]:
         """Names and texts of JSON: the overview, and as many groups as fit, those of alarms first, then of all steps.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from verl_hier.errors import HierError
@@ -23,15 +25,18 @@ MOST_TURNS = 500
 """Turns whose words are asked for at once."""
 PATIENCE = 0.5
 """Seconds of reading until an overview is answered with what there is; the page asks for the rest."""
+LOOK_S = 0.2
+"""Seconds between two looks whether the client of a search is still there."""
 LONGEST_SEARCH = 200
 """Characters of a text that is searched."""
 
 
-def application(book: Book, port: int) -> Starlette:
-    """The application: `/`, `/overview`, `/search?words=…`, and of a group by `?step=…&uid=…` its `/group`, `/words` of
-    `&turns=1,2,…` and `/why`.
+def application(book: Book, port: int, token: str) -> Starlette:
+    """The application: below `/TOKEN`, `/`, `/overview`, `/search?words=…`, and of a group by `?step=…&uid=…` its
+    `/group`, `/words` of `&turns=1,2,…` and `/why`.
 
     It answers GET and HEAD whose `Host` is this machine at the port, and whose `Origin`, if there is one, is the page.
+    The token is in the address alone, so that other users of the machine, who can reach the port, do not read the run.
     """
     from starlette.applications import Starlette
     from starlette.responses import HTMLResponse
@@ -41,14 +46,17 @@ def application(book: Book, port: int) -> Starlette:
     origins = {f"http://{name}" for name in names}
     turn = asyncio.Lock()
 
-    def guarded(answer: Callable[[Request], Response]) -> Callable[[Request], Any]:
+    def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Any]:
         async def answered(request: Request) -> Response:
             origin = request.headers.get("origin")
-            if request.headers.get("host") not in names or (origin is not None and origin not in origins):
-                return _sentence("This page answers its own machine alone.", 403)
-            async with turn:
+            host = request.headers.get("host", "").lower()
+            if host not in names or (origin is not None and origin.lower() not in origins):
+                found = _sentence("This page answers its own machine alone.", 403)
+            elif not secrets.compare_digest(request.url.path.split("/")[1].encode(), token.encode()):
+                found = _sentence("Open the whole address that `verl-hier view` has printed.", 403)
+            else:
                 try:
-                    found = await asyncio.to_thread(answer, request)
+                    found = await answer(request)
                 except HierError as error:
                     found = _sentence(str(error), 404)
             found.headers.update(_HEADERS)
@@ -56,18 +64,48 @@ def application(book: Book, port: int) -> Starlette:
 
         return answered
 
+    def in_turn(answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            async with turn:
+                return await asyncio.to_thread(answer, request)
+
+        return answered
+
+    async def search(request: Request) -> Response:
+        """Reads all stored words, which may take minutes: other views do not wait, and it ends with its request."""
+        over = threading.Event()
+        words = request.query_params.get("words", "")[:LONGEST_SEARCH]
+        async with turn:
+            made = await asyncio.to_thread(book.search, words, over.is_set)
+        gone = asyncio.create_task(_left(request))
+        searching = asyncio.create_task(asyncio.to_thread(made))
+        await asyncio.wait((gone, searching), return_when=asyncio.FIRST_COMPLETED)
+        over.set()
+        gone.cancel()
+        return _json(dumps(await searching))
+
     def front(_: Request) -> Response:
         return HTMLResponse(page(book.name, source="'self'"), headers={"Content-Security-Policy": policy("'self'")})
 
-    answers: dict[str, Callable[[Request], Response]] = {
-        "/": front,
-        "/overview": lambda request: _overview(book, request),
-        "/group": lambda request: _group(book, request),
-        "/words": lambda request: _words(book, request),
-        "/why": lambda request: _why(book, request),
-        "/search": lambda request: _json(dumps(book.search(request.query_params.get("words", "")[:LONGEST_SEARCH]))),
+    async def nothing(_: Request) -> Response:
+        return _sentence("The page has nothing of this name.", 404)
+
+    views: dict[str, Callable[[Request], Response]] = {
+        "": front,
+        "overview": lambda request: _overview(book, request),
+        "group": lambda request: _group(book, request),
+        "words": lambda request: _words(book, request),
+        "why": lambda request: _why(book, request),
     }
-    return Starlette(routes=[Route(path, guarded(answer), methods=["GET"]) for path, answer in answers.items()])
+    answers = {name: in_turn(view) for name, view in views.items()} | {"search": search}
+    routes = [Route(f"/{{token}}/{name}", guarded(answer), methods=["GET"]) for name, answer in answers.items()]
+    return Starlette(routes=[*routes, Route("/{rest:path}", guarded(nothing), methods=["GET"])])
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client has closed the connection."""
+    while not await request.is_disconnected():
+        await asyncio.sleep(LOOK_S)
 
 
 _HEADERS = {
@@ -99,9 +137,10 @@ def serve(book: Book, port: int, ready: Callable[[str], None]) -> None:
         except OSError as error:
             raise HierError(f"port {port} cannot be used ({error.strerror}); name another with --port.") from error
         taken = listening.getsockname()[1]
-        config = uvicorn.Config(application(book, taken), log_level="warning", access_log=False, lifespan="off")
+        token = secrets.token_urlsafe(16)
+        config = uvicorn.Config(application(book, taken, token), log_level="warning", access_log=False, lifespan="off")
         book.overview(patience=0.0)  # the last step, which is the first to be looked at
-        ready(f"http://{HOST}:{taken}/")
+        ready(f"http://{HOST}:{taken}/{token}/")
         uvicorn.Server(config).run(sockets=[listening])
 
 

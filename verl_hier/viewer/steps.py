@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -114,17 +114,32 @@ class Step:
     def _without(self, uid: str) -> GraphError:
         return GraphError(f"step {self.number} of {self.source} holds no rollout graph of task {uid!r:.60}.")
 
-    def find(self, words: str) -> list[tuple[str, int]]:
-        """(uid, node) of the turns that said or were told some words; capitals do not matter."""
-        if is_step(self.source):
-            found = []
-            for shard in shards(self.source):
-                for number in range(parquet_metadata(shard.file("tasks")).num_row_groups):
-                    (table,) = shard.tables([number], nodes=_WORDS)
-                    found += _matches(table, words)
-            return found
-        graphs = (graph for graph in read_graphs(self.source) if graph.step == self.number)
-        return [(uid_of(graph), node.id) for graph in graphs for node in graph.nodes if _says(node, words)]
+
+def find(steps: Iterable[Step], words: str, over: Callable[[], bool] = lambda: False) -> Iterator[tuple[int, str, int]]:
+    """(step, uid, node) of the turns that said or were told some words; capitals do not matter.
+
+    Args:
+        steps: to search. A file with several of them is read once.
+        words: what to look for.
+        over: asked between two pieces that are read; once it is true, the search ends.
+    """
+    files: dict[Path, set[int]] = {}
+    for step in steps:
+        if not is_step(step.source):
+            files.setdefault(step.source, set()).add(step.number)
+            continue
+        for shard in shards(step.source):
+            for number in range(parquet_metadata(shard.file("tasks")).num_row_groups):
+                if over():
+                    return
+                (table,) = shard.tables([number], nodes=_WORDS)
+                yield from ((step.number, uid, node) for uid, node in _matches(table, words))
+    for file, numbers in files.items():
+        for graph in read_graphs(file):
+            if over():
+                return
+            if graph.step in numbers:
+                yield from ((graph.step, uid_of(graph), node.id) for node in graph.nodes if _says(node, words))
 
 
 def read_steps(source: Path) -> tuple[list[Step], list[str]]:

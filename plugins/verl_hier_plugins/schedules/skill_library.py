@@ -50,12 +50,14 @@ class SkillLibraryOptions:
 
 @dataclass
 class Skill:
-    """A skill: the step that wrote it (0: it was given), what it is worth, and in how many tasks it was used."""
+    """A skill: the step that wrote it (0: it was given), what it is worth, in how many tasks it was used, and the number
+    of the task that left it (-1: not known), which is not shown it."""
 
     text: str
     step: int = 0
     utility: float = 0.0
     uses: int = 0
+    task: int = -1
 
 
 class SkillLibrary(Schedule):
@@ -76,11 +78,12 @@ class SkillLibrary(Schedule):
         return Phase(name, roles=frozenset(self._options.roles) or None)
 
     def told(self, step: int, tasks: Sequence[int]) -> list[dict[str, Any]] | None:
-        """See `Schedule.told`: `{"skills": […]}`, those of the cache, the one that is worth most first."""
+        """See `Schedule.told`: `{"skills": […]}`, those of the cache that other tasks have left, the one that is worth
+        most first."""
         if step <= self._options.warm_up:
             return [{} for _ in tasks]
         best = sorted(self._cache.values(), key=lambda skill: -skill.utility)
-        return [{"skills": [skill.text for skill in best]} for _ in tasks]
+        return [{"skills": [skill.text for skill in best if skill.task != task]} for task in tasks]
 
     def table_ready(self, table: TurnTable, step: int) -> dict[str, float]:
         """See `Schedule.table_ready`. Tasks are taken in the order of the table."""
@@ -120,6 +123,7 @@ class SkillLibrary(Schedule):
         if written is None:
             return
         verified, groups, added = table["verified"], table["group"], set[int]()
+        tasks = dict(zip(table["episodes.group"].tolist(), table["episodes.task"].tolist(), strict=True))
         for turn in np.flatnonzero([text is not None for text in written]).tolist():
             text, group = str(written[turn]), int(groups[turn])
             key = _key(text)
@@ -131,7 +135,7 @@ class SkillLibrary(Schedule):
             elif group not in added:
                 added.add(group)
                 value = skill_value(self._unaided(table, chosen, group), int(verified[turn]))
-                self._cache[key] = Skill(text, step, value)
+                self._cache[key] = Skill(text, step, value, task=int(tasks[group]))
                 self._count["added"] += 1
 
     def _unaided(self, table: TurnTable, chosen: Sequence[str | None], group: int) -> list[int]:

@@ -18,7 +18,7 @@ from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
 from verl_hier.rollout.transcript import Transcript
-from verl_hier_plugins.workers.proposer_solver_judge.guards import likeness
+from verl_hier_plugins.workers.proposer_solver_judge.guards import likeness, words_of
 from verl_hier_plugins.workers.react import parse_action
 
 SOLVER, CONCLUDER, VERIFIER = "solver", "concluder", "verifier"
@@ -93,12 +93,26 @@ def shares_of(scores: Sequence[float], temperature: float) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def skill_of(text: str, options: SkillsOptions) -> str | None:
-    """The skill that a turn has written down; None without one, or with one that is too long or has an answer."""
+def skill_of(text: str, options: SkillsOptions, answer: str = "") -> str | None:
+    """The skill that a turn has written down; None without one, or with one that is too long or tells an answer.
+
+    Args:
+        text: of the turn.
+        options: of the worker.
+        answer: of the task that was solved.
+    """
     found = parse_action(text, options.skill_tag)
-    if not found or len(found) > options.longest or f"<{options.answer_tag}>" in found:
+    if not found or len(found) > options.longest or f"<{options.answer_tag}".casefold() in found.casefold():
         return None
-    return " ".join(found.split()) or None
+    return None if tells(found, answer) else " ".join(found.split()) or None
+
+
+def tells(skill: str, answer: str) -> bool:
+    """Whether the words of an answer stand in a skill one behind the other; of one without words, its characters."""
+    wanted = words_of(answer)
+    if not wanted:
+        return bool(answer.strip()) and answer.strip() in skill
+    return f" {' '.join(wanted)} " in f" {' '.join(words_of(skill))} "
 
 
 class Skills(Worker):
@@ -163,7 +177,7 @@ class _Scene:
         solution = " ".join(turn.text for turn in self._turns)
         context = self._asked(CONCLUDER, "conclude_prompt", self._turns, solution=solution[: options.longest_solution])
         written = await self._episode.generate(context, plan=self._turns[-1])
-        skill = skill_of(written.text, options)
+        skill = skill_of(written.text, options, self._answer(self._turns[-1]))
         self._mark(written, skill is not None, None if skill else "no_skill")
         if skill is None:
             return
@@ -213,7 +227,10 @@ def transcribe(options: SkillsOptions, transcript: Transcript) -> list[str]:
     tag = options.action_tag
     said = [f"<{tag}>{call}</{tag}>" if tag else call for call in calls]
     words, skill = " ".join(said).partition(f"<{options.answer_tag}>")[0].split(), ""
+    answer = parse_action(said[-1], options.answer_tag) or said[-1]
     for word in words:
+        if tells(f"{skill} {word}", answer):
+            continue
         if len(skill) + len(word) >= options.longest:
             break
         skill = f"{skill} {word}".strip()

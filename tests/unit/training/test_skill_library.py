@@ -153,3 +153,19 @@ def test_a_run_that_is_resumed_at_any_step_goes_on_bit_by_bit():
 def test_a_table_without_any_skill_is_no_problem():
     table = make_table({"episode": [0], "role": [0], "reward": [1.0]}, names={"role": ("agent",)})
     assert counted(part("schedule", "skill_library").table_ready(table, 1)) == {}
+
+
+def test_a_task_is_not_shown_the_skill_that_its_own_solution_has_left():
+    made = library(("given", 0.1, 0))
+    made.table_ready(step_of((4, None, 1.0, "carry the one", 1), (7, None, 1.0, "look it up", 1)), 1)
+    written = {4: "carry the one", 7: "look it up"}
+    told = made.told(2, [4, 7, 9])
+    assert [sorted(each["skills"]) for each in told] == [
+        ["given", "look it up"], ["carry the one", "given"], ["carry the one", "given", "look it up"],
+    ]  # fmt: skip
+    again = library()
+    again.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    assert again.told(2, [4, 7, 9]) == told and {skill["task"] for skill in made.state_dict()["cache"]} == {
+        -1,
+        *written,
+    }

@@ -17,6 +17,7 @@ from verl_hier.graph import read_graphs, write_graphs
 from verl_hier.graph.columnar.encode import uid_of
 from verl_hier.ops.offline import credit
 from verl_hier.ops.stored import Stored
+from verl_hier.viewer import steps
 from verl_hier.viewer.book import dumps
 from verl_hier.viewer.group import LONGEST_WORDS
 
@@ -184,7 +185,7 @@ def test_a_group_is_what_its_graph_holds(runs):
 
 def test_words_are_found_in_what_was_said_and_told(runs):
     whole = book(runs["himac"])
-    found = whole.search("GO ON")
+    found = whole.search("GO ON")()
     graphs = list(read_graphs(runs["himac"] / "graphs"))
     expected = sum(
         "go on" in node.text or any("go on" in message.content for message in node.messages)
@@ -202,7 +203,30 @@ def test_a_file_of_graphs_is_read_like_a_store(runs, tmp_path):
     assert stored.why(2, "task-1")["methods"][0]["terms"] == alone.why(2, "task-1")["methods"][0]["terms"]
     assert stored.group(2, "task-1") == alone.group(2, "task-1")
     assert stored.words(2, "task-1") == alone.words(2, "task-1")
-    assert sorted(stored.search("go on")["hits"], key=str) == sorted(alone.search("go on")["hits"], key=str)
+    assert sorted(stored.search("go on")()["hits"], key=str) == sorted(alone.search("go on")()["hits"], key=str)
+
+
+def test_a_search_reads_a_file_once_whatever_the_number_of_its_steps(tmp_path, monkeypatch):
+    graphs = [rollout_graphs.flat() for _ in range(12)]
+    for number, graph in enumerate(graphs):
+        graph.step, graph.task["uid"] = number, f"task-{number}"
+    write_graphs(tmp_path / "graphs.jsonl", graphs)
+    read = []
+
+    def counted(source, *args):
+        for graph in read_graphs(source, *args):
+            read.append(graph.step)
+            yield graph
+
+    made = book(tmp_path / "graphs.jsonl", "himac")
+    made.overview()
+    monkeypatch.setattr(steps, "read_graphs", counted)
+    words = graphs[0].nodes[0].text
+    found = made.search(words)()
+    assert {hit["step"] for hit in found["hits"]} == set(range(12)) and read == [*range(12)]
+    read.clear()
+    given_up = made.search(words, lambda: len(read) > 3)()
+    assert read == [*range(4)] and {hit["step"] for hit in given_up["hits"]} == {0, 1, 2}
 
 
 def test_a_long_text_is_cut_and_its_length_said(tmp_path):

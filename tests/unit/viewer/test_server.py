@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import socket
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from tests.fixtures.trainer import ROOT
+from verl_hier.viewer.server import application as server_application
 
 
 @pytest.fixture(scope="module")
-def port(runs):
-    """Port of a page that the command serves."""
+def address(runs):
+    """Where the command serves a page: its port, and the token that its paths begin with."""
     command = [sys.executable, "-m", "verl_hier.cli.main", "view", str(runs["himac"])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         try:
-            address = server.stdout.readline().split()[0]
-            assert address.startswith("http://127.0.0.1:")
-            yield int(address.rstrip("/").rpartition(":")[2])
+            said = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{20,})/", server.stdout.readline().split()[0])
+            yield int(said[1]), said[2]
         finally:
             server.terminate()
 
 
+@pytest.fixture(scope="module")
+def port(address):
+    """The port, for requests whose path has the token added."""
+    TOKENS[address[0]] = address[1]
+    return address[0]
+
+
+TOKENS: dict[int, str] = {}
+
+
 def ask(port: int, path: str, method: str = "GET", **headers: str):
+    """Status, headers and text of an answer to a path of the page."""
+    return ask_whole(port, f"/{TOKENS[port]}{path}", method, **headers)
+
+
+def ask_whole(port: int, path: str, method: str = "GET", **headers: str):
     """Status, headers and text of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.putrequest(method, path, skip_host="Host" in headers)
@@ -107,3 +126,62 @@ def test_a_group_that_is_not_stored_is_a_sentence(port, view, query):
 def test_turns_that_are_not_there_are_a_sentence(port, turns):
     status, _, text = ask(port, f"/words?step=1&uid=task-0&turns={turns}")
     assert status == 404 and text.endswith(".") and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/overview", "/{other}/", "/{other}/overview", "/{token}x/", "//{token}/", "/{token}"]
+)
+def test_who_does_not_know_the_token_reads_nothing(address, path):
+    port, token = address
+    status, _, text = ask_whole(port, path.format(token=token, other=token.swapcase()))
+    assert status in (403, 404, 307) and "himac" not in text and token not in text
+
+
+def test_the_name_of_this_machine_may_be_written_in_capitals(port):
+    assert ask(port, "/overview", Host=f"LOCALHOST:{port}")[0] == 200
+
+
+class SlowBook:
+    """A book whose search goes on until it is told to end."""
+
+    name = "slow"
+
+    def __init__(self):
+        self.began, self.ended = threading.Event(), threading.Event()
+
+    def overview(self, patience=0.0):
+        return {"stamp": "1"}
+
+    def search(self, words, over):
+        def made():
+            self.began.set()
+            while not over():
+                time.sleep(0.01)
+            self.ended.set()
+            return {"words": words, "many": 0, "hits": []}
+
+        return made
+
+
+def test_a_search_holds_up_no_other_view_and_ends_with_its_request():
+    import uvicorn
+
+    book = SlowBook()
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        server = uvicorn.Server(
+            uvicorn.Config(server_application(book, port, "t"), log_level="warning", lifespan="off")
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        listening.listen()
+        thread.start()
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as searching:
+                searching.sendall(f"GET /t/search?words=x HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+                assert book.began.wait(60)
+                assert ask_whole(port, "/t/overview")[0] == 200 and not book.ended.is_set()
+            assert book.ended.wait(60)
+        finally:
+            server.should_exit = True
+            thread.join(60)

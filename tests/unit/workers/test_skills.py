@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.workers.test_proposer_solver_judge import Exam
 from verl_hier.environments.base import StepResult
@@ -98,12 +100,42 @@ def test_a_solved_task_leaves_a_skill_that_is_verified(again, verified):
 
 
 @pytest.mark.parametrize(
-    "text", ["nothing", "<skill></skill>", f"<skill>{'x' * 221}</skill>", "<skill><answer>4</skill>"]
+    "text",
+    [
+        *("nothing", "<skill></skill>", f"<skill>{'x' * 221}</skill>", "<skill><answer>4</skill>"),
+        *("<skill>end with <ANSWER>x</ANSWER></skill>", "<skill>an <Answer id='1'> ends it</skill>"),
+    ],
 )
 def test_what_is_no_skill_is_marked(text):
     graph, _ = play({"conclude": 1.0}, [], RIGHT, text)
     assert graph.nodes[1].extra["failure"] == "no_skill" and graph.nodes[1].extra["format"] == 0
     assert skill_of(text, SkillsOptions()) is None and "new_skill" not in graph.nodes[1].extra
+
+
+ANSWERS = st.lists(st.text("abé4", min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@given(ANSWERS, st.lists(st.text("xyz", min_size=1, max_size=3)), st.data())
+def test_a_skill_that_tells_the_answer_is_none(answer, others, data):
+    place = data.draw(st.integers(0, len(others)))
+    marks = data.draw(st.sampled_from([" ", ", ", " - ", ": '"]))
+    told = marks.join([*others[:place], *answer, *others[place:]])
+    write = data.draw(st.sampled_from([str.lower, str.upper, str.title]))
+    assert skill_of(f"<skill>{write(told)}</skill>", SkillsOptions(), " ".join(answer)) is None
+    silent = " ".join(others)
+    assert skill_of(f"<skill>{silent}</skill>", SkillsOptions(), " ".join(answer)) == (silent or None)
+
+
+@pytest.mark.parametrize(("answer", "told"), [("4", "14 and 40 are close"), ("+", "plus"), ("a b", "b a")])
+def test_what_only_looks_like_the_answer_may_stand_in_a_skill(answer, told):
+    assert skill_of(f"<skill>{told}</skill>", SkillsOptions(), answer) == told
+    assert skill_of(f"<skill>say {answer}</skill>", SkillsOptions(), answer) is None
+
+
+def test_the_concluder_may_not_tell_the_right_answer():
+    right = RIGHT.removeprefix("<answer>").removesuffix("</answer>")
+    graph, _ = play({"conclude": 1.0}, [], RIGHT, f"<skill>the answer is {right.upper()}!</skill>")
+    assert graph.nodes[1].extra["failure"] == "no_skill" and "new_skill" not in graph.nodes[1].extra
 
 
 def test_nothing_is_concluded_from_a_wrong_answer():
