@@ -50,8 +50,8 @@ class SkillLibraryOptions:
 
 @dataclass
 class Skill:
-    """A skill: the step that wrote it (0: it was given), what it is worth, in how many tasks it was used, and the number
-    of the task that left it (-1: not known), which is not shown it."""
+    """A skill: the step that wrote it (0: it was given), what it is worth, in how many tasks it was used, and
+    the number of the task that left it (-1: not known), which is not shown it."""
 
     text: str
     step: int = 0
