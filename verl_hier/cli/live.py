@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_hier.cli.output import line
 from verl_hier.ops.progress import Progress, duration
+from verl_hier.text import visible
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -55,7 +56,7 @@ class RunTable:
         if self._live is None:
             line(text)
         else:
-            self._live.console.print(text, markup=False)
+            self._live.console.print(visible(text), markup=False)
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Show a step by its metrics."""

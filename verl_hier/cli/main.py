@@ -29,6 +29,7 @@ from verl_hier.cli import (
     view,
 )
 from verl_hier.errors import FULL, HierError, refusal
+from verl_hier.text import visible
 
 app = typer.Typer(
     name="verl-hier",
@@ -94,7 +95,7 @@ def main() -> None:
     except (HierError, OSError) as error:
         if DEBUG in sys.argv:
             raise
-        typer.echo(f"verl-hier: {sentence_of(error)}", err=True)
+        typer.echo(f"verl-hier: {visible(sentence_of(error))}", err=True)
         sys.exit(error.exit_code if isinstance(error, HierError) else HierError.exit_code)
 
 

@@ -1,4 +1,7 @@
-"""Printing for people: tables that are not cut when the output is a file or a pipe."""
+"""Printing for people: tables that are not cut when the output is a file or a pipe.
+
+What a model, a server or a file says may be in any of it, so characters that a terminal obeys are printed as codes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import typer
+
+from verl_hier.text import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -37,18 +42,18 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), width: int = 
 
 def heading(text: str) -> None:
     """A line that starts a part of the output."""
-    typer.secho(f"\n{text}", bold=True)
+    typer.secho(f"\n{visible(text)}", bold=True)
 
 
 def line(text: str = "") -> None:
     """One line on stdout."""
-    typer.echo(text)
+    typer.echo(visible(text))
 
 
 def _plain(cell: str) -> str:
     from rich.markup import escape
 
-    return escape(cell)
+    return escape(visible(cell))
 
 
 class StepBar:

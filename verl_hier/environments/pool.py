@@ -98,7 +98,7 @@ class Handle:
     async def step(self, action: str) -> StepResult:
         """Apply an action. Raises `EnvironmentFailure` when the episode is lost, and again at every later call."""
         await self._ensure_alive()
-        step = to_step(await self._call("step", action))
+        step = await self._read("step", await self._call("step", action))
         self._pool.counts["steps"] += 1
         self.actions = (*self.actions, action)
         self.steps = (*self.steps, step)
@@ -136,7 +136,7 @@ class Handle:
         said = await self._call("replay", self.task, self.seed, self.actions, *history, limit_s=limit)
         if said is None:
             return  # the environment follows from its history, and asked nobody
-        again = [to_step(step) for step in said]
+        again = [await self._read("replay", step) for step in said]
         for number, (was, now) in enumerate(zip(self.steps, again, strict=True)):
             if self._compared(was) != self._compared(now):
                 after = f"action {number} ({self.actions[number - 1]!r})" if number else "reset"
@@ -181,10 +181,17 @@ class Handle:
     async def open(self) -> StepResult:
         """Reset the environment; called once, by the pool."""
         self._life = await self._process.alive()
-        step = to_step(await self._call("open", self.task, self.seed))
+        step = await self._read("open", await self._call("open", self.task, self.seed))
         self._pool.counts["resets"] += 1
         self.steps = (step,)
         return step
+
+    async def _read(self, method: str, said: Any) -> StepResult:
+        """The step that a process answered with; what is none loses the episode."""
+        try:
+            return to_step(said)
+        except (TypeError, ValueError) as error:
+            raise await self._lose("raised", f"{method} was answered with no step: {error}") from None
 
     async def _call(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
         self._pool.counts["calls"] += 1

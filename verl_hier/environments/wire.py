@@ -1,7 +1,8 @@
 """Messages between the pool and its processes: a length and JSON. A world can therefore say nothing but data.
 
 A process runs code of a world, and what that is made to do by a policy's actions is not known. What it answers is
-checked on the pool's end: kinds, finite numbers, and sizes, so that no answer can fill the memory or the prompts.
+checked on the pool's end: kinds, finite numbers, whole characters, and sizes, so that no answer can fill the memory or
+the prompts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_hier.environments.base import StepResult
+from verl_hier.text import repaired
 
 HEADER = struct.Struct("!Q")
 LONGEST_TEXT = 200_000
@@ -40,15 +42,17 @@ def pack(message: Any) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    """The message of a body that follows a header.
+    """The message of a body that follows a header, its texts `repaired`.
 
     Raises:
         ValueError: for a body that is no message.
     """
     try:
-        return json.loads(str(body, "utf-8"))
+        message = json.loads(str(body, "utf-8"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    # Only an escape can stand for half a character in bytes that are UTF-8.
+    return repaired(message) if b"\\ud" in body or b"\\uD" in body else message
 
 
 def cut(text: str, most: int) -> str:
@@ -61,7 +65,7 @@ def from_step(step: StepResult) -> dict[str, Any]:
 
     Raises:
         TypeError: for a value of another kind than the step's class says.
-        ValueError: for a number that is not finite, or an `info` that is too large.
+        ValueError: for a number that is not finite, or an `info` that is too large or nested too deeply.
     """
     anchor = step.anchor
     if isinstance(anchor, str) and len(anchor) > LONGEST_ANCHOR:
@@ -81,6 +85,7 @@ def from_step(step: StepResult) -> dict[str, Any]:
         "rewards": {agent: _plain(amount) for agent, amount in step.rewards.items()},
     }
     to_step(said)
+    said = repaired(said)
     return {name: value for name, value in said.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
 
@@ -89,7 +94,7 @@ def to_step(said: Any) -> StepResult:
 
     Raises:
         TypeError: for what is no step.
-        ValueError: for a number that is not finite.
+        ValueError: for a number that is not finite, or an `info` that is nested too deeply.
     """
     if not isinstance(said, dict):
         raise TypeError(f"a step is a mapping, not {type(said).__name__}")
@@ -103,11 +108,10 @@ def to_step(said: Any) -> StepResult:
         _check_finite("reward", said["reward"])
     for agent, reward in said.get("rewards", {}).items():
         _check_finite(agent, reward)
-    if "admissible" not in said:
-        return StepResult(**said)
-    if not all(isinstance(each, str) for each in said["admissible"]):
+    if not all(isinstance(each, str) for each in said.get("admissible", ())):
         raise TypeError("the `admissible` of a step has to be texts")
-    return StepResult(**{**said, "admissible": tuple(said["admissible"])})
+    said = repaired(said)
+    return StepResult(**{**said, "admissible": tuple(said["admissible"])} if "admissible" in said else said)
 
 
 def _check_finite(name: str, reward: Any) -> None:

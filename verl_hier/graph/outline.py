@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from verl_hier.graph.nodes import Node, RolloutGraph
+from verl_hier.text import visible
 
 MOST_LINES = 40
 WIDEST = 100
@@ -68,10 +69,3 @@ def in_a_line(text: str) -> str:
 def shortened(text: str, most: int) -> str:
     """A text of at most so many characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def visible(text: str) -> str:
-    """The text with the code of each character that is not seen but for spaces and line ends: `\\x1b`, `\\u202e`."""
-    return "".join(
-        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in text
-    )

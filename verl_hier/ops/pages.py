@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from verl_hier.graph.outline import visible
+from verl_hier.text import visible
 
 _HTML = """<!doctype html>
 <html lang="en">

@@ -1,4 +1,8 @@
-"""The context of one agent: its messages, and the tokens that the server sees, which grow but are never rewritten."""
+"""The context of one agent: its messages, and the tokens that the server sees, which grow but are never rewritten.
+
+Whatever text a worker, an environment or an agent gives, halves of characters are replaced before it is tokenised (see
+`verl_hier.text`); all else reaches the renderer as it came.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verl_hier.errors import HierError, RolloutError, first_line
 from verl_hier.graph.nodes import CONTINUED, Message, Node
 from verl_hier.rollout.policy import DEFAULT_POLICY, Renderer
+from verl_hier.text import repaired, without_halves
 
 _OVERLAP = 16
 """Tokens that are decoded before a place, more than any character has."""
@@ -57,18 +63,27 @@ class Context:
         sampling: Mapping[str, float] | None = None,
     ) -> None:
         self.role = role
-        self.agent = agent or role
+        self.agent = without_halves(agent or role)
         self.level = level
         self.policy = policy
         self.sampling = dict(sampling or {})
         self.node: Node | None = None
-        self.tools: tuple[dict[str, Any], ...] = ()
+        self._tools: tuple[dict[str, Any], ...] = ()
         self.stop_tokens: tuple[int, ...] = ()
         self._renderer = renderer
         self._tokens: list[int] = []
         self._history: list[ContextMessage] = []
         self._chat: list[dict[str, Any]] = []  # the history as renderers read it, made once
         self._pending: list[ContextMessage] = []
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        """See the class."""
+        return self._tools
+
+    @tools.setter
+    def tools(self, schemas: Iterable[dict[str, Any]]) -> None:
+        self._tools = tuple(repaired(tuple(schemas)))
 
     def observe(self, content: str, role: str = "user", sources: Iterable[Node] = (), **more: Any) -> Context:
         """Add a message that the agent sees before its next turn.
@@ -79,7 +94,7 @@ class Context:
             sources: turns whose text it contains, so that the graph shows who saw what; see `prompts.source_nodes`.
             more: further keys of the message that chat templates read, such as `tool_call_id`.
         """
-        self._pending.append(ContextMessage(role, content, _distinct(sources), more))
+        self._pending.append(ContextMessage(role, without_halves(content), _distinct(sources), repaired(more)))
         return self
 
     def extend(self, content: str, sources: Iterable[Node] = ()) -> Context:
@@ -94,7 +109,7 @@ class Context:
         """
         if self.node is None:
             raise ValueError("the agent has not taken a turn yet, so there is no message to extend")
-        self._pending.append(ContextMessage(CONTINUED, content, _distinct(sources)))
+        self._pending.append(ContextMessage(CONTINUED, without_halves(content), _distinct(sources)))
         return self
 
     def read_as(self, content: str, **more: Any) -> Context:
@@ -108,7 +123,7 @@ class Context:
         """
         if self.node is None:
             raise ValueError("the agent has not taken a turn yet")
-        self._chat[-1] = {"role": "assistant", "content": content, **more}
+        self._chat[-1] = {"role": "assistant", "content": without_halves(content), **repaired(more)}
         return self
 
     @property
@@ -121,9 +136,8 @@ class Context:
 
         The second number is 0 when the renderer could not continue the old tokens; the context then starts anew.
         """
-        tokens = self._renderer.render(
-            self._tokens, self._chat, [message.to_chat() for message in self._pending], self.tools
-        )
+        pending = [message.to_chat() for message in self._pending]
+        tokens = rendered(self._renderer, self.agent, self._tokens, self._chat, pending, self._tools)
         kept = len(self._tokens)
         continues = kept > 0 and tokens[:kept] == self._tokens
         return tokens, kept if continues else 0
@@ -172,6 +186,32 @@ class Context:
 
         places = _Places(self._renderer, action)
         return [places.tokens_until(end) for end in characters]
+
+
+def rendered(
+    renderer: Renderer,
+    agent: str,
+    tokens: list[int],
+    history: list[dict[str, Any]],
+    pending: list[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] = (),
+) -> list[int]:
+    """See `Renderer.render`; `agent` is whose messages these are, for the error.
+
+    Raises:
+        RolloutError: when the tokenizer or the chat template raises, which is no fault of who wrote a message.
+    """
+    try:
+        return renderer.render(tokens, history, pending, tools)
+    except HierError:
+        raise
+    except Exception as error:
+        last = pending[-1]["content"] if pending else ""
+        raise RolloutError(
+            f"the model's tokenizer or chat template cannot read the messages of agent {agent!r}: "
+            f"{type(error).__name__}: {first_line(error)}; the last message begins with {last!r:.60}; see "
+            "`actor_rollout_ref.model.path`, `hier.rollout.template` and `data.apply_chat_template_kwargs`."
+        ) from error
 
 
 class _Places:

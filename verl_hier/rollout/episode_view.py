@@ -15,7 +15,7 @@ from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.environments.wire import to_step
 from verl_hier.graph.nodes import CONTINUED, Node, cut_spans
 from verl_hier.rollout.ahead import Expected
-from verl_hier.rollout.context import Context
+from verl_hier.rollout.context import Context, rendered
 from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState, TurnRequest
 from verl_hier.rollout.off_loop import off_loop
@@ -26,6 +26,7 @@ from verl_hier.rollout.seeds import generator
 from verl_hier.rollout.task import TaskRollout
 from verl_hier.rollout.turns import restored_node, sample_node
 from verl_hier.rollout.unfinished import sampled_earlier
+from verl_hier.text import repaired, without_halves
 
 
 class Turn:
@@ -75,7 +76,7 @@ class Turn:
         for piece in self._graph.pieces(self._node) if masks else ():
             piece.masks.update(cut_spans(masks or {}, start, start + len(piece.action)))
             start += len(piece.action)
-        self._node.extra.update(extra)
+        self._node.extra.update(repaired(extra))
 
     def set_speaker(self, role: str, level: int | None = None, agent: str | None = None) -> None:
         """Set whose turn it was, where only its text shows it: several agents in one context.
@@ -88,7 +89,7 @@ class Turn:
         """
         level = self._rollout.level(role, level)
         for piece in self._graph.pieces(self._node):
-            piece.role, piece.level, piece.agent = role, level, agent or role
+            piece.role, piece.level, piece.agent = role, level, without_halves(agent or role)
 
     def set_segment(self, segment: int) -> None:
         """Set the segment of the turn, where only its text shows whether it begins one."""
@@ -219,7 +220,7 @@ class EpisodeView:
             EpisodeOver: when the budget has no further call, or the environment failed; the episode is then lost and
                 counted.
         """
-        state = self._state
+        state, action = self._state, without_halves(action)
         with self._until_over():
             if state.replay_log.goes_on:
                 return self._answered(action, state.replay_log.step(action))
@@ -294,7 +295,8 @@ class EpisodeView:
         room = max(self._rollout.limits.context_tokens - len(prompt), 0)
 
         async def one(text: str) -> float:
-            said = self._rollout.renderer.render(prompt, [], [{"role": CONTINUED, "content": text}])
+            message = {"role": CONTINUED, "content": without_halves(text)}
+            said = rendered(self._rollout.renderer, context.agent, prompt, [], [message])
             tokens = said[len(prompt) : len(prompt) + room]
             return await self._rollout.likelihood(prompt, tokens, context.policy) if tokens else -math.inf
 

@@ -12,7 +12,7 @@ Everything that an author needs is imported from here:
 - `check_schedule`: hold a schedule against everything that the trainer relies on.
 - `roll_out_scripted`, `replay_scripted`: a worker and a sampler with given answers instead of a model.
 - `Line`, `PLAN_AND_WALK`: a small world and a worker of two roles for them.
-- `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`: what scripted rollouts are made of.
+- `ScriptedPolicy`, `WordTokenizer`, `CharacterTokenizer`, `BytePairTokenizer`: what scripted rollouts are made of.
 """
 
 from verl_hier.credit.tables import make_table as make_table
@@ -20,6 +20,7 @@ from verl_hier.testing.async_environment import check_async_environment as check
 from verl_hier.testing.builtin import builtin_estimators as builtin_estimators
 from verl_hier.testing.builtin import credit_of as credit_of
 from verl_hier.testing.builtin import full_credit as full_credit
+from verl_hier.testing.byte_pairs import BytePairTokenizer as BytePairTokenizer
 from verl_hier.testing.environment import check_environment as check_environment
 from verl_hier.testing.estimator import check_estimator as check_estimator
 from verl_hier.testing.estimator import permuted as permuted

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,10 @@ from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import Environments, RolloutSetup
 from verl_hier.rollout.unfinished import UnfinishedEpisode
 from verl_hier.testing.line import Line
+from verl_hier.text import repaired
 
+_TEXTS = ("text", "admissible", "anchor", "info", "rewards")
+"""What of a step has texts, which the pool repairs."""
 _TASK = {"instruction": "do it"}
 _VOCABULARY = 1000
 
@@ -126,7 +130,8 @@ class InlineHandle:
     @staticmethod
     def _guarded(call: Callable[[], StepResult]) -> StepResult:
         try:
-            return call()
+            step = call()
+            return replace(step, **repaired({name: getattr(step, name) for name in _TEXTS}))
         except Exception as error:
             raise EnvironmentFailure("raised", f"{type(error).__name__}: {error}") from error
 

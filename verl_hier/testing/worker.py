@@ -24,6 +24,7 @@ from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Limits, Rollout, Sampler, Sampling, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences
+from verl_hier.testing.byte_pairs import BytePairTokenizer
 from verl_hier.testing.line import Line
 from verl_hier.testing.rollout import CharacterTokenizer, SideBySide, WordTokenizer, replay_scripted, roll_out_scripted
 from verl_hier.testing.scene import (
@@ -57,9 +58,13 @@ HOSTILE: dict[str, str] = {
     "separators": ";;; , : | \n-\n*\n1.",
     "code": '__import__("os").abort()',
     "JSON that is cut": '{"action": ["right", {"to": ',
+    "halves of characters, escaped": '"\\ud83d" {"text": "\\udc00", "name": "\\ud800"} f("\\ud800")',
+    "control characters": "\x1b[31m\x07\b\x7f\x85 \u2066\u2069\u200b",
     "letters of many scripts": "é İ ß ﬁ 𝕏 語 שלום \u202e\u0301\u2028\ufeff\0",
 }
 """Texts that a policy may generate, however rarely; none may raise an exception in a worker."""
+HALVES = "half a character \ud83d, the other \ude00, and a pair \ud83d\ude00"
+"""What a world may say and no policy can: tokenizers do not read it."""
 HUGE = ("x" * 1_000_000, "<action>" * 125_000, "a ; " * 250_000, "(" * 1_000_000, "right\n" * 170_000)
 
 
@@ -273,7 +278,7 @@ def check_limits(subject: _Subject) -> None:
 def check_answers(subject: _Subject) -> None:
     """No text that a policy generates raises an exception."""
     for what, text in HOSTILE.items():
-        subject.play(f"answered with {what}", answer=says(text), seed=1)
+        subject.play(f"answered with {what}", answer=says(text), seed=1, tokenizer=BytePairTokenizer())
     for seed in range(12):
         subject.play("answered now with sense, now with nonsense", answer=_damaged(subject), seed=seed, n=3)
 
@@ -332,9 +337,10 @@ def check_worlds(subject: _Subject) -> None:
         "in a world that cuts the episode off": answers(truncated=True),
         "in a world that calls every action invalid": answers(valid=False),
         **{f"told {what} by the world": answers(text=text, admissible=(text,)) for what, text in HOSTILE.items()},
+        "told halves of characters by the world": answers(text=HALVES, admissible=(HALVES,), anchor=HALVES),
     }
     for when, twist in worlds.items():
-        subject.play(when, twist=twist)
+        subject.play(when, twist=twist, tokenizer=BytePairTokenizer())
 
 
 def check_declared(subject: _Subject) -> None:

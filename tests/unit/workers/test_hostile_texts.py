@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -13,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.hostile_outputs import LONG, hostile
-from tests.fixtures.hostile_rollouts import cost, roll, workers
+from tests.fixtures.hostile_rollouts import cost, roll, roll_in_byte_pairs, workers
+from verl_hier.graph import read_graphs, write_graphs, write_step
 
 OUTPUTS = 10_000
+IN_BYTE_PAIRS = 200
+"""Outputs of each worker."""
 LOOP_S, MEASUREMENTS = 0.2, 4
 """Seconds of processor time for which one turn of a megabyte may keep the event loop from others, and how often it is
 measured at most."""
@@ -48,6 +52,23 @@ def test_outputs_of_random_pieces(name, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()), "an output was executed"
     if name not in ("react", "rlvmr", "single_turn", "planner_executor", "tool_agent", "gateway"):
         assert failures, "what is wrong has a name"
+
+
+@pytest.mark.parametrize("name", workers())
+def test_outputs_in_byte_pairs(name, tmp_path, monkeypatch):
+    """The tokenizer raises on halves of characters; `scripts/fuzz.py outputs` plays more of these."""
+    monkeypatch.chdir(tmp_path)
+    chance, outputs = random.Random(f"{name} in byte pairs"), 0
+    while outputs < IN_BYTE_PAIRS:
+        graph = roll_in_byte_pairs(name, lambda prompt, sampling: hostile(chance), n=20)
+        graph.check()
+        outputs += len(graph.nodes)
+        assert {episode.status for episode in graph.episodes} <= {"finished", "truncated"}
+        write_graphs(tmp_path / "step.jsonl", [graph])
+        write_step(tmp_path / "store", 1, [graph])
+        assert next(read_graphs(tmp_path / "step.jsonl")).nodes == graph.nodes
+        shutil.rmtree(tmp_path / "store")
+    assert [file.name for file in tmp_path.iterdir()] == ["step.jsonl"], "an output was executed"
 
 
 @pytest.mark.parametrize("name", workers())
