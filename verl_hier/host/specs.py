@@ -99,6 +99,8 @@ class Spec:
         source: paper section and upstream function, or where else the definition comes from.
         doc: path of the documentation page below `docs/`; by default the one that the docstring of the module names.
         extra: the pip extra that brings what the factory imports, or empty.
+        notes: `notes(options)`, sentences on what deserves a thought with these options; the check of a recipe prints
+            them.
     """
 
     kind: ClassVar[Kind]
@@ -109,6 +111,7 @@ class Spec:
     source: str = ""
     doc: str = ""
     extra: str = ""
+    notes: Callable[[Any], Iterable[str]] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.factory, str):
@@ -153,6 +156,11 @@ class EnvironmentSpec(Spec):
             measures one by one. None: it measures the tasks of a recipe.
         secrets: options that name environment variables with secrets: a name, names, or a mapping to names. Its process
             gets these variables and masks their values.
+        outside: options that name something outside of the recipe, such as a file, a folder, a program or a function.
+            Where one of them, or an option that ends in `_path`, is given, the check of a recipe makes the tasks, which
+            refuses what is not there. Making them may not take long.
+        read_info: names in the `info` of its answers without which its observations say nothing; refuses workers that
+            do not read them (`WorkerSpec.needs_info`).
         in_worker: it runs in the rollout worker, because it needs the tools that verl loads there: `factory(options,
             tools)` makes an `AsyncEnvironment`, with `environments.tools.Tools`. Its calls must not block.
     """
@@ -172,6 +180,8 @@ class EnvironmentSpec(Spec):
     baselines: Callable[[], Any] | None = None
     asynchronous: bool = False
     secrets: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    read_info: tuple[str, ...] = ()
     in_worker: bool = False
 
 

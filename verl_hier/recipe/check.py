@@ -15,6 +15,7 @@ from typing import Any
 from verl_hier.compat.servers.table import rollout_server
 from verl_hier.compat.versions import require_supported
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.checks import sampling
 from verl_hier.recipe.checks.machine import Missing, accelerator_memory_of, memory_of, missing_here
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.checks.resources import Sizes, sizes_of
@@ -175,6 +176,9 @@ def _notes(recipe: ComposedRecipe) -> list[str]:
     package = missing_module(parts.environment.spec, recipe.hier.rollout.process.python)
     if package:
         notes.append(f"the environment's package {package!r} is not installed on this machine.")
+    for _, part in parts.items():
+        notes += [] if part.spec.notes is None else part.spec.notes(part.options)
+    notes += sampling.notes(recipe)
     return [*notes, *(found.sentence for found in unread(recipe)), *contradictions(config)]
 
 

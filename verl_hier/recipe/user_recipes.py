@@ -40,7 +40,7 @@ def require_base(recipe: Recipe, composed: Any) -> None:
             f"{recipe.path}: the defaults list lacks `ppo_trainer`, verl's own configuration; put it first: `{_FIRST}`."
         )
     data = composed.get("data")
-    if "hier" in composed and "hier/base" not in named and isinstance(data, Mapping) and "hier" not in data:
+    if "hier" in composed and "base" not in named and isinstance(data, Mapping) and "hier" not in data:
         raise RecipeError(
             f"{recipe.path}: the defaults list lacks `hier/base`, which lets verl's trainer read the hier block; put "
             f"it after ppo_trainer: `{_FIRST}`."
@@ -65,9 +65,9 @@ def require_part_blocks(overrides: Sequence[str]) -> None:
 
 
 def _named(defaults: Sequence[Any]) -> Iterator[str]:
-    """The configs and groups of a defaults list."""
+    """The configs and groups of a defaults list, ours without `hier/`."""
     for entry in defaults:
         if isinstance(entry, Mapping):
-            yield from (str(key).removeprefix("override ").strip("/") for key in entry)
+            yield from (str(key).removeprefix("override ").strip("/").removeprefix("hier/") for key in entry)
         else:
-            yield str(entry).strip("/")
+            yield str(entry).strip("/").removeprefix("hier/")

@@ -58,8 +58,15 @@ class Sharing:
             rows: their number.
             roots: how many responses share nothing; each of the others begins with the first half of another one.
         """
-        shared = [0] + [prompt] * (roots - 1) + [prompt + response // 2] * (rows - roots)
-        return cls.in_order(np.full(rows, prompt + response, np.int64), np.array(shared, np.int64))
+        length, half = prompt + response, prompt + response // 2
+        begun = [(prompt, roots - 1), (half, rows - roots)] if rows else []
+        pairs = rows * (length * (length + 1) // 2)
+        return cls(
+            tokens=rows * length,
+            unique=rows * length - sum(shared * count for shared, count in begun),
+            pairs=pairs,
+            visible=pairs - sum(shared * (shared + 1) // 2 * count for shared, count in begun),
+        )
 
     @classmethod
     def total(cls, parts: Iterable[Sharing]) -> Sharing:

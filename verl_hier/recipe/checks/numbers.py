@@ -107,6 +107,13 @@ _ROLLOUT = {
     "checkpoint_engine.update_weights_bucket_megabytes": _COUNT,
     "val_kwargs.temperature": _FROM_ZERO,
 }
+_MODEL = {
+    "lora_rank": Number(Range(0), whole=True, null=True),
+    "lora_alpha": _POSITIVE,
+    "lora.rank": Number(Range(0), whole=True),
+    "lora.alpha": _POSITIVE,
+    "lora.dropout": _SHARE,
+}
 _CRITIC = {
     "ppo_mini_batch_size": _COUNT,
     "ppo_micro_batch_size_per_gpu": _COUNT_OR_NULL,
@@ -166,6 +173,8 @@ NUMBERS: dict[str, Number] = {
     **_below("actor_rollout_ref.actor.optim", _OPTIMISER),
     **_below("actor_rollout_ref.rollout", _ROLLOUT | _SAMPLING),
     **_below("actor_rollout_ref.rollout.val_kwargs", _SAMPLING),
+    **_below("actor_rollout_ref.model", _MODEL),
+    **_below("critic.model", _MODEL),
     **_below("critic", _CRITIC),
     **_below("critic.optim", _OPTIMISER),
     **_OTHERS,

@@ -177,8 +177,20 @@ def check_kl(recipe: ComposedRecipe) -> None:
 
 @rule
 def check_info(recipe: ComposedRecipe) -> None:
-    """Refuse a worker that reads what the environment does not show."""
+    """Refuse a worker that reads what the environment does not show, or does not read what its answers are about."""
     worker, environment = recipe.parts.worker.spec, recipe.parts.environment.spec
+    unread = [name for name in environment.read_info if name not in worker.needs_info]
+    if unread:
+        fitting = [
+            name
+            for name, spec in recipe.host.specs("worker").items()
+            if {*environment.read_info} <= {*getattr(spec, "needs_info", ())}
+        ]
+        raise RecipeError(
+            f"hier.worker.name: environment {environment.name!r} says in {unread[0]!r} of its `info` what the turn is "
+            f"about, which worker {worker.name!r} does not read; choose one that does "
+            f"({', '.join(fitting) or 'none installed'})."
+        )
     shown = info_names(recipe) if worker.needs_info else None
     lacking = [name for name in worker.needs_info if shown is not None and name not in shown]
     if lacking:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.checks.world import makes_tasks, splits, tasks_of
+from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.parts import Part
 from verl_hier.training.curriculum import Curriculum
 
 LINES = ("train_files", "val_files")
@@ -17,13 +21,26 @@ HELD_OUT = ("val", "valid", "validation", "valid_seen", "valid_unseen", "dev", "
 
 @rule
 def check_source(recipe: ComposedRecipe) -> None:
-    """Refuse an environment without tasks of its own where the recipe asks it for them."""
+    """Refuse an environment without tasks of its own where the recipe asks it for them, and data files beside one that
+    makes its own."""
     environment = recipe.parts.environment.spec
+    if not makes_tasks(recipe.config) and environment.tasks is not None and not _own_class(recipe):
+        raise RecipeError(
+            f"data.custom_cls: environment {environment.name!r} makes its own tasks, and verl's data set would read "
+            "data files in their place; set data.custom_cls to {path: pkg://verl_hier.compat.dataset, name: "
+            "TaskDataset} (hier/base has it, hier/method: flat takes it away), or take hier.environment.name: prompt."
+        )
     if makes_tasks(recipe.config) and environment.tasks is None:
         raise RecipeError(
             f"data.custom_cls: environment {environment.name!r} makes no tasks of its own; set data.custom_cls.path "
             "and data.custom_cls.name to null and name parquet files in data.train_files and data.val_files."
         )
+
+
+def _own_class(recipe: ComposedRecipe) -> bool:
+    """Whether a data set class of the user's own makes the tasks."""
+    name, path = (value(recipe.config, f"data.custom_cls.{key}") for key in ("name", "path"))
+    return bool(name and path)
 
 
 @rule
@@ -72,6 +89,27 @@ def check_batch(recipe: ComposedRecipe) -> None:
             f"{line}: a step takes {batch} tasks, and environment {environment.spec.name!r} has {found:g} in "
             f"{', '.join(splits(recipe.config, 'train_files'))}; lower it or ask hier.environment for more."
         )
+
+
+@rule
+def check_outside(recipe: ComposedRecipe) -> None:
+    """Refuse options of an environment that name a file, folder, program, function or secret which is not there."""
+    environment = recipe.parts.environment
+    named = [name for name in _outside(environment) if getattr(environment.options, name)]
+    if named and makes_tasks(recipe.config) and environment.spec.tasks is not None:
+        for line in LINES:
+            for split in splits(recipe.config, line):
+                tasks_of(environment, split, line)
+    if not joins_cluster(recipe.config):
+        recipe.hier.rollout.process.having(environment.spec, environment.options).environ()
+
+
+def _outside(environment: Part) -> Iterator[str]:
+    """Options that name something outside of the recipe, and have another value than their default."""
+    for option in dataclasses.fields(environment.options):
+        named = option.name in environment.spec.outside or option.name.endswith("_path")
+        if named and getattr(environment.options, option.name) != option.default:
+            yield option.name
 
 
 @rule

@@ -3,10 +3,23 @@
 Doc page: docs/environments/gateway.md.
 """
 
+from collections.abc import Iterator
+
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, lazy
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
+
+
+def notes(options: GatewayOptions) -> Iterator[str]:
+    """What the agent is told that decides about its score."""
+    shown = [name for name in ("answer", "answers") if name not in options.hidden]
+    if shown:
+        yield (
+            f"hier.environment.hidden: the agent is given the task's {' and '.join(map(repr, shown))}, by which its "
+            "result is scored; add them, unless a function of your own scores it."
+        )
+
 
 SPEC = EnvironmentSpec(
     "gateway",
@@ -20,6 +33,9 @@ SPEC = EnvironmentSpec(
     pool=pool,
     asynchronous=True,
     secrets=("secrets",),
+    outside=("agent", "command", "python", "folder", "scorer"),
+    read_info=("request",),
+    notes=notes,
     scoring=("scorer", "won_at"),
     summary="an agent program of any framework, to which the policy is an OpenAI-compatible endpoint",
     source="OpenAI's chat completions",

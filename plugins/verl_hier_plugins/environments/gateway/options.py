@@ -84,6 +84,10 @@ class GatewayOptions:
             raise ValueError("validation_path needs data_path, the tasks of the training split")
         if self.scorer not in SCORERS and not all(self.scorer.partition(":")[::2]):
             raise ValueError(f"scorer is one of {', '.join(SCORERS)}, or package.module:function; got {self.scorer!r}")
+        if self.scorer in SCORERS and not 0 < self.won_at <= 1:
+            raise ValueError(
+                f"won_at: the scorer {self.scorer} gives 0 to 1; name a score above 0, got {self.won_at:g}"
+            )
         if self.request_characters > MOST_CHARACTERS:
             raise ValueError(f"request_characters must be at most {MOST_CHARACTERS}, got {self.request_characters}")
         if not self.data_path and min(self.pool, self.validation) < 1:

@@ -5,6 +5,8 @@ Page: docs/methods/proposer_solver_judge.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import WorkerSpec, lazy
 from verl_hier.rollout.transcript import Transcript
@@ -57,6 +59,15 @@ def _verdict(options: ProposerSolverJudgeOptions, number: float) -> str:
     return f"<{options.score_tag}>{max(number, options.lowest):g}</{options.score_tag}>"
 
 
+def notes(options: ProposerSolverJudgeOptions) -> Iterator[str]:
+    """What the rewards pay for without their author's intention."""
+    if options.reward == "zero_sum" and options.questions == "proposer" and options.verify_prompt is None:
+        yield (
+            "hier.worker.verify_prompt: reward: zero_sum pays a proposer most for a question that nobody can answer; "
+            "write a verify_prompt, by which such questions are left out, or take `reward: learnable`."
+        )
+
+
 @hookimpl
 def hier_workers() -> WorkerSpec:
     return WorkerSpec(
@@ -69,4 +80,5 @@ def hier_workers() -> WorkerSpec:
         judges=ProposerSolverJudgeOptions.judges,
         provides=("judge", "format"),
         transcribe=transcribe,
+        notes=notes,
     )
