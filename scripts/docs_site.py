@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -38,17 +40,37 @@ def section(docs: Path, folder: str) -> list[Any]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie in the repository's root; their links to docs/ become links of the site."""
+    """Add the pages that lie in the repository's root."""
     for page, source in DOORS.items():
-        text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
-        for name, root in DOORS.items():
-            text = text.replace(f"]({root})", f"]({name})")
-        # Other files of the repository are named there and not part of the site.
-        text = re.sub(r"\[([^\]]*)\]\((?!\w+:|#)([^)#]*)\)", without_foreign_links, text)
-        files.append(File.generated(config, page, content=text))
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=links_of_the_site(text, ROOT, DOCS)))
     return files
 
 
-def without_foreign_links(link: re.Match[str]) -> str:
-    """A Markdown link, or its words alone where the site does not have what it points to."""
-    return link[0] if link[2] in DOORS or (DOCS / link[2]).exists() else link[1]
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn the links of a page of docs/ that leave that folder, and work in the repository, into links of the site."""
+    if page.file.src_uri in DOORS:
+        return markdown
+    folder = (DOCS / page.file.src_uri).parent
+    return links_of_the_site(markdown, folder, folder)
+
+
+def links_of_the_site(text: str, folder: Path, page_folder: Path) -> str:
+    """`text`, whose links start from `folder`, for a page that the site has in `page_folder`.
+
+    A link to a file of docs/, or to a file of the root that is a page of the site, points to that page. Other files of
+    the repository are not part of the site, and a link to one becomes its words alone.
+    """
+    pages = {(ROOT / source).resolve(): DOCS / page for page, source in DOORS.items()}
+
+    def link(found: re.Match[str]) -> str:
+        words, path, anchor = found[1], found[2], found[3] or ""
+        target = (folder / path).resolve()
+        if not target.exists():
+            return found[0]  # The strict build names the page that has a dead link.
+        target = pages.get(target, target)
+        if not target.is_relative_to(DOCS):
+            return words
+        return f"[{words}]({Path(os.path.relpath(target, page_folder)).as_posix()}{anchor})"
+
+    return re.sub(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)]*)?\)", link, text)
