@@ -36,13 +36,14 @@ from verl_hier.cli.main import app
 from verl_hier.graph import read_graphs
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.describe import needs_of
-from verl_hier.host.manager import PluginHost
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
 from verl_hier.host.specs import EstimatorSpec, Kind, NoOptions, SamplerSpec, Spec, WorkerSpec
 from verl_hier.recipe import catalogue, verl_lines
 from verl_hier.recipe.checks.choices import CHOICES, SETS
 from verl_hier.recipe.checks.numbers import NUMBERS
 from verl_hier.recipe.checks.rule import rules
 from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier.training.loss_table import VERL
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.react import React, ReactOptions
 
@@ -173,6 +174,26 @@ def columns(kind: str) -> Iterator[str]:
     known = {"turn": TURN_COLUMNS, "episode": EPISODE_COLUMNS}[kind]
     rows = ((f"`{name}`", *(cell(part) for part in text.split("; ", 1))) for name, text in known.items())
     yield from table(("column", "type", "meaning"), *rows)
+
+
+def policy_losses() -> Iterator[str]:
+    """What each policy loss does with loss weights, and how it adds up tokens."""
+    words = {
+        "token": "multiplies each token by its weight",
+        "row": "multiplies each row by one weight",
+        "none": "does not read them",
+        "ratio": "takes them for an importance ratio",
+    }
+    sums = {
+        "loss_agg_mode": "as `loss_agg_mode` says",
+        "seq-mean-token-mean": "always as `seq-mean-token-mean`",
+        "micro-batch-mean": "mean over the rows of a micro-batch",
+    }
+    uses = [(name, "verl", use.weights, use.aggregation) for name, use in VERL.items()]
+    losses = PluginHost.load(DEFAULT_ENABLED).policy_losses()
+    uses += [(name, "verl-hier", loss.weights, loss.aggregation) for name, loss in losses.items()]
+    rows = [(f"`{name}`", of, words[str(weights)], sums[aggregation]) for name, of, weights, aggregation in uses]
+    yield from table(("`loss_mode`", "of", "loss weights", "adds up tokens"), *rows)
 
 
 def rooms() -> Iterator[str]:
@@ -319,6 +340,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "method": method,
     "columns": columns,
     "store_columns": store_columns,
+    "policy_losses": policy_losses,
     "rooms": rooms,
     "example_graph": example_graph,
     "picture": picture,

@@ -42,6 +42,7 @@ from verl_hier.graph.columnar.light import Light, unpack
 from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.guards import RewardHistory
+from verl_hier.training.loss_table import PolicyLossOfRun
 from verl_hier.training.metrics import turn_metrics
 from verl_hier.training.policy_loss import clip_range
 from verl_hier.training.process_reward import LOG_PROBS
@@ -83,6 +84,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
         self.update_options, self.value_heads = recipe.hier.update, recipe.hier.value_heads
         self._heads, self.probes = recipe.value_heads, recipe.probes
+        self._loss = PolicyLossOfRun.of(recipe.config, self.host)
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
         self._done: dict[str, Any] = {}
@@ -240,6 +242,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, Proces
             heads=self._heads,
             probed=self._probe(batch, self._step),
             process_reward=self.hier.process_reward,
+            loss=self._loss,
         )
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)

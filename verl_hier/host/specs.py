@@ -291,6 +291,8 @@ class EstimatorSpec(Spec):
         confidence: A when the formula was read in released code, B in the paper, C when it is inferred.
         named_roles: `named_roles(options)`, the roles that its options name; the worker must have them.
         own_rewards: it credits a role by what that role's own turns have earned, and by nothing that others have.
+        weighs: `weighs(options)`, the option by which it returns `Credit.weight`, such as `singleton: drop`, empty
+            where it returns none; refuses policy losses that cannot honour it. None: it never returns one.
         native: verl's trainer computes it itself from `algorithm.adv_estimator`, before the turn
             table is made; `factory` is never called.
     """
@@ -306,6 +308,7 @@ class EstimatorSpec(Spec):
     confidence: Confidence = "unrated"
     named_roles: Callable[[Any], Iterable[str]] | None = None
     own_rewards: bool = False
+    weighs: Callable[[Any], str] | None = None
     native: bool = False
 
 
@@ -317,12 +320,23 @@ class ScheduleSpec(Spec):
         provides: turn-table columns that this schedule fills from statistics of earlier steps.
         reads: token columns that it reads where a table has them, as `EstimatorSpec.reads`.
         named_roles: as `EstimatorSpec.named_roles`; the option `roles` needs no naming.
+        weighs: as `EstimatorSpec.weighs`, for `Phase.weights`.
     """
 
     kind: ClassVar[Kind] = "schedule"
     provides: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     named_roles: Callable[[Any], Iterable[str]] | None = None
+    weighs: Callable[[Any], str] | None = None
+
+
+LossWeights = Literal["token", "row", "none", "ratio"]
+"""What a policy loss does with `rollout_is_weights`: it multiplies the loss of each `token` by its weight; it
+multiplies each `row` by one number, so that the weights must not differ inside a row; it does not read them (`none`);
+or it takes them for an importance `ratio`."""
+LossAggregation = Literal["loss_agg_mode", "seq-mean-token-mean", "micro-batch-mean"]
+"""How a policy loss adds up tokens: as `loss_agg_mode` says, by `agg_loss`; always as the mode `seq-mean-token-mean`;
+or as the mean over the rows of each micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -333,12 +347,17 @@ class PolicyLossSpec:
         name: what `actor_rollout_ref.actor.policy_loss.loss_mode` calls it.
         function: the loss, or the text `package.module:function`, which is imported when the loss is first computed.
         summary, source: as in `Spec`.
+        weights: what it does with `rollout_is_weights`, see `LossWeights`. A loss that does not say so is refused in
+            recipes whose tokens have loss weights.
+        aggregation: how it adds up tokens, see `LossAggregation`.
     """
 
     name: str
     function: Callable[..., Any]
     summary: str = ""
     source: str = ""
+    weights: LossWeights | None = None
+    aggregation: LossAggregation = "loss_agg_mode"
 
     def __post_init__(self) -> None:
         if isinstance(self.function, str):

@@ -271,21 +271,28 @@ class Ledger:
         places = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
         return np.where(runs.turn >= 0, order[places], -1)
 
-    def weights(self, credit: Credit, mask: NDArray[Any], by: WeightBy, rule: SharedPrefix) -> Floats | None:
-        """(N,) loss weights with the same sum for every unit, or None where verl's loss aggregation stays as it is.
+    def weights(
+        self, credit: Credit, mask: NDArray[Any], by: WeightBy, rule: SharedPrefix, row_mean: bool = False
+    ) -> Floats | None:
+        """(N,) loss weights by which every unit has the same part in the loss, or None where the loss adds up tokens as
+        it does by itself.
 
         Args:
             credit: its `weight` is multiplied in.
             mask: (N,) 1 on trained tokens.
             by: the unit: `row`, `turn`, `episode` or `role`; with `token` all tokens weigh the same.
             rule: with `first_owner`, a shared turn counts once for each episode through it.
+            row_mean: whether the loss is a mean over rows of means over tokens, instead of a mean over all tokens; the
+                weights make up for it.
 
         Turns whose `credit.weight` is 0 are left out as if they were not in the step. Before `credit.weight` and
         `phase_weight` are applied, the other weights sum to the number of trained tokens, theirs included, by which
-        verl divides. With `token` and `first_owner` they are the numbers of episodes instead.
+        verl divides; with `row_mean`, the means of the rows sum to the number of rows. With `token` and `first_owner`
+        they are the numbers of episodes instead.
         """
         phase = self.phase_weight if (self.phase_weight != 1).any() else None
-        if by == "token" and credit.weight is None and phase is None and rule != "first_owner":
+        own = by == "token" or (by == "row" and row_mean)
+        if own and credit.weight is None and phase is None and rule != "first_owner":
             return None
         runs = self._runs
         trained = runs.of_turns(mask)
@@ -296,13 +303,24 @@ class Ledger:
         weights = (scale[turn] != 0).astype(np.float64)
         if rule == "first_owner":
             weights *= np.asarray(self.table["leaves"], dtype=np.float64)[turn]
+        counts = weights.copy()
         units = self._units(by, turn)
-        if units is None:
-            weights *= tokens.sum() / max(kept.sum(), 1)
-        elif kept.any():
-            total = np.bincount(units, weights=weights * kept)  # whole numbers, which have the same sum in any order
+        whole = tokens.sum()
+        if row_mean:
+            of_row = np.bincount(runs.row, weights=tokens)
+            weights *= of_row[runs.row]
+            whole = int((of_row > 0).sum())
+            if units is None:
+                left = np.bincount(runs.row, weights=kept)[runs.row]
+                rows_left = len(np.unique(runs.row[kept > 0]))
+                weights *= np.divide(whole / max(rows_left, 1), left, out=np.zeros_like(left), where=left > 0)
+        elif units is None:
+            weights *= whole / max(kept.sum(), 1)
+        if units is not None and kept.any():
+            # Whole numbers, which have the same sum in any order.
+            total = np.bincount(units, weights=counts * kept)
             present = int((total > 0).sum())
-            weights *= np.divide(tokens.sum() / present, total, out=np.zeros_like(total), where=total > 0)[units]
+            weights *= np.divide(whole / present, total, out=np.zeros_like(total), where=total > 0)[units]
         weights *= scale[turn]
         if phase is not None:
             weights *= phase[turn]

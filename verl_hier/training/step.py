@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from verl_hier.credit import Credit
 from verl_hier.credit.estimate import estimate
-from verl_hier.errors import RolloutError
+from verl_hier.errors import CreditError, RolloutError
 from verl_hier.graph.columnar.light import Light
 from verl_hier.graph.columnar.writing import Explained
 from verl_hier.host.manager import PluginHost
@@ -27,6 +27,7 @@ from verl_hier.training.guards import (
     tool_metrics,
 )
 from verl_hier.training.ledger import Ledger
+from verl_hier.training.loss_table import PolicyLossOfRun
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
 from verl_hier.training.probes import Asked
 from verl_hier.training.process_reward import add_step_rewards, learned_weights
@@ -112,6 +113,7 @@ def train_step(
     heads: Heads = MappingProxyType({}),
     probed: Sequence[Asked] = (),
     process_reward: ProcessRewardOptions | None = None,
+    loss: PolicyLossOfRun = PolicyLossOfRun(),  # noqa: B008 (immutable)
 ) -> dict[str, Rows]:
     """Credit the step and return the token fields that verl's update reads.
 
@@ -131,6 +133,7 @@ def train_step(
         heads: heads of the critic by name.
         probed: the probes of the recipe with their answers.
         process_reward: of the recipe; `columns` then have `process_reward.LOG_PROBS`.
+        loss: the policy loss, which decides what loss weights look like.
 
     Returns:
         `advantages` and `returns`, which a native estimator leaves as they are, `rollout_is_weights` when weights are
@@ -177,8 +180,9 @@ def train_step(
         fields["response_mask"] = mask
     if not native:
         fields |= _advantages(ledger, credit, mask, guards)
-    weights = ledger.weights(credit, mask, guards.weight_by, guards.shared_prefix)
+    weights = ledger.weights(credit, mask, guards.weight_by, guards.shared_prefix, loss.row_mean)
     if weights is not None:
+        _require_honoured(ledger, weights, mask, loss)
         fields["rollout_is_weights"] = weights
     step.credit = ledger.explain(credit, mask if weights is None else weights, mask, difference)
     return {name: _scatter(ledger.split(values), places) for name, values in fields.items()}
@@ -190,6 +194,27 @@ def _advantages(ledger: Ledger, credit: Credit, mask: NDArray[Any], guards: Guar
         advantages *= ledger.spread(credit.factor, "token", guards.shared_prefix)
     returns = advantages if credit.returns is None else ledger.spread(credit.returns, credit.per, guards.shared_prefix)
     return {"advantages": advantages, "returns": returns * mask}
+
+
+def _require_honoured(ledger: Ledger, weights: NDArray[Any], mask: NDArray[Any], loss: PolicyLossOfRun) -> None:
+    """Stop a run whose loss weights the policy loss would not honour, where a part did not declare that it weighs.
+
+    Raises:
+        CreditError: naming the recipe line of the loss.
+    """
+    line = f"actor_rollout_ref.actor.policy_loss.loss_mode: {loss.name}"
+    advice = "take another loss, such as vanilla, or an estimator and a schedule without weights"
+    if loss.weights == "row":
+        trained = (mask > 0) & (ledger.turn >= 0)
+        low, high = np.full(len(ledger.lengths), np.inf), np.zeros(len(ledger.lengths))
+        np.minimum.at(low, ledger.row[trained], weights[trained])
+        np.maximum.at(high, ledger.row[trained], weights[trained])
+        if (high - low > 1e-9 * high).any():
+            raise CreditError(
+                f"{line} has one loss weight a row, and those of this step differ inside a row; {advice}."
+            )
+    elif loss.weights != "token":
+        raise CreditError(f"{line} does not multiply tokens by loss weights, which this step has; {advice}.")
 
 
 def _gather(rows: Rows, places: list[int], lengths: list[int]) -> NDArray[Any]:

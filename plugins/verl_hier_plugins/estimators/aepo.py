@@ -84,5 +84,6 @@ def hier_estimators() -> EstimatorSpec:
         requires=("tokens.turn", "tokens.logprob", *RETURN_COLUMNS),
         reads=("tokens.entropy",),
         granularity="step",
+        weighs=lambda options: "shared: owner" if options.shared == "owner" else "",
         confidence="A",
     )

@@ -85,6 +85,13 @@ def _rank(scores: Floats, by: Literal["mean", "spread"]) -> float:
     return float(scores.var()) / width**2 if width else 0.0
 
 
+def weighs(options: ATGRPOOptions) -> str:
+    """The option by which turns get loss weights, empty where none does."""
+    if options.drop_lowest:
+        return f"drop_lowest: {options.drop_lowest:g}"
+    return "keep: last_turn" if options.keep == "last_turn" else grpo.weighs(options)
+
+
 @hookimpl
 def hier_estimators() -> EstimatorSpec:
     return EstimatorSpec(
@@ -94,5 +101,6 @@ def hier_estimators() -> EstimatorSpec:
         summary="own reward of a turn among the candidates of the same turn and agent",
         source="arXiv 2510.11062; PettingLLMs multi_agents_ppo_trainer.py::_assign_consistent_uids",
         requires=("group", "turn", "agent", "reward", "trained"),
+        weighs=weighs,
         confidence="A",
     )

@@ -41,6 +41,11 @@ def advantage(table: TurnTable, options: BranchGRPOOptions) -> Credit:
     return credit
 
 
+def weighs(options: BranchGRPOOptions) -> str:
+    """The option by which turns get loss weights, empty where none does."""
+    return f"prune: {options.prune:g}" if options.prune > 0 else ""
+
+
 @hookimpl
 def hier_estimators() -> EstimatorSpec:
     return EstimatorSpec(
@@ -51,5 +56,6 @@ def hier_estimators() -> EstimatorSpec:
         source="BranchGRPO (abstract)",
         requires=("group", "depth", "trained", "episodes.return"),
         needs_tree=True,
+        weighs=weighs,
         confidence="C",
     )

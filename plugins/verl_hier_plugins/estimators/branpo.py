@@ -47,6 +47,11 @@ def kept(table: TurnTable) -> np.ndarray:
     return ((best > 0) & (worst < 1))[keys][np.asarray(table["episode"])].astype(np.float64)
 
 
+def weighs(options: BranPOOptions) -> str:
+    """The option by which turns get loss weights, empty where none does."""
+    return "drop_uniform: true" if options.drop_uniform else ""
+
+
 @hookimpl
 def hier_estimators() -> EstimatorSpec:
     return EstimatorSpec(
@@ -56,5 +61,6 @@ def hier_estimators() -> EstimatorSpec:
         summary="bases against bases and endings against endings; an ending that lost is never praised",
         source="arXiv 2602.03719; YubaoZhao/BranPO agent_ppo_branch_trainer.py::compute_advantage",
         requires=("group", "episode", "return", "trained", "suffix", "preference"),
+        weighs=weighs,
         confidence="A",
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from verl_hier.credit import RETURN_COLUMNS, WeightBy
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage
+from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage, weighs
 
 __all__ = ["FlowGRPOOptions", "advantage"]
 
@@ -31,5 +31,6 @@ def hier_estimators() -> EstimatorSpec:
         summary="final outcome copied to every planner turn, z-scored over the planner turns of the task",
         source="arXiv 2510.05592; lupantech/AgentFlow daemon.get_train_data_batch, trainer.py",
         requires=RETURN_COLUMNS,
+        weighs=weighs,
         confidence="A",
     )

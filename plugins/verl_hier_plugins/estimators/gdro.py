@@ -10,7 +10,7 @@ from verl_hier.credit import RETURN_COLUMNS, Credit
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier_plugins.estimators.grpo import GRPOOptions
+from verl_hier_plugins.estimators.grpo import GRPOOptions, weighs
 from verl_hier_plugins.estimators.grpo import advantage as grpo_advantage
 
 
@@ -36,5 +36,6 @@ def hier_estimators() -> EstimatorSpec:
         summary="credit of grpo times the present weight of the task's class",
         source="arXiv 2601.19280; kishanpb/verl-gdro ray_trainer.py",
         requires=("class_weight", *RETURN_COLUMNS),
+        weighs=weighs,
         confidence="A",
     )

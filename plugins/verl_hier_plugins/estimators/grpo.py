@@ -99,6 +99,13 @@ def compared(table: TurnTable, options: GRPOOptions) -> Floats:
     return (~singletons(keys, votes, trained)).astype(np.float64)
 
 
+def weighs(options: GRPOOptions) -> str:
+    """The option by which turns get loss weights, empty where none does."""
+    if options.singleton == "drop":
+        return "singleton: drop"
+    return "shared: owner" if options.shared == "owner" else ""
+
+
 @hookimpl
 def hier_estimators() -> EstimatorSpec:
     return EstimatorSpec(
@@ -108,5 +115,6 @@ def hier_estimators() -> EstimatorSpec:
         summary="return against the other episodes of the task, z-scored",
         source="arXiv 2402.03300 §4.1; verl compute_grpo_outcome_advantage",
         requires=RETURN_COLUMNS,
+        weighs=weighs,
         confidence="A",
     )

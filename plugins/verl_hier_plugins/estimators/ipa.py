@@ -54,6 +54,11 @@ def mismatch(table: TurnTable) -> Floats:
     return np.exp(np.bincount(turn, np.nan_to_num(difference), len(table)) / count)
 
 
+def weighs(options: IPAOptions) -> str:
+    """The option by which turns get loss weights, empty where none does."""
+    return "" if options.most_mismatch is None else f"most_mismatch: {options.most_mismatch:g}"
+
+
 @hookimpl
 def hier_estimators() -> EstimatorSpec:
     return EstimatorSpec(
@@ -65,5 +70,6 @@ def hier_estimators() -> EstimatorSpec:
         requires=("trained", "episodes.return", "episodes.trained"),
         reads=("tokens.logprob",),
         needs_groups=False,
+        weighs=weighs,
         confidence="B",
     )

@@ -70,5 +70,6 @@ def hier_estimators() -> EstimatorSpec:
         summary="return against the group's median, scaled by its absolute deviation",
         source="MC-GRPO grpo_trainer_gsm.py::_generate_and_score_completions",
         requires=RETURN_COLUMNS,
+        weighs=lambda options: "name: mc_grpo",
         confidence="A",
     )

@@ -62,5 +62,6 @@ def hier_estimators() -> EstimatorSpec:
         source="arXiv 2506.24119; spiral-rl/spiral train_spiral.py",
         requires=("own_return", "baseline", "complete", "trained"),
         needs_groups=False,
+        weighs=lambda options: "name: rae",
         confidence="A",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from verl_hier.credit import RETURN_COLUMNS, Centre, Scale
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
-from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage
+from verl_hier_plugins.estimators.grpo import GRPOOptions, advantage, weighs
 
 __all__ = ["RLOOOptions", "advantage"]
 
@@ -32,5 +32,6 @@ def hier_estimators() -> EstimatorSpec:
         summary="return minus the mean of the other episodes of the task",
         source="arXiv 2402.14740 §2; verl compute_rloo_outcome_advantage",
         requires=RETURN_COLUMNS,
+        weighs=weighs,
         confidence="A",
     )

@@ -108,5 +108,6 @@ def hier_estimators() -> EstimatorSpec:
             "episodes.return",
             "episodes.trained",
         ),
+        weighs=lambda options: "name: sepo",
         confidence="A",
     )

@@ -104,6 +104,11 @@ def reward_spread(table: TurnTable, parent: Ints) -> Floats:
     return above(parent, inside, whole[keys][np.asarray(table["episode"])])
 
 
+def weighs(options: SPOOptions) -> str:
+    """The option by which turns get loss weights, empty where none does."""
+    return "drop_zero: true" if options.drop_zero and not options.form.startswith("treepo") else ""
+
+
 @hookimpl
 def hier_estimators() -> EstimatorSpec:
     return EstimatorSpec(
@@ -115,5 +120,6 @@ def hier_estimators() -> EstimatorSpec:
         requires=("group", "parent", "return", "trained"),
         reads=("tokens.logprob",),
         needs_tree=True,
+        weighs=weighs,
         confidence="A",
     )

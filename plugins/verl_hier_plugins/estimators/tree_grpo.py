@@ -101,6 +101,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             requires=("episodes.tree", *RETURN_COLUMNS),
             granularity="step",
             needs_tree=True,
+            weighs=lambda options: "shared: owner" if options.shared == "owner" else "",
             confidence="A",
         ),
         EstimatorSpec(

@@ -78,5 +78,6 @@ def hier_estimators() -> EstimatorSpec:
         requires=("n_tokens", "episodes.leaf", *RETURN_COLUMNS),
         granularity="step",
         needs_tree=True,
+        weighs=lambda options: "shared: owner" if options.shared == "owner" else "",
         confidence="A",
     )

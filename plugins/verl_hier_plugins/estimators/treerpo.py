@@ -58,5 +58,6 @@ def hier_estimators() -> EstimatorSpec:
         source="arXiv 2506.05183 (reading notes)",
         requires=("group", "parent", "trained", "episodes.leaf", "episodes.return", "episodes.trained"),
         needs_tree=True,
+        weighs=lambda options: "name: treerpo",
         confidence="C",
     )

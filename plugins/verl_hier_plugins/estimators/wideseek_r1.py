@@ -144,5 +144,6 @@ def hier_estimators() -> EstimatorSpec:
             *("group", "episode", "agent", "level", "turn", "return", "valid", "trained", "n_tokens", "complete"),
             *("answered", "access_calls", "limit_failed", "repeat_failed"),
         ),
+        weighs=lambda options: "name: wideseek_r1",
         confidence="A",
     )

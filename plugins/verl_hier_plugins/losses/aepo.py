@@ -99,4 +99,5 @@ def hier_policy_losses() -> PolicyLossSpec:
         entropy_balanced_loss,
         summary="clipping whose upper bound keeps its gradient",
         source="arXiv 2510.14545 §4; compute_policy_loss_entropy_balanced_clipping",
+        weights="token",
     )

@@ -104,17 +104,25 @@ def turn_loss(per: Literal["turn", "row"] = "turn", soft: bool = False) -> Polic
 def hier_policy_losses() -> list[PolicyLossSpec]:
     source = "arXiv 2601.04767; zzfoutofspace/ATPO core_algos.py"
     return [
-        PolicyLossSpec("at2po", turn_loss(), summary="clipped loss with one policy ratio a turn", source=source),
+        PolicyLossSpec(
+            "at2po",
+            turn_loss(),
+            summary="clipped loss with one policy ratio a turn",
+            source=source,
+            weights="token",
+        ),
         PolicyLossSpec(
             "at2po_soft",
             turn_loss(soft=True),
             summary="the same, and clipped turns keep their gradient",
             source=source,
+            weights="token",
         ),
         PolicyLossSpec(
             "gspo_soft",
             turn_loss("row", soft=True),
             summary="one policy ratio a row (GSPO), and clipped rows keep their gradient",
             source=source,
+            weights="token",
         ),
     ]

@@ -49,8 +49,8 @@ def hispo_loss(bands: Bands) -> PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Clipped loss of the tokens inside the bands; the others contribute 0 and stay in the denominator.
 
-        The staleness ratio is policy over old policy; the discrepancy between training and rollout engine is read
-        from `rollout_is_weights` when verl's rollout correction provides it, and then multiplies the loss too.
+        The ratio is policy over old policy. `rollout_is_weights` are loss weights, which say nothing about how far
+        training and rollout engine are apart.
         """
         import torch
         from verl.trainer.ppo.core_algos import agg_loss
@@ -58,8 +58,6 @@ def hispo_loss(bands: Bands) -> PolicyLoss:
         low, high = clip_range(config)
         log_ratio = (log_prob - old_log_prob).clamp(-20.0, 20.0)
         kept = importance_mask(log_ratio.detach(), response_mask, bands)
-        if rollout_is_weights is not None:
-            kept &= importance_mask(rollout_is_weights.clamp(min=1e-9).log(), response_mask, bands)
         ratio = log_ratio.exp()
         losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - low, 1.0 + high))
         if rollout_is_weights is not None:
@@ -78,4 +76,5 @@ def hier_policy_losses() -> PolicyLossSpec:
         hispo_loss(Bands()),
         summary="clipped loss of tokens whose sequence and own ratio lie inside bands",
         source="LongCat-Flash-Prover (reading notes), confidence C",
+        weights="token",
     )

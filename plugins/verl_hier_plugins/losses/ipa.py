@@ -52,4 +52,5 @@ def hier_policy_losses() -> PolicyLossSpec:
         ipa_loss,
         summary="log-likelihood of good turns, truncated policy ratio of the turn on bad ones",
         source="arXiv 2512.24873 (notes on the report); alibaba/ROLL agentic_actor_pg_worker.py",
+        weights="token",
     )

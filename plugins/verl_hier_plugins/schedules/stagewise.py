@@ -55,4 +55,5 @@ def hier_schedules() -> ScheduleSpec:
         StagewiseOptions,
         summary="one level is active for `period` steps, the others are frozen or weighed down",
         source="MetaAgent-X, arXiv 2605.14212; PettingLLMs multi_agents_ppo_trainer.py",
+        weighs=lambda options: "mode: soft" if options.mode == "soft" else "",
     )
