@@ -20,6 +20,7 @@ import numpy as np
 from verl_hier.environments.tools import TOOL_REWARDS, Said, Told, ToolSession
 from verl_hier.errors import RecipeError, did_you_mean, first_line
 from verl_hier.graph import RolloutGraph
+from verl_hier.text import repaired
 
 _LINE = "actor_rollout_ref.rollout.multi_turn"
 
@@ -104,6 +105,8 @@ class VerlToolSession:
         tokens = self._run.tokenizer.encode(turn, add_special_tokens=False) if isinstance(turn, str) else list(turn)
         schemas = [tool.tool_schema for tool in self._tools.values()]
         content, calls = await self._run.parser.extract_tool_calls(tokens, schemas)
+        for call in calls:
+            call.arguments = _whole(call.arguments)
         self._data.response_ids, self._data.tool_calls = tokens, calls
         self._data.assistant_turns += 1
         message = self._loop._build_assistant_message(content, self._data)
@@ -140,6 +143,17 @@ class VerlToolSession:
     def keeps(self) -> bool:
         """See `environments.tools.ToolSession`."""
         return bool(self._data.extra_fields)
+
+
+def _whole(arguments: str) -> str:
+    """The arguments of a call without escapes of halves of characters, which tools would hand on."""
+    if "\\ud" not in arguments.lower():
+        return arguments
+    try:
+        said = json.loads(arguments)
+        return arguments if repaired(said) is said else json.dumps(repaired(said), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return arguments  # verl says what is wrong
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from verl_hier.environments.asynchronous import AsyncEnvironment, SessionLost, Unavailable
+from verl_hier.environments.asynchronous import AsyncEnvironment, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.child import MASK, end_with, failed, first_message, named, not_started, said
 from verl_hier.environments.wire import HEADER, pack, to_step, unpack
 
@@ -167,6 +167,8 @@ class Calls:
                 return "unavailable", named(error).partition(": ")[2]
             if isinstance(error, SessionLost):
                 return "session_lost", named(error).partition(": ")[2]
+            if isinstance(error, WrongServer):
+                return "wrong_server", named(error).partition(": ")[2]
         return failed(error)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from verl_hier.environments.asynchronous import AsyncOptions, SessionLost, Unavailable
+from verl_hier.environments.asynchronous import AsyncOptions, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.child_process import (
     STOP_LIMIT_S,
     ChildProcess,
@@ -32,6 +32,7 @@ ERRORS: dict[str, type[Exception]] = {
     "timeout": TookTooLong,
     "unavailable": Unavailable,
     "session_lost": SessionLost,
+    "wrong_server": WrongServer,
 }
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_hier.environments.base import StepResult
+from verl_hier.errors import RecipeError
 from verl_hier.host.constraints import Count, CountOrZero, Positive
 
 
@@ -40,6 +41,14 @@ class SessionLost(Exception):
 
     Raise it from `step` or `fork` and the pool restores the episode in a new session and makes the call again; when
     that session is lost too, the episode is lost.
+    """
+
+
+class WrongServer(RecipeError):
+    """What a server says is not what is expected of the one that the recipe names.
+
+    Raise it from `reset` or `step`. Where no such call of the pool was answered before, the recipe names another server
+    than it means, and the run ends with this sentence. Later the server has failed, and the episode is lost.
     """
 
 

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Literal
 
 from verl_hier.environments.async_process import AsyncProcess
-from verl_hier.environments.asynchronous import AsyncEnvironment, AsyncOptions, SessionLost, Unavailable
+from verl_hier.environments.asynchronous import AsyncEnvironment, AsyncOptions, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.child_process import ChildProcess, Died, Raised, Refused, TookTooLong
 from verl_hier.environments.in_worker import InWorker
@@ -92,6 +92,7 @@ class Handle:
         self._number = number
         self._life = -1
         self._failure: EnvironmentFailure | None = None
+        self._rebuilds = False  # whether it was made, so that a replay is its recovery and not its making
         self._closed = False
         process.load += 1
 
@@ -118,7 +119,7 @@ class Handle:
         try:
             if await self._call("fork", copy._number):
                 copy._move(self._process)  # this episode may have left the process that it was in
-                copy._life = self._life
+                copy._life, copy._rebuilds = self._life, True
             else:
                 copy._move(self._pool.place())
                 await copy.replay()
@@ -134,6 +135,7 @@ class Handle:
         limit = self._pool.limit_of("open") + self._pool.limit_of("step") * len(self.actions)
         history = [[from_step(step) for step in self.steps]] if self._pool.asynchronous else []
         said = await self._call("replay", self.task, self.seed, self.actions, *history, limit_s=limit)
+        self._rebuilds = True
         if said is None:
             return  # the environment follows from its history, and asked nobody
         again = [await self._read("replay", step) for step in said]
@@ -183,7 +185,7 @@ class Handle:
         self._life = await self._process.alive()
         step = await self._read("open", await self._call("open", self.task, self.seed))
         self._pool.counts["resets"] += 1
-        self.steps = (step,)
+        self.steps, self._rebuilds = (step,), True
         return step
 
     async def _read(self, method: str, said: Any) -> StepResult:
@@ -214,7 +216,9 @@ class Handle:
                 raise
             except TookTooLong as error:
                 raise await self._lose("timeout", f"{method} took longer than {limit:g} s; {error}") from None
-            except Refused as error:
+            except (Refused, WrongServer) as error:
+                if self._goes_on(method, isinstance(error, WrongServer)):
+                    raise await self._lose("raised", f"{method} raised {error}") from None
                 await self.close()
                 raise RecipeError(str(error)) from None
             except Raised as error:
@@ -235,6 +239,17 @@ class Handle:
                     raise await self._lose("killed", message) from None
                 # It died before it began this call, so this episode is not to blame: rebuild it and try again.
                 await self._begin_again(method)
+
+    def _goes_on(self, method: str, server: bool) -> bool:
+        """Whether a refusal loses this episode alone, because the recipe has worked before.
+
+        Args:
+            method: the call that was refused.
+            server: whether it is what a server said that is not understood.
+        """
+        if method == "replay":
+            return self._rebuilds  # a fork that cannot be made is the recipe's matter, a recovery is not
+        return server and self._pool.counts["resets" if method == "open" else "steps"] > 0
 
     async def _leave(self, method: str) -> None:
         """Go on in another process, because an episode of this one has probably hung up."""

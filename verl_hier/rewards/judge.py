@@ -20,6 +20,8 @@ What it read and wrote, with what it has to be judged by at the end:
 
 How well does it do the task? Answer with one line: Score: N, where N is a number from {low} to {high}."""
 _NUMBER = re.compile(r"score\W*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+MOST_UNHEARD = 20
+"""Verdicts one after the other for which a judge that has answered before may be out of reach; then the run ends."""
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str, float], ChatClient]] = WeakKeyDictionary()
 
 
@@ -52,7 +54,8 @@ async def judge(
         timeout_s: seconds that one answer may take; a request is tried three times.
 
     Raises:
-        RolloutError: when the endpoint cannot be reached.
+        RolloutError: when the endpoint cannot be reached, or says what is no chat completion, before its first answer;
+            and when it is out of reach for `MOST_UNHEARD` verdicts.
     """
     low, high = scale
     asked = prompt.format(
@@ -76,7 +79,7 @@ def _client(url: str, model: str, timeout_s: float) -> ChatClient:
     mine = _clients.setdefault(asyncio.get_running_loop(), {})
     key = (url, model, timeout_s)
     if key not in mine:
-        mine[key] = ChatClient(url, model, timeout_s, "the judge of hier.rewards")
+        mine[key] = ChatClient(url, model, timeout_s, "the judge of hier.rewards", MOST_UNHEARD)
     return mine[key]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl_hier.errors import HierError, RolloutError, first_line
+from verl_hier.text import repaired, without_halves
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,28 @@ class Answer:
 
 
 class ChatClient:
-    """Asks one served model for chat completions; one client serves any number of coroutines of one event loop."""
+    """Asks one served model for chat completions; one client serves any number of coroutines of one event loop.
 
-    def __init__(self, url: str, model: str = "", timeout_s: float = 120.0, option: str = "the served model") -> None:
+    An address that is wrong shows before the first good answer. What an endpoint does later, such as a status or a body
+    that is no answer, is its own failure and costs one answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str = "",
+        timeout_s: float = 120.0,
+        option: str = "the served model",
+        most_unheard: int = 1,
+    ) -> None:
         """
         Args:
             url: base of the endpoint, such as `http://host:8000/v1`.
             model: the model's name there; empty for the only model that it serves.
             timeout_s: seconds that one answer may take; a request is tried three times.
             option: what the user has to look at when the endpoint does not answer, for errors.
+            most_unheard: requests one after the other, of all coroutines, at which an endpoint that has answered before
+                and does not any more is gone.
 
         Raises:
             HierError: when the package `openai` is not installed, or the address is none.
@@ -47,6 +64,9 @@ class ChatClient:
             raise HierError(f"{option} needs the package openai; pip install 'verl-hier[distill]'.") from error
         self._openai = openai
         self._option = option
+        self._answered = False
+        self._most_unheard, self._unheard = most_unheard, 0
+        self._told: set[str] = set()
         self.url = url
         self.model = model
         # Local servers need no key, but the client insists on one.
@@ -57,37 +77,63 @@ class ChatClient:
             raise HierError(f"{option}: {url!r} is no address of an endpoint ({first_line(error)}).") from error
 
     async def ask(self, messages: Sequence[Mapping[str, str]], **parameters: Any) -> Answer | None:
-        """One chat completion, or None when the endpoint refuses the request, for instance as too long.
+        """One chat completion, or None when the endpoint gives none: it refuses the request, for instance as too long,
+        or, once it has answered another one, says something else or nothing.
 
         Args:
             messages: the conversation, `{"role", "content"}` each.
             parameters: of the request, in OpenAI's words.
 
         Raises:
-            RolloutError: when the endpoint cannot be reached or does not serve the model.
+            RolloutError: when the endpoint has not answered a request yet and cannot be reached, does not serve the
+                model, or says what is no chat completion; and when it is gone.
         """
         try:
             if not self.model:
                 self.model = await self._only_model()
-            request: dict[str, Any] = {"model": self.model, "messages": list(messages), **parameters}
-            answer = await self._client.chat.completions.create(**request)
+            request: dict[str, Any] = {"model": self.model, "messages": repaired(list(messages)), **parameters}
+            said = await self._client.chat.completions.create(**request)
         except self._openai.APIConnectionError as error:
-            raise RolloutError(f"{self._option} at {self.url} does not answer ({error}); check the address.") from error
+            self._unheard += 1
+            why = f"does not answer ({error}); check the address"
+            return self._none(why, fatal=self._unheard >= self._most_unheard, wrong=True)
         except (self._openai.AuthenticationError, self._openai.NotFoundError) as error:
-            raise RolloutError(f"{self._option} at {self.url} refuses {self.model!r}: {error}") from error
+            return self._none(f"refuses {self.model!r}: {first_line(error)}", wrong=True)
         except self._openai.APIStatusError:
+            self._unheard = 0
             return None
-        choice = answer.choices[0]
-        usage = getattr(answer, "usage", None)
-        return Answer(
-            text=choice.message.content or "",
-            finish_reason=choice.finish_reason,
-            stopped_by=getattr(choice, "stop_reason", None),
-            tokens=None if usage is None else usage.completion_tokens,
-        )
+        except (self._openai.OpenAIError, ValueError, RecursionError) as error:  # a body that is no JSON, or another
+            return self._none(f"does not speak chat completions: {first_line(error)}", wrong=True)
+        self._unheard = 0
+        try:
+            answer = _read(said)
+        except (AttributeError, TypeError, ValueError) as error:
+            return self._none(
+                f"does not speak chat completions: it says {said!r:.80} ({first_line(error)})", wrong=True
+            )
+        if answer is None:
+            return self._none("gives an answer without choices")
+        self._answered = True
+        return answer
+
+    def _none(self, why: str, *, fatal: bool = False, wrong: bool = False) -> None:
+        """No answer, which is said once for each reason.
+
+        Args:
+            why: the end of a sentence.
+            fatal: whether the endpoint is gone.
+            wrong: whether it is another one than the recipe means, where it has not answered yet.
+        """
+        sentence = f"{self._option} at {self.url} {why}."
+        if fatal or (wrong and not self._answered):
+            raise RolloutError(sentence)
+        kind = why.partition(":")[0]
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.warning("%s The answer counts as none.", sentence)
 
     async def _only_model(self) -> str:
-        names = [model.id for model in (await self._client.models.list()).data]
+        names = [model.id for model in (await self._client.models.list()).data or ()]
         if len(names) != 1:
             served = ", ".join(names) or "none"
             raise RolloutError(f"{self._option} at {self.url}: name one of its models ({served}).")
@@ -96,3 +142,30 @@ class ChatClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+
+def _read(said: Any) -> Answer | None:
+    """A chat completion; None for one without a choice, which proxies give where their limits are reached.
+
+    Raises:
+        AttributeError, TypeError: for what is no chat completion.
+    """
+    if not said.choices:
+        return None
+    choice = said.choices[0]
+    usage = getattr(said, "usage", None)
+    return Answer(
+        text=_text(choice.message.content),
+        finish_reason=choice.finish_reason,
+        stopped_by=getattr(choice, "stop_reason", None),
+        tokens=getattr(usage, "completion_tokens", None),
+    )
+
+
+def _text(content: Any) -> str:
+    """The text of a message, which some endpoints give in parts."""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content)
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"the content of a message is a text, not {type(content).__name__}")
+    return without_halves(content or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,10 @@ from verl_hier.host.constraints import CountOrZero
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Context, EpisodeView, Worker
 
+MOST_SAID = 20
+"""Names of agents that are said in a process; a program may make up a name for each request."""
+logger = logging.getLogger(__name__)
+_said: set[str] = set()
 CUT = "\x03"
 """Ends an action that its token limit has cut; see `verl_hier_plugins.environments.gateway.messages`."""
 
@@ -37,7 +42,8 @@ class GatewayWorkerOptions:
 
     agents: Mapping[str, AgentOptions] = field(default_factory=_default_agents)
     """The agents of the program by name, which are the roles. A request belongs to the one that its header `X-Agent`
-    names, or else to the first whose `begins` its conversation begins with, or else to the first."""
+    names, or else to the first whose `begins` its conversation begins with, or else to the first. A header that names
+    none of them is said once, counted as the failure `unnamed_agent`, and else read as none."""
 
     def __post_init__(self) -> None:
         if not self.agents:
@@ -64,28 +70,33 @@ class GatewayWorker(Worker):
             if number not in contexts:
                 contexts[number] = episode.context(self._role(request))
             context = contexts[number]
+            unnamed = bool(request["agent"]) and request["agent"] not in self._options.agents
             for role, content in request["messages"]:
                 context.observe(content, role=role)
             turn = await episode.generate(context, max_tokens=request["max_tokens"], stop=tuple(request["stop"]))
             turn.mark(edited=int(request["begins"] == "edited"))
             if request["begins"] == "edited":
                 turn.mark(failure="history_edited")
+            elif unnamed:
+                turn.mark(failure="unnamed_agent")
             step = await episode.act(turn.text if turn.complete else turn.text + CUT)
             if step.info.get("ended") == "died":
                 turn.mark(failure="agent_died")
 
     def _role(self, request: Mapping[str, Any]) -> str:
         agents, named = self._options.agents, request["agent"]
-        if named:
-            if named not in agents:
-                raise RecipeError(
-                    f"hier.worker.agents: a request is of the agent {named!r}, by its header X-Agent, and the recipe "
-                    f"names {', '.join(agents)}{did_you_mean(named, agents)}."
-                )
+        if named in agents:
             return str(named)
         first = request["messages"][0][1]
         known = (name for name, agent in agents.items() if agent.begins and first.startswith(agent.begins))
-        return next(known, next(iter(agents)))
+        role = next(known, next(iter(agents)))
+        if named and named not in _said and len(_said) < MOST_SAID:
+            _said.add(named)
+            logger.warning(
+                "hier.worker.agents: a request is of the agent %r, by its header X-Agent, and the recipe names %s%s; "
+                "its turns are those of %s.", named, ", ".join(agents), did_you_mean(named, agents), role,
+            )  # fmt: skip
+        return role
 
 
 def _request(step: StepResult) -> Mapping[str, Any]:

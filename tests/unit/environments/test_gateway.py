@@ -9,6 +9,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.environments.surroundings import ProcessOptions
@@ -24,6 +26,7 @@ from verl_hier.testing.async_environment import check_async_environment
 from verl_hier.testing.environment import check_environment
 from verl_hier.testing.rollout import ScriptedPolicy, SideBySide, WordTokenizer
 from verl_hier_plugins.environments.gateway import SPEC
+from verl_hier_plugins.environments.gateway.conversations import Conversations, said_of
 from verl_hier_plugins.environments.gateway.messages import CUT, RefusedRequest, read_request, reply_to
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 from verl_hier_plugins.workers import gateway as worker_module
@@ -287,6 +290,159 @@ def test_any_json_is_a_request_or_refused():
         passed += 1
         assert request.digest and json.dumps(reply_to(request, "look \ud800", 0).body)
     assert passed > 100
+
+
+NESTED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "DEEP"}}]}
+
+
+@pytest.mark.parametrize("levels", [101, 500, 990, 3000, 100_000])
+@pytest.mark.parametrize("where", ["arguments", "content", "tools"])
+def test_a_nested_body_is_refused_in_a_sentence(levels, where):
+    deep = "[" * levels + "]" * levels
+    if levels < 1000:
+        value = json.loads(deep) if levels < 900 else None
+        if value is None:
+            value = []
+            for _ in range(levels - 1):
+                value = [value]
+        body = {"messages": [{"role": "user", "content": "q"}]}
+        if where == "tools":
+            body["tools"] = [
+                {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": value}}}}
+            ]
+        elif where == "content":
+            body["messages"].append({"role": "user", "content": value})
+        else:
+            body["messages"].append({**NESTED, "tool_calls": [{"function": {"name": "f", "arguments": value}}]})
+        with pytest.raises(RefusedRequest, match="nested more than 100 levels"):
+            read_request(body, "", 100_000)
+    if where == "arguments":  # as a text they are a text
+        call = {"function": {"name": "f", "arguments": deep}}
+        assert read_request({"messages": [{**NESTED, "tool_calls": [call]}]}, "", 300_000).messages[0].content
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": ""}] * 20_000},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 20_000}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}] * 20_000}]},
+        {"messages": [{"role": "user"}], "tools": [{"type": "function", "function": {"name": ""}}] * 20_000},
+    ],
+    ids=["messages", "parts", "calls", "tools"],
+)
+def test_many_empty_things_are_refused_before_they_are_worked_on(body):
+    began = time.process_time()
+    with pytest.raises(RefusedRequest, match="at most 2000 are read") as caught:
+        read_request(body, "", 100_000)
+    assert caught.value.status == 413 and time.process_time() - began < 0.2
+
+
+ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=20)
+
+
+@settings(deadline=None)
+@given(ANY_TEXT)
+def test_no_half_of_a_character_passes_a_request(text):
+    function = {"name": text, "description": text, "parameters": {"properties": {text: {"description": text}}}}
+    call = {"id": text, "function": {"name": text, "arguments": json.dumps({"a": text, text: [text]})}}
+    body = {
+        "messages": [
+            {"role": "user", "content": text},
+            {"role": "user", "content": [{"type": "text", "text": text}]},
+            {"role": "assistant", "content": text, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": text, "content": text},
+        ],
+        "tools": [{"type": "function", "function": function}],
+        "stop": [text or "x"],
+        "model": text,
+    }  # fmt: skip
+    request = read_request(body, "", 100_000)
+    conversation, begins, new = Conversations("hermes").take(request)
+    shown = said_of(conversation, begins, new, request)
+    json.dumps(shown, ensure_ascii=False).encode()
+    [tool.shown().encode() for tool in request.tools.values()]
+    if not any("\ud800" <= sign <= "\udfff" for sign in text):
+        assert request.messages[0].content == request.messages[1].content == text and request.stop == (text or "x",)
+
+
+def test_a_body_is_utf8_whatever_it_says(agent):
+    code = """
+    def play(task):
+        texts = [b'{"messages": [{"role": "user", "content": "' + b"a-" * 100_000 + b'"}]}']
+        began = time.process_time()
+        tried = [
+            send(text, **{"Content-Type": "application/json; charset=" + name})[0]
+            for text in texts for name in ("punycode", "utf-7", "unicode_escape", "nonsense", "utf-16")
+        ]
+        deep = b'{"messages": [{"role": "user", "content": ' + b"[" * 990 + b"]" * 990 + b'}]}'
+        tried.append(send(deep)[0])
+        tried.append(send(b'{"messages": [{"role": "user", "content": "\\xff"}]}')[0])
+        return ask(" ".join(map(str, tried)))
+    """
+    began = time.monotonic()
+    first, _ = played(agent(code), "hi")
+    assert first.text == "413 413 413 413 413 400 400"
+    assert time.monotonic() - began < 30
+
+
+def test_no_key_of_any_episode_passes(agent, tmp_path):
+    (tmp_path / "keys").mkdir()
+    code = """
+    def play(task):
+        me = os.environ["OPENAI_API_KEY"]
+        open("keys/" + str(task["number"]), "w").write(me)
+        while len(os.listdir("keys")) < 2:
+            time.sleep(0.05)
+        other = open("keys/" + str(1 - task["number"])).read()
+        escaped = "".join("\\\\u%04x" % ord(sign) for sign in other)
+        body = '{"messages": [{"role": "user", "content": "%s and %s and %s"}]}' % (me, other, escaped)
+        status, said = send(body.encode(), **{"X-Agent": other})
+        return f"{said['choices'][0]['message']['content']} {me} {other}"
+    """
+
+    async def scenario(pool):
+        both = await asyncio.gather(*(pool.open({**TASK, "number": number}, 0) for number in range(2)))
+        ends = await asyncio.gather(*(handle.step("say") for handle, _ in both))
+        return [(first, end) for (_, first), end in zip(both, ends, strict=True)]
+
+    for first, end in in_pool(agent(code), scenario):
+        assert first.text == "[secret] and [secret] and [secret]" and first.info["request"]["agent"] == "[secret]"
+        assert end.info["result"] == "say [secret] [secret]"
+    keys = [file.read_text() for file in (tmp_path / "keys").iterdir()]
+    assert len({*keys}) == 2 and not any(key.startswith("[") for key in keys)
+
+
+def test_what_waits_when_the_episode_is_over_is_answered(agent, tmp_path):
+    code = """
+    def play(task):
+        if not os.fork():
+            os.setsid()
+            time.sleep(0.5)
+            open("asks", "w").close()
+            status, said = send({"messages": [{"role": "user", "content": "left behind"}]})
+            with open("told", "w") as file:
+                file.write(f"{status} {said['error']['message']}")
+            os._exit(0)
+        return ask("q")
+    """
+
+    async def there(name):
+        for _ in range(200):
+            if (tmp_path / name).exists() and (name == "asks" or (tmp_path / name).read_text()):
+                return
+            await asyncio.sleep(0.1)
+
+    async def scenario(pool):
+        handle, first = await pool.open(TASK, 0)
+        assert first.text == "q"
+        await there("asks")
+        await asyncio.sleep(0.5)
+        await handle.close()
+        await there("told")
+
+    in_pool(agent(code), scenario)
+    assert (tmp_path / "told").read_text() == "410 the episode of this key is over."
 
 
 def test_hostile_bytes_keys_and_paths_are_refused(agent):
@@ -622,8 +778,21 @@ def test_edits_begin_contexts_and_are_counted_and_agents_have_roles(agent):
     ]  # fmt: skip
     assert [node.extra["edited"] for node in graph.nodes] == [0, 0, 1, 0]
     assert [node.extra.get("failure") for node in graph.nodes] == [None, None, "history_edited", None]
-    with pytest.raises(RecipeError, match=r"hier\.worker\.agents: a request is of the agent 'checker'"):
-        roll_out_through(agent(code), lambda prompt, sampling: "right", SideBySide(), n=1)
+
+
+def test_an_agent_that_the_recipe_does_not_name_is_another_one_and_said_once(agent, caplog):
+    code = """
+    def play(task):
+        for name in (b"checker", b"\\xff\\xed\\xa0\\x80", b"checker"):
+            said = ask(f"check {name}", **{"X-Agent": name})
+        return said
+    """
+    worker_module._said.clear()
+    graph, _ = roll_out_through(agent(code), lambda prompt, sampling: "right", SideBySide(), n=2)
+    assert [(node.role, node.extra["failure"]) for node in graph.nodes] == [("agent", "unnamed_agent")] * 6
+    assert [episode.status for episode in graph.episodes] == ["finished"] * 2
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("a request is of the agent 'checker', by its header X-Agent" in each for each in said) == 1
 
 
 def test_limits_of_a_request_reach_the_policy(agent):

@@ -20,6 +20,7 @@ from typing import IO, Any
 from verl_hier.environments.mask import NAMES
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.gateway.launch import HEADER
+from verl_hier_plugins.environments.gateway.messages import without_keys
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
 LAUNCH = str(Path(__file__).with_name("launch.py"))
@@ -76,7 +77,7 @@ class AgentProcess:
     def log(self) -> str:
         """The last line that it wrote to its log."""
         lines = self._log.decode("utf-8", "replace").strip().splitlines()
-        return " ".join(lines[-1:])[-LOG_CHARACTERS:] or "without a word in its log"
+        return without_keys(" ".join(lines[-1:]))[-LOG_CHARACTERS:] or "without a word in its log"
 
     async def stop(self) -> None:
         """End it and what it has started in its process group."""
@@ -91,7 +92,7 @@ class AgentProcess:
             self._kill()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(reading, LEFT_OPEN_S)
-            self.result = self._out.decode("utf-8", "replace")[: self._most].strip()
+            self.result = without_keys(self._out.decode("utf-8", "replace")[: self._most].strip())
         finally:
             reading.cancel()
             self.ended.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,13 +10,13 @@ from typing import Any
 
 from aiohttp import web
 
-from verl_hier_plugins.environments.gateway.messages import ChatRequest, RefusedRequest, read_request
+from verl_hier.text import read_json, without_halves
+from verl_hier_plugins.environments.gateway.messages import KEY, ChatRequest, RefusedRequest, read_request, without_keys
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
 AGENT_HEADER = "X-Agent"
 BYTES_PER_CHARACTER = 8
 """Of a body, at most: JSON may write a character as six bytes, and has its own signs."""
-SECRET = "[secret]"
 
 
 class Asked:
@@ -45,12 +44,14 @@ class Inbox:
     """
 
     def __init__(self, options: GatewayOptions) -> None:
-        self.key = secrets.token_urlsafe(24)
+        self.key = f"{KEY}{secrets.token_urlsafe(24)}"
         self.waiting: list[Asked] = []
         self.changed = asyncio.Event()
         self._options = options
         self._unheard: dict[str, Asked] = {}
+        self._unanswered: set[Asked] = set()
         self._open = 0
+        self._closed = False
 
     async def ask(self, body: Any, agent: str) -> Any:
         """Wait for the answer to a request.
@@ -59,8 +60,10 @@ class Inbox:
         first request.
 
         Raises:
-            RefusedRequest: when it is none, or too many wait.
+            RefusedRequest: when it is none, too many wait, or the episode is over or ends meanwhile.
         """
+        if self._closed:
+            raise _over()
         request = read_request(body, agent, self._options.request_characters)
         if self._open >= self._options.most_at_once:
             raise RefusedRequest(
@@ -70,6 +73,8 @@ class Inbox:
         if asked is None:
             asked = Asked(request)
             self.waiting.append(asked)
+            self._unanswered.add(asked)
+            asked.answer.add_done_callback(lambda _: self._unanswered.discard(asked))
         asked.left = False
         self.changed.set()
         self._open += 1
@@ -81,6 +86,19 @@ class Inbox:
             raise
         finally:
             self._open -= 1
+
+    def close(self) -> None:
+        """Refuse what waits, so that a program that the agent has left behind keeps no connection, and what comes."""
+        self._closed = True
+        for asked in [*self._unanswered]:
+            if not asked.answer.done():
+                asked.answer.set_exception(_over())
+                asked.answer.exception()  # its client may have gone
+        self.waiting.clear()
+
+
+def _over() -> RefusedRequest:
+    return RefusedRequest("the episode of this key is over.", 410)
 
 
 class Endpoint:
@@ -104,19 +122,20 @@ class Endpoint:
         return inbox
 
     def close(self, inbox: Inbox) -> None:
-        """Refuse further requests of an episode."""
+        """Refuse the requests of an episode that wait, and further ones."""
         self._inboxes.pop(inbox.key, None)
+        inbox.close()
 
     async def chat(self, request: web.Request) -> web.Response:
         """Answer `POST /v1/chat/completions`."""
         inbox = self._inbox(request)
-        # What an agent says reaches the policy and files; its key does not.
-        text = (await request.text()).replace(inbox.key, SECRET)
         try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise RefusedRequest("the body of a request is no JSON.") from error
-        return web.json_response(await inbox.ask(body, request.headers.get(AGENT_HEADER, "")[:100]))
+            body = read_json(await request.read())
+        except ValueError as error:
+            raise RefusedRequest(f"the body of a request is no JSON in UTF-8: {str(error)[:200]}.") from error
+        # What an agent says reaches the policy and files; no key of an episode does.
+        agent = without_keys(without_halves(request.headers.get(AGENT_HEADER, "")))[:100]
+        return web.json_response(await inbox.ask(without_keys(body), agent))
 
     async def models(self, request: web.Request) -> web.Response:
         """Answer `GET /v1/models`: there is one, and every name is taken for it."""
@@ -148,8 +167,6 @@ async def _in_sentences(
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         sentence = "there are POST /v1/chat/completions and GET /v1/models; tell the framework to use chat completions."
         return _error(f"{request.method} {request.path[:200]} is not known here: {sentence}", error.status)
-    except (UnicodeError, LookupError):
-        return _error("the body of a request is no JSON in UTF-8.", 400)
 
 
 def _error(sentence: str, status: int) -> web.Response:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_hier_plugins.environments.mcp.tools import CLOSE, OPEN, Tool, parse
+from verl_hier.text import read_json, repaired
+from verl_hier_plugins.environments.mcp.tools import CLOSE, OPEN, Tool, parse, sound_schema
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NOT_DONE = {
@@ -18,6 +21,14 @@ NOT_DONE = {
     "audio": "speaks text only",
 }
 """Fields of a request that would change what is answered, and are refused rather than ignored."""
+MOST_PARTS = 2000
+"""Messages, their parts and calls, and tools of a request together: also those without a character are work."""
+MOST_TOKENS = 2**31
+"""Of a limit of tokens that a client may name; a larger one says no more than this."""
+SECRET = "[secret]"
+KEY = "verl-hier-"
+"""Begins the key of every episode, so that none passes, whichever episode's it is."""
+_KEY = re.compile(rf"{KEY}[\w-]{{32}}", re.ASCII)
 CUT = "\x03"
 """Ends an action that its token limit has cut, so that the client reads `finish_reason: length`."""
 
@@ -94,6 +105,10 @@ def read_request(body: Any, agent: str, most_characters: int) -> ChatRequest:
     """
     if not isinstance(body, Mapping):
         raise RefusedRequest("the body of a request is a JSON object")
+    try:
+        body = repaired(body)
+    except ValueError as error:
+        raise RefusedRequest(f"the body of a request is {error}.") from error
     for name, sentence in NOT_DONE.items():
         if body.get(name):
             raise RefusedRequest(f"this endpoint {sentence}.")
@@ -107,6 +122,11 @@ def read_request(body: Any, agent: str, most_characters: int) -> ChatRequest:
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise RefusedRequest("`messages` has to be a list with at least one message.")
+    parts = len(given) + sum(_parts(each) for each in [body, *given])
+    if parts > MOST_PARTS:
+        raise RefusedRequest(
+            f"the request has {parts} messages, parts of messages, calls and tools; at most {MOST_PARTS} are read.", 413
+        )
     messages = tuple(_message(each, place) for place, each in enumerate(given))
     tools = {} if body.get("tool_choice") == "none" else _tools(body.get("tools"))
     characters = sum(len(message.content) for message in messages) + sum(len(tool.shown()) for tool in tools.values())
@@ -206,10 +226,8 @@ def _call(given: Any, where: str) -> tuple[str, str, Any]:
     if not isinstance(function, Mapping):
         raise RefusedRequest(f"a call in `tool_calls` of {where} has no `function`.")
     arguments = function.get("arguments") or "{}"
-    try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        arguments = _clean(arguments)
+    with contextlib.suppress(ValueError):  # the policy reads what was written
+        arguments = without_keys(read_json(arguments)) if isinstance(arguments, str) else arguments
     return str(given.get("id") or ""), str(function.get("name") or ""), arguments
 
 
@@ -218,7 +236,7 @@ def _text(content: Any, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return _clean(content)
+        return content
     if not isinstance(content, list):
         raise RefusedRequest(f"the `content` of {where} has to be a text or a list of text parts.")
     texts = []
@@ -226,7 +244,7 @@ def _text(content: Any, where: str) -> str:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
         if not isinstance(text, str):
             raise RefusedRequest(f"{where} has a part that is no text, and this policy reads text only.")
-        texts.append(_clean(text))
+        texts.append(text)
     return "".join(texts)
 
 
@@ -241,9 +259,9 @@ def _tools(given: Any) -> dict[str, Tool]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RefusedRequest("each of `tools` has to be of type `function` and has a `name`.")
         schema = function.get("parameters")
-        schema = schema if isinstance(schema, Mapping) and schema else {"type": "object", "properties": {}}
-        if not isinstance(schema.get("properties", {}), Mapping):
+        if isinstance(schema, Mapping) and not isinstance(schema.get("properties", {}), Mapping):
             raise RefusedRequest(f"the `parameters` of tool {function['name']!r:.60} have no `properties`.")
+        schema = sound_schema(schema)
         found[function["name"]] = Tool(
             function["name"], str(function.get("description") or ""), schema, read_only=False, destructive=False
         )
@@ -261,12 +279,22 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
     given = body.get("max_completion_tokens", body.get("max_tokens"))
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
         raise RefusedRequest("`max_tokens` has to be a whole number of at least 1.")
-    return given
+    return None if given is None else min(given, MOST_TOKENS)
 
 
-def _clean(text: str) -> str:
-    """A text without halves of characters, which no tokenizer reads."""
-    return text.encode("utf-8", "replace").decode()
+def _parts(said: Any) -> int:
+    """How many tools a body has, or parts and calls a message."""
+    lists = [said.get(name) for name in ("tools", "content", "tool_calls")] if isinstance(said, Mapping) else []
+    return sum(len(each) for each in lists if isinstance(each, list))
+
+
+def without_keys(value: Any) -> Any:
+    """A text, or a value of JSON, in whose texts no key of an episode stands."""
+    if isinstance(value, str):
+        return _KEY.sub(SECRET, value) if KEY in value else value
+    if isinstance(value, Mapping):
+        return {without_keys(name): without_keys(each) for name, each in value.items()}
+    return [without_keys(each) for each in value] if isinstance(value, list) else value
 
 
 def _digest(said: Sequence[Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from verl_hier.environments.asynchronous import AsyncEnvironment, SessionLost, Unavailable
+from verl_hier.environments.asynchronous import AsyncEnvironment, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.scoring import exact_match
 from verl_hier.environments.wire import cut
@@ -60,16 +60,16 @@ class Connections:
         """The tools that the policy sees, which are asked for once a process.
 
         Raises:
-            RecipeError: when a hidden argument or tool is in none of them.
+            WrongServer: when a hidden argument or tool is in none of them.
         """
         if self._tools is None:
             found = await connection.tools()
             lost = [name for name in self.options.hidden if name not in found]
             if lost:
-                raise RecipeError(f"hier.environment.hidden: the server has no tool {lost[0]!r}; it has {[*found]}.")
+                raise WrongServer(f"hier.environment.hidden: the server has no tool {lost[0]!r}; it has {[*found]}.")
             key = self.options.state_key
             if key and not any(key in tool.schema.get("properties", {}) for tool in found.values()):
-                raise RecipeError(f"hier.environment.state_key: no tool of the server has an argument {key!r}.")
+                raise WrongServer(f"hier.environment.state_key: no tool of the server has an argument {key!r}.")
             self._tools = found
         return self._tools
 
@@ -196,7 +196,7 @@ class McpEnvironment(AsyncEnvironment):
         for call in task.get("opening", ()) if opening else ():
             said = await self._ask(Call(call["name"], call.get("arguments", {})))
             if said.error:
-                raise RecipeError(f"hier.environment.data_path: the opening call {call} is an error: {said.text:.200}.")
+                raise WrongServer(f"hier.environment.data_path: the opening call {call} is an error: {said.text:.200}.")
 
     async def _call(self, call: Call) -> Said:
         return await self._ask(call)

@@ -19,9 +19,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult
 
-from verl_hier.environments.asynchronous import SessionLost, Unavailable
+from verl_hier.environments.asynchronous import SessionLost, Unavailable, WrongServer
 from verl_hier.environments.wire import cut
-from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.mcp.options import McpOptions
 from verl_hier_plugins.environments.mcp.tools import Tool, tool_of
 
@@ -58,7 +57,7 @@ class Connection:
 
         Raises:
             Unavailable: when it is not there, or full.
-            RecipeError: when it is no MCP server.
+            WrongServer: when it is no MCP server.
         """
         try:
             await asyncio.shield(self._client)
@@ -183,9 +182,9 @@ async def _entering(where: Callable[[], str], statuses: list[int]) -> AsyncItera
             why = f"answers with status {status}" if status in BUSY else f"does not answer ({cause}); start the server"
             raise Unavailable(f"{where()} {why}") from error
         if isinstance(cause, OSError):
-            raise RecipeError(f"{where()} cannot be started: {cause}.") from error
+            raise WrongServer(f"{where()} cannot be started: {cause}.") from error
         told = f" (status {status})" if status else ""
-        raise RecipeError(f"{where()} does not speak MCP{told}: {cause}.") from error
+        raise WrongServer(f"{where()} does not speak MCP{told}: {cause}.") from error
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_hier.text import read_json
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 ANSWER = "answer"
@@ -71,14 +73,26 @@ class Problem:
 
 def tool_of(tool: Any) -> Tool:
     """A tool as the server lists it; one without a schema takes no arguments."""
-    hints, schema = tool.annotations, tool.input_schema
+    hints = tool.annotations
     return Tool(
         tool.name,
         tool.description or "",
-        schema if isinstance(schema, Mapping) and schema else {"type": "object", "properties": {}},
+        sound_schema(tool.input_schema),
         read_only=bool(hints and hints.read_only_hint),
         destructive=bool(hints and hints.destructive_hint),
     )
+
+
+def sound_schema(schema: Any) -> Mapping[str, Any]:
+    """A schema whose `properties` are an object and whose `required` is a list, whatever a server says."""
+    if not isinstance(schema, Mapping) or not schema:
+        return {"type": "object", "properties": {}}
+    faults: dict[str, Any] = {}
+    if not isinstance(schema.get("properties", {}), Mapping):
+        faults["properties"] = {}
+    if not isinstance(schema.get("required", []), list):
+        faults["required"] = []
+    return {**schema, **faults} if faults else schema
 
 
 def parse(text: str, tools: Mapping[str, Tool]) -> list[Call] | str | Problem:
@@ -111,8 +125,8 @@ def _all(calls: list[Call | Problem]) -> list[Call] | Problem:
 
 def _written(text: str, tools: Mapping[str, Tool]) -> Call | Problem:
     try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
+        said = read_json(text)
+    except ValueError:
         return Problem("the call is no JSON")
     if not isinstance(said, dict) or not isinstance(said.get("name"), str):
         return Problem("a call is an object with `name` and `arguments`")
@@ -140,7 +154,7 @@ def _typed(word: str, kind: Any) -> Any:
     wanted = kind.get("type") if isinstance(kind, Mapping) else None
     if wanted in ("integer", "number", "boolean"):
         try:
-            return json.loads(word)
+            return read_json(word)
         except ValueError:
             return word
     return word

@@ -15,6 +15,7 @@ import aiohttp
 
 from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
+from verl_hier.text import read_json
 from verl_hier_plugins.environments.openenv.options import OpenenvOptions
 from verl_hier_plugins.environments.openenv.session import Refused, Session, action_field
 
@@ -87,8 +88,8 @@ class OpenenvEnvironment(AsyncEnvironment):
         visible = text.rpartition("</think>")[2].strip()
         if visible.startswith("{"):
             try:
-                said = json.loads(visible)
-            except (ValueError, RecursionError):
+                said = read_json(visible)
+            except ValueError:
                 return None
             return said if isinstance(said, dict) else None
         return {self._field: visible} if visible else None

@@ -12,12 +12,13 @@ from typing import Any
 
 import aiohttp
 
-from verl_hier.environments.asynchronous import SessionLost, Unavailable
+from verl_hier.environments.asynchronous import SessionLost, Unavailable, WrongServer
 from verl_hier.errors import RecipeError
 
-BUSY = (429, 502, 503, 504)
+LATER = (408, 425, 429)
+"""Statuses below 500 with which a server asks for another try."""
 FULL = "CAPACITY_REACHED"
-REFUSED = "VALIDATION_ERROR"
+REFUSED = ("VALIDATION_ERROR", "INVALID_JSON")
 LARGEST_ANSWER = 2**24
 """Bytes."""
 URL = "hier.environment.url"
@@ -45,15 +46,15 @@ class Session:
 
         Raises:
             Unavailable: when it is not there, or full.
-            RecipeError: when it has no websocket.
+            WrongServer: when it has no websocket.
         """
         address = f"{url.rstrip('/')}/ws".replace("http", "ws", 1)
         try:
             return cls(await client.ws_connect(address, max_msg_size=LARGEST_ANSWER), url)
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in BUSY:
+            if error.status in LATER or error.status >= 500:
                 raise Unavailable(f"{address} answers with status {error.status}") from error
-            raise RecipeError(
+            raise WrongServer(
                 f"{URL}: {address} is no OpenEnv server; it answers with status {error.status}."
             ) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -70,7 +71,7 @@ class Session:
             Refused: when the server does not accept the data.
             Unavailable: when it has no room for another instance.
             SessionLost: when the socket is closed.
-            RecipeError: when what it says is no answer.
+            WrongServer: when what it says is no answer.
             RuntimeError: when its environment failed.
         """
         try:
@@ -85,8 +86,8 @@ class Session:
             answer, data = said["type"], said["data"]
             if answer not in ("error", "observation", "state") or not isinstance(data, dict):
                 raise ValueError(answer)
-        except (ValueError, LookupError, TypeError) as error:
-            raise RecipeError(f"{URL}: {self._url} is no OpenEnv server; it says {message.data[:80]!r}.") from error
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise WrongServer(f"{URL}: {self._url} is no OpenEnv server; it says {message.data[:80]!r}.") from error
         if answer == "error":
             self._raise(str(data.get("code", "")), str(data.get("message", "")))
         return dict(data)
@@ -105,7 +106,7 @@ class Session:
         if code == FULL:
             advice = "raise its number of concurrent environments, or ask for fewer episodes at once"
             raise Unavailable(f"{self._url} has no room for another session ({message}); {advice}")
-        if code == REFUSED:
+        if code in REFUSED:
             raise Refused(message)
         raise RuntimeError(f"{self._url} failed with {code}: {message}")
 
@@ -115,19 +116,25 @@ async def action_field(client: aiohttp.ClientSession, url: str) -> str:
 
     Raises:
         Unavailable: when the server is not there.
+        WrongServer: when what it says is no schema.
         RecipeError: when there is not exactly one.
     """
     address = f"{url.rstrip('/')}/schema"
     try:
-        async with client.get(address) as answer:
-            if answer.status in BUSY:
+        async with client.get(address, allow_redirects=False) as answer:
+            if answer.status in LATER or answer.status >= 500:
                 raise Unavailable(f"{address} answers with status {answer.status}")
-            said = json.loads(await answer.text())
+            body = bytearray()
+            async for part in answer.content.iter_chunked(1 << 16):
+                body += part
+                if len(body) > LARGEST_ANSWER:
+                    raise ValueError(f"more than {LARGEST_ANSWER} bytes")
+            said = json.loads(body)
         fields = {name: of for name, of in said["action"]["properties"].items() if name != "metadata"}
     except (aiohttp.ClientError, OSError) as error:
         raise Unavailable(f"{address} does not answer ({error}); start the server of {URL}") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RecipeError(
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise WrongServer(
             f"{URL}: {address} is no schema of an OpenEnv server; name hier.environment.action_field."
         ) from error
     texts = [name for name, of in fields.items() if isinstance(of, dict) and of.get("type") == "string"]

@@ -14,7 +14,7 @@ import aiohttp
 from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
-from verl_hier_plugins.environments.retrieval.client import RemoteCollection
+from verl_hier_plugins.environments.retrieval.client import RefusedQuery, RemoteCollection
 from verl_hier_plugins.environments.retrieval.options import RetrievalOptions
 from verl_hier_plugins.environments.search.corpus import Found, corpus_of
 from verl_hier_plugins.environments.search.episode import Episode
@@ -53,8 +53,11 @@ class RetrievalEnvironment(Episode, AsyncEnvironment):
         attempt = copy.copy(self)
         asked = attempt.take(action)
         if not isinstance(asked, StepResult):
-            documents = await self._sources[asked.kind].search(asked.text, self._options.top_k)
-            asked = _with_titles(attempt.see(asked, documents), documents)
+            try:
+                documents = await self._sources[asked.kind].search(asked.text, self._options.top_k)
+                asked = _with_titles(attempt.see(asked, documents), documents)
+            except RefusedQuery:
+                asked = attempt.refuse()
         vars(self).update(vars(attempt))
         return asked
 
@@ -70,7 +73,11 @@ class RetrievalEnvironment(Episode, AsyncEnvironment):
         self.begin(task, tuple(self._sources))
         for action, step in zip(actions, steps[1:], strict=True):
             asked = self.take(action)
-            if not isinstance(asked, StepResult):
+            if isinstance(asked, StepResult):
+                continue
+            if "titles" not in step.info:
+                self.refuse()
+            else:
                 names, titles = step.info["documents"], step.info["titles"]
                 self.see(asked, [Found(name, title, "") for name, title in zip(names, titles, strict=True)])
 

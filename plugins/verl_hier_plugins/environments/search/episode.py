@@ -13,6 +13,7 @@ from verl_hier_plugins.environments.search.corpus import Found
 from verl_hier_plugins.environments.search.options import SearchOptions
 
 NOTHING = {"full": "Nothing was found.", "short": "nothing"}
+REFUSED = {"full": "The search was refused; ask in other words, or in fewer.", "short": "refused"}
 NO_ACTION = {"full": "That is no action. ", "short": "what"}
 OVER = {"full": "The question is answered.", "short": "over"}
 
@@ -85,6 +86,11 @@ class Episode:
         self._titles |= {document.title for document in documents}
         self.asked = (*self.asked, asked)
         return self._answer(self._show())
+
+    def refuse(self) -> StepResult:
+        """The answer to a search that the server of the documents does not take."""
+        self.last = ()
+        return self._answer(REFUSED[self._options.observation], valid=False)
 
     def _help(self) -> str:
         return describe(self._options.actions, "web" in self._collections)
