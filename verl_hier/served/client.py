@@ -96,33 +96,42 @@ class ChatClient:
         except self._openai.APIConnectionError as error:
             self._unheard += 1
             why = f"does not answer ({error}); check the address"
-            return self._none(why, fatal=self._unheard >= self._most_unheard, wrong=True)
+            self._missed(why, fatal=self._unheard >= self._most_unheard, wrong=True)
+            return None
         except (self._openai.AuthenticationError, self._openai.NotFoundError) as error:
-            return self._none(f"refuses {self.model!r}: {first_line(error)}", wrong=True)
+            self._missed(f"refuses {self.model!r}: {first_line(error)}", wrong=True)
+            return None
         except self._openai.APIStatusError:
             self._unheard = 0
             return None
-        except (self._openai.OpenAIError, ValueError, RecursionError) as error:  # a body that is no JSON, or another
-            return self._none(f"does not speak chat completions: {first_line(error)}", wrong=True)
+        except HierError:
+            raise
+        except (self._openai.OpenAIError, ValueError, AttributeError, TypeError, RecursionError) as error:
+            # a body that is no JSON, or another one than the client reads
+            self._missed(f"does not speak chat completions: {first_line(error)}", wrong=True)
+            return None
         self._unheard = 0
         try:
             answer = _read(said)
         except (AttributeError, TypeError, ValueError) as error:
-            return self._none(
-                f"does not speak chat completions: it says {said!r:.80} ({first_line(error)})", wrong=True
-            )
+            self._missed(f"does not speak chat completions: it says {said!r:.80} ({first_line(error)})", wrong=True)
+            return None
         if answer is None:
-            return self._none("gives an answer without choices")
+            self._missed("gives an answer without choices")
+            return None
         self._answered = True
         return answer
 
-    def _none(self, why: str, *, fatal: bool = False, wrong: bool = False) -> None:
-        """No answer, which is said once for each reason.
+    def _missed(self, why: str, *, fatal: bool = False, wrong: bool = False) -> None:
+        """Say why there is no answer, once for each reason.
 
         Args:
             why: the end of a sentence.
             fatal: whether the endpoint is gone.
             wrong: whether it is another one than the recipe means, where it has not answered yet.
+
+        Raises:
+            RolloutError: when it is gone, or wrong.
         """
         sentence = f"{self._option} at {self.url} {why}."
         if fatal or (wrong and not self._answered):
