@@ -38,6 +38,9 @@ class ChatClient:
     that is no answer, is its own failure and costs one answer.
     """
 
+    retries = 2
+    """How often a request is made again that may have met a passing fault."""
+
     def __init__(
         self,
         url: str,
@@ -72,7 +75,7 @@ class ChatClient:
         # Local servers need no key, but the client insists on one.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         try:
-            self._client = openai.AsyncOpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=2)
+            self._client = openai.AsyncOpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=self.retries)
         except Exception as error:  # httpx's InvalidURL has no common base with the errors of openai
             raise HierError(f"{option}: {url!r} is no address of an endpoint ({first_line(error)}).") from error
 
