@@ -40,6 +40,7 @@ class Run:
     | in the folder | what it is |
     |---|---|
     | `recipe.yaml` | the composed config of verl, with every interpolation resolved |
+    | `composed/` | the same with its interpolations, which is what verl's main was given |
     | `run.json` | what ran: the same config, recipe and overrides, parts, versions, git revision, seeds, metrics file |
     | `command.txt` | the `verl-hier train` command of the run, and of each time that it was resumed |
     | `train.log` | everything that verl and Ray printed |
@@ -77,6 +78,11 @@ class Run:
     def recipe_file(self) -> Path:
         """The composed config."""
         return self.folder / "recipe.yaml"
+
+    @property
+    def handed_over(self) -> Path:
+        """Folder of the config that verl's main is given."""
+        return self.folder / "composed"
 
     @property
     def command_file(self) -> Path:

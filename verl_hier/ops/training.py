@@ -29,8 +29,9 @@ from verl_hier.ops.runs import RUNS, Run, write_whole
 from verl_hier.ops.stored import RECORD
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.cluster import joins_cluster
-from verl_hier.recipe.compose import command, compose
-from verl_hier.recipe.overrides import hydra_value
+from verl_hier.recipe.compose import compose
+from verl_hier.recipe.handover import hand_over
+from verl_hier.recipe.overrides import hydra_value, key_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,15 +50,13 @@ class Plan:
         run: its folder.
         recipe: a recipe's name, or the path of a YAML file.
         overrides: Hydra overrides, as on the command line.
-        placed: further ones that put the run's files into its folder.
-        config: the composed config.
+        config: the composed config, in which the run's files lie in its folder.
         checkpoint: the one from which it goes on; None for a run that starts from the model.
     """
 
     run: Run
     recipe: str
     overrides: tuple[str, ...]
-    placed: tuple[str, ...]
     config: DictConfig
     checkpoint: Path | None
 
@@ -107,16 +106,16 @@ def plan_run(
         raise HierError(f"--name: {name!r} cannot be the name of a folder.")
     if resume:
         run = _run_to_resume(runs, name)
-        given = {_key(text) for text in overrides} | {"trainer.resume_mode"}
-        overrides = [*(text for text in run.command[1:] if _key(text) not in given), *overrides]
+        given = {key_of(text) for text in overrides} | {"trainer.resume_mode"}
+        overrides = [*(text for text in run.command[1:] if key_of(text) not in given), *overrides]
     else:
         run = Run(folder or runs / (name or time.strftime("%Y-%m-%d_%H-%M-%S")))
     if in_use(run.log):
         raise HierError(f"another process is training in {run.folder}; choose another --name.")
     config = compose(recipe, overrides)
     try:
-        placed = _place(run, config, {_key(text) for text in overrides}, resume)
-        plan = Plan(run, recipe, tuple(overrides), placed, config, _checkpoint_of(config))
+        _place(run, config, {key_of(text) for text in overrides}, resume)
+        plan = Plan(run, recipe, tuple(overrides), config, _checkpoint_of(config))
     except MissingMandatoryValue as error:
         from verl_hier.recipe.checks.keys import left_open
 
@@ -140,11 +139,7 @@ def _run_to_resume(runs: Path, name: str | None) -> Run:
     return chosen[-1]
 
 
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
-
-
-def _place(run: Run, config: DictConfig, given: set[str], resume: bool) -> tuple[str, ...]:
+def _place(run: Run, config: DictConfig, given: set[str], resume: bool) -> None:
     """Put the files of a run into its folder, except for those that the user has put elsewhere.
 
     Args:
@@ -152,33 +147,25 @@ def _place(run: Run, config: DictConfig, given: set[str], resume: bool) -> tuple
         config: the composed config; it is changed.
         given: the keys that the user has set.
         resume: whether a checkpoint has to be used.
-
-    Returns:
-        The changes as Hydra overrides.
     """
     from omegaconf import OmegaConf
 
     folder, loggers = run.folder.resolve(), config.trainer.logger
     loggers = [loggers] if isinstance(loggers, str) else list(loggers or ())
-    texts = {"trainer.default_local_dir": folder / "checkpoints", "hydra.run.dir": folder / "hydra"}
+    places = {"trainer.default_local_dir": str(folder / "checkpoints")}
     # `get` also reads a value that is left open (`???`), which the check of the recipe refuses by its name.
     if config.hier.store.get("path") is not None:
-        texts["hier.store.path"] = run.graphs.resolve()
+        places["hier.store.path"] = str(run.graphs.resolve())
     if joins_cluster(config):
         # The processes of a cluster do not inherit the variables of this one.
-        texts |= {f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": Path(file) for name, file in _files(run).items()}
-    placed = {key: str(path) for key, path in texts.items() if key not in given}
-    overrides = [f"{'++' if key.startswith('ray') else ''}{key}={hydra_value(path)}" for key, path in placed.items()]
-    if resume and "trainer.resume_mode" not in given and config.trainer.resume_mode == "disable":
-        placed["trainer.resume_mode"] = "auto"
-        overrides.append("trainer.resume_mode=auto")
-    for key, text in placed.items():
-        if not key.startswith("hydra."):
+        places |= {f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": file for name, file in _files(run).items()}
+    if resume and config.trainer.resume_mode == "disable":
+        places["trainer.resume_mode"] = "auto"
+    for key, text in places.items():
+        if key not in given:
             OmegaConf.update(config, key, text, force_add=True)
     if "file" not in loggers:
         config.trainer.logger = [*loggers, "file"]
-        overrides.append(f"trainer.logger=[{','.join(config.trainer.logger)}]")
-    return tuple(overrides)
 
 
 def _files(run: Run) -> dict[str, str]:
@@ -216,6 +203,7 @@ def start(
         OSError: when the folder cannot be written to.
     """
     report(_prepare(plan))
+    arguments = _arguments(plan)
     run, progress = plan.run, Progress(plan.total)
     steps = Tail(run.metrics_file)
     output = Tail(run.log, run.log.stat().st_size if run.log.exists() else 0)
@@ -238,9 +226,7 @@ def start(
 
     report(f"verl's output goes to {run.log}; its start takes a while")
     try:
-        code = launch(
-            [*command(plan.recipe, plan.overrides), *plan.placed], run.log, _variables(plan), watch, append=True
-        )
+        code = launch(arguments, run.log, _variables(plan), watch, append=True)
     except KeyboardInterrupt:
         raise RunEnded(f"interrupted; {_cure(plan)}", 130) from None
     except SystemExit as signal:
@@ -286,6 +272,15 @@ def _prepare(plan: Plan) -> str:
         return f"{run.folder} goes on from step {plan.step}{again}"
     moved = f"; the earlier one of this name, which is not resumed, is now {aside}" if aside else ""
     return f"a new run in {run.folder}{f', from {plan.checkpoint}' if plan.checkpoint else ''}{moved}"
+
+
+def _arguments(plan: Plan) -> list[str]:
+    """Arguments for `python -m` that run what was composed, with Hydra's own files in the run's folder too."""
+    run = plan.run
+    arguments = hand_over(plan.config, find(plan.recipe), plan.overrides, run.handed_over)
+    if "hydra.run.dir" not in map(key_of, plan.overrides):
+        arguments.append(f"hydra.run.dir={hydra_value(run.folder.resolve() / 'hydra')}")
+    return arguments
 
 
 def _variables(plan: Plan) -> dict[str, str]:

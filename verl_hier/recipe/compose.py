@@ -1,20 +1,22 @@
 """What a recipe composes to.
 
-A recipe is a primary Hydra config that starts from verl's own `ppo_trainer`. It is composed here exactly as
-`python -m verl.trainer.main_ppo --config-name RECIPE` would, but without importing verl, which takes seconds.
+A recipe is a primary Hydra config that starts from verl's own `ppo_trainer`. A shipped one is composed here exactly as
+`python -m verl.trainer.main_ppo --config-name RECIPE` would, but without importing verl, which takes seconds. What a
+run trains on is what was composed here; see `recipe.handover`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.specs import KINDS
-from verl_hier.recipe.catalogue import find, package_folder, translated
+from verl_hier.recipe.catalogue import Recipe, find, package_folder, translated
 from verl_hier.recipe.hydra_cache import hydra_cache
 from verl_hier.recipe.hydra_words import sentence
 from verl_hier.recipe.user_recipes import require_base, require_list, require_part_blocks
@@ -35,13 +37,13 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
         RecipeError: when a group, an override or an interpolation is wrong; the sentence is Hydra's, shortened.
     """
     from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     from verl_hier.compat.searchpath import register
+    from verl_hier.recipe.hydra_source import PRIMARY
 
     recipe = find(reference)
     recipe.require_offered(overrides)
@@ -49,25 +51,43 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
     if not recipe.shipped:
         require_list(recipe)
     register()
-    given, home = overridden(overrides), verl_config_folder()
-    if not recipe.shipped:
-        # A primary config must be in the first folder of the search path; verl's then comes after it.
-        given, home = [f"hydra.searchpath=[file://{home}]", *given], recipe.path.parent
+    given = overridden(overrides)
     GlobalHydra.instance().clear()
     # A file of ours composes, or its bug shows a traceback; a user's can make Hydra stumble over anything.
     stumbles = (HydraException, OmegaConfBaseException, YAMLError, ValueError) if recipe.shipped else (Exception,)
     try:
-        with hydra_cache(), initialize_config_dir(str(home), version_base=None):
-            composed = hydra_compose(recipe.path.stem, overrides=given)
+        with hydra_cache(), _found_by_hydra(recipe) as name:
+            composed = hydra_compose(name, overrides=given)
     except stumbles as error:
         unknown = _UNKNOWN_KEY.search(str(error))
         if unknown and overrides:
             raise RecipeError(_unknown_key(unknown[1], compose(reference))) from error
-        raise RecipeError(f"recipe {reference!r} does not compose: {sentence(error)}") from error
+        if isinstance(error, RecursionError):
+            raise RecipeError(
+                f"recipe {reference!r} does not compose: a file in its defaults names itself, or a file that leads "
+                "back to it, in its own defaults; give the file another name than the one that it begins from."
+            ) from error
+        said = sentence(error).replace(f"{PRIMARY}.yaml", recipe.path.name).replace(PRIMARY, recipe.path.name)
+        raise RecipeError(f"recipe {reference!r} does not compose: {said}") from error
     if not recipe.shipped:
         require_base(recipe, composed)
         require_blocks(composed)
     return composed
+
+
+@contextmanager
+def _found_by_hydra(recipe: Recipe) -> Iterator[str]:
+    """Within it, Hydra composes the recipe by the name that is yielded."""
+    from hydra import initialize_config_dir
+
+    from verl_hier.recipe.hydra_source import PRIMARY, composes_file
+
+    if recipe.shipped:
+        with initialize_config_dir(str(verl_config_folder()), version_base=None):
+            yield recipe.path.stem
+    else:
+        with composes_file(recipe.path):
+            yield PRIMARY
 
 
 def require_blocks(config: Any) -> None:
@@ -138,10 +158,16 @@ def stock(engine: str = "dp") -> Mapping[str, Any]:
 
 
 def command(reference: str, overrides: Sequence[str] = ()) -> list[str]:
-    """Arguments for `python -m` that run the recipe with verl's own entry point."""
+    """Arguments for `python -m` that run a shipped recipe with verl's own entry point.
+
+    Raises:
+        RecipeError: for a file of a user's own, which Hydra finds by its name only where nobody else has the name; see
+            `recipe.handover`.
+    """
     recipe = find(reference)
-    where = [] if recipe.shipped else ["--config-dir", str(recipe.path.parent)]
-    return [MAIN, *where, "--config-name", recipe.path.stem, *overridden(overrides)]
+    if not recipe.shipped:
+        raise RecipeError(f"{reference} is no shipped recipe, which verl's Hydra finds by its name.")
+    return [MAIN, "--config-name", recipe.path.stem, *overridden(overrides)]
 
 
 def verl_config_folder() -> Path:

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def key_of(override: str) -> str:
+    """The key of an override, without the signs that add or delete it."""
+    return override.partition("=")[0].lstrip("+~")
+
+
 def hydra_value(value: Any) -> str:
     """A value as the right side of an override: numbers and containers as they are, anything else as quoted text."""
     if value is None:

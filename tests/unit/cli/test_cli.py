@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.fixtures.distributions import Install, estimator_source, model_folder
 from tests.fixtures.played_trainer import SOURCE
@@ -18,6 +19,7 @@ from verl_hier.cli.main import main
 from verl_hier.cli.output import StepBar
 from verl_hier.ops import training
 from verl_hier.ops.new import EXAMPLES
+from verl_hier.recipe import handover
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -266,8 +268,9 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     (tmp_path / "played.py").write_text(SOURCE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "command", lambda recipe, overrides: ["played", *overrides])
-    return [f"actor_rollout_ref.model.path={model_folder(tmp_path / 'model')}", "trainer.total_training_steps=2"]
+    monkeypatch.setattr(handover, "MAIN", "played")
+    path = f"actor_rollout_ref.model.path={model_folder(tmp_path / 'model')}"
+    return [path, "trainer.total_training_steps=2", "trainer.save_freq=1"]
 
 
 def test_train_tells_the_steps_and_what_comes_next(verl_hier: Run, played: list[object]) -> None:
@@ -307,8 +310,9 @@ def test_train_starts_verls_main_with_the_platform_of_the_recipe(
     place = f"actor_rollout_ref.model.path={model_folder(tmp_path / 'model')}"
     assert verl_hier("train", "quickstart", place, "hier.sampler.plans=2")[0] == 0
     ((arguments, variables),) = seen
-    main = ["verl.trainer.main_ppo", "--config-name", "quickstart", place, "++hier.sampler.plans=2"]
-    assert arguments[: len(main)] == main and "trainer.logger=[console,file]" in arguments
+    assert arguments[:2] == ["verl.trainer.main_ppo", "--config-path"] and len(arguments) == 6
+    composed = OmegaConf.load(Path(arguments[2], f"{arguments[4]}.yaml"))
+    assert composed.hier.sampler.plans == 2 and list(composed.trainer.logger) == ["console", "file"]
     assert variables["VERL_PLATFORM"] == "cpu"
 
 

@@ -11,10 +11,10 @@ import pytest
 from tests.fixtures.distributions import model_folder
 from tests.fixtures.played_trainer import SOURCE
 from verl_hier.errors import HierError, RecipeError, RunEnded
-from verl_hier.ops import training
 from verl_hier.ops.progress import Progress, summary
 from verl_hier.ops.runs import Run
 from verl_hier.ops.training import plan_run, start
+from verl_hier.recipe import handover
 from verl_hier.recipe.overrides import hydra_value
 
 RUNS = Path("runs/himac_alfworld")
@@ -30,11 +30,16 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     work.mkdir()
     monkeypatch.chdir(work)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(training, "command", lambda recipe, overrides: ["played", *overrides])
+    monkeypatch.setattr(handover, "MAIN", "played")
 
     def run(*overrides: str, report: Callable[[str], None] | None = None, **options: object) -> tuple[Run, list[str]]:
         said: list[str] = []
-        given = (f"actor_rollout_ref.model.path={model}", "trainer.total_training_steps=4", *overrides)
+        given = (
+            f"actor_rollout_ref.model.path={model}",
+            "trainer.total_training_steps=4",
+            "trainer.save_freq=1",
+            *overrides,
+        )
         plan = plan_run("himac_alfworld", overrides if options.get("resume") else given, **options)
         return start(plan, report or said.append), said
 
@@ -64,7 +69,7 @@ def test_a_stored_rollout_lies_in_the_folder_unless_the_user_says_where(train: T
     plan = plan_run("quickstart", name="one")
     assert plan.config.hier.store.path == str(Path("runs/quickstart/one/graphs").resolve())
     plan = plan_run("quickstart", ["hier.store.path=null"], name="one")
-    assert plan.config.hier.store.path is None and not any("hier.store" in text for text in plan.placed)
+    assert plan.config.hier.store.path is None
 
 
 def test_the_policy_of_the_last_step_is_kept_in_the_precision_in_which_it_acted(train: Train) -> None:
@@ -195,7 +200,7 @@ def test_a_cluster_is_told_where_its_loggers_write(train: Train) -> None:
     plan = plan_run("himac_alfworld", ["size=cluster"], name="one")
     variables = plan.config.ray_kwargs.ray_init.runtime_env.env_vars
     assert variables.VERL_FILE_LOGGER_PATH == str((RUNS / "one/metrics.jsonl").resolve())
-    assert any(text.startswith("++ray_kwargs.ray_init.runtime_env.env_vars.TENSORBOARD_DIR=") for text in plan.placed)
+    assert variables.TENSORBOARD_DIR == str((RUNS / "one/tensorboard").resolve())
 
 
 def test_quoted_values_are_read_back_by_hydra() -> None:
