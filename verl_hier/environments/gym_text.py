@@ -23,6 +23,7 @@ from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult, with_admissible
 from verl_hier.environments.splits import draw_tasks, hash_number
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.errors import RecipeError
 from verl_hier.host.constraints import Count, NonNegative
 
@@ -141,7 +142,7 @@ class GymText(Environment):
 
     def step(self, action: str) -> StepResult:
         """See `Environment.step`; what is refused does not reach the world."""
-        said = " ".join(action.split())
+        said = " ".join(without_thoughts(action).split())
         self._steps += 1
         if self._over:
             return self._answer(OVER, -self._options.invalid_penalty, valid=False)

@@ -221,7 +221,8 @@ def test_calls_that_are_none_are_text_and_invalid():
         reply = reply_to(request, text, 0)
         assert not reply.valid and reply.body["choices"][0]["message"]["content"] == text
     (choice,) = reply_to(request, "so END more" + CUT, 0).body["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("so ", "length")
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("so ", "stop")
+    assert reply_to(request, "so" + CUT, 0).body["choices"][0]["finish_reason"] == "length"
     assert CUT == worker_module.CUT
 
 

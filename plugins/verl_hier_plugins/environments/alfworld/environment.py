@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult, with_admissible
 from verl_hier.environments.expert import Expert
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.environments.world_cache import WorldCache
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.bounded_reading import read_json
@@ -81,7 +82,7 @@ class AlfworldEnvironment(Environment):
 
     def step(self, action: str) -> StepResult:
         """Give the game a command."""
-        command = " ".join(action.split())
+        command = " ".join(without_thoughts(action).split())
         walked = self.node.walk(command)
         self._steps += 1
         if walked is None:

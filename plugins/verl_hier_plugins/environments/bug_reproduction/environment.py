@@ -11,6 +11,7 @@ from typing import Any
 from verl_hier.environments.action_parsing import parse_verb
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.errors import RecipeError
 from verl_hier.sandbox.provider import SandboxError
 from verl_hier.sandbox.scripts import require_sandbox, run_once
@@ -99,7 +100,7 @@ class BugReproductionEnvironment(Environment):
         arguments = TEMPLATES[self.task["function"]].arguments
         try:
             # A text without the verb may still be a test, such as `assert f(1) == 2`.
-            body = parsed[1] if parsed else action.strip()
+            body = parsed[1] if parsed else without_thoughts(action).strip()
             checks = read_test(body, arguments, self._options.max_checks, words)
         except BadTest as error:
             return self._judged(0, self._texts["invalid"].format(error), valid=False)

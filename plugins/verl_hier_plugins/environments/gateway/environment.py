@@ -135,7 +135,7 @@ class GatewayEnvironment(AsyncEnvironment):
             return self._step("The agent has ended.", valid=False, done=True, info={"won": False, "score": 0.0})
         asked, conversation = self._asked
         self._asked = None
-        reply = reply_to(asked.request, action, len(self.exchanges))
+        reply = reply_to(asked.request, action, len(self.exchanges), self._options.actions == "plain")
         self.exchanges.append((self.shown, action))
         self._conversations.answered(conversation, reply.message)
         self._anchor = _hash(self._anchor, self.shown, action)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_hier.environments.thoughts import blank_thoughts
 from verl_hier.text import read_json, repaired
-from verl_hier_plugins.environments.mcp.tools import CLOSE, OPEN, Tool, parse, sound_schema
+from verl_hier_plugins.environments.mcp.tools import CLOSE, OPEN, Tool, read_turn, sound_schema
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NOT_DONE = {
@@ -156,19 +157,21 @@ class Reply:
     valid: bool
 
 
-def reply_to(request: ChatRequest, action: str, number: int) -> Reply:
+def reply_to(request: ChatRequest, action: str, number: int, plain: bool = False) -> Reply:
     """The answer that the text of a turn is.
 
     Args:
         request: what was asked.
         action: the text, which ends with `CUT` where its token limit cut it.
         number: of the answer in its episode; names the answer and its calls.
+        plain: whether plain words are a call.
     """
     text = action.removesuffix(CUT)
     finish = "length" if action.endswith(CUT) else "stop"
     for stop in request.stop:
-        text = text.partition(stop)[0]
-    content, calls, valid = _calls(text, request.tools, number)
+        text, stopped, _ = text.partition(stop)
+        finish = "stop" if stopped else finish
+    content, calls, valid = _calls(text, request.tools, number, plain)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if calls:
         message |= {"content": content or None, "tool_calls": calls}
@@ -183,23 +186,22 @@ def reply_to(request: ChatRequest, action: str, number: int) -> Reply:
     return Reply(_message(message, 0), body, valid)
 
 
-def _calls(text: str, tools: Mapping[str, Tool], number: int) -> tuple[str, list[dict[str, Any]], bool]:
+def _calls(text: str, tools: Mapping[str, Tool], number: int, plain: bool) -> tuple[str, list[dict[str, Any]], bool]:
     """Text, calls and validity of an answer."""
     if not tools:
         return text, [], True
-    found = parse(text, tools)
-    if not isinstance(found, list):
-        return text, [], OPEN not in text
+    turn = read_turn(text, tools, plain)
+    if not isinstance(turn.found, list):
+        return text, [], OPEN not in blank_thoughts(text)
     calls = [
         {
             "id": f"call_{number}_{place}",
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
         }
-        for place, call in enumerate(found)
+        for place, call in enumerate(turn.found)
     ]
-    before, tag, _ = text.partition(OPEN)
-    return before.strip() if tag else "", calls, True
+    return turn.before.strip(), calls, True
 
 
 def _message(given: Any, place: int) -> Message:
@@ -276,7 +278,7 @@ def _stop(given: Any) -> tuple[str, ...]:
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    given = body.get("max_completion_tokens", body.get("max_tokens"))
+    given = next((body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None), None)
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
         raise RefusedRequest("`max_tokens` has to be a whole number of at least 1.")
     return None if given is None else min(given, MOST_TOKENS)

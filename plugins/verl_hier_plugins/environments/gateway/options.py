@@ -50,7 +50,7 @@ class GatewayOptions:
     """Score from which on a task counts as won."""
     actions: Literal["hermes", "plain"] = "hermes"
     """How the tools of an agent are explained to the policy, and how it calls them: as JSON in `<tool_call>` tags, or
-    in plain words, `look hall`. Both are understood."""
+    in plain words, `look hall`. With `hermes` plain words are understood where they are no sentence."""
     max_calls: Count = 16
     """Requests that are answered in one episode; with the next one it is truncated."""
     agent_s: Positive = 120.0

@@ -126,7 +126,7 @@ class McpEnvironment(AsyncEnvironment):
         if self._won is not None:
             return self._answer("The task is over.", valid=False)
         self._steps += 1
-        parsed = parse(action, self._tools)
+        parsed = parse(action, self._tools, self._options.actions == "plain")
         if isinstance(parsed, Problem):
             return self._answer(parsed.text, valid=False)
         if isinstance(parsed, str):
@@ -153,7 +153,7 @@ class McpEnvironment(AsyncEnvironment):
         await self._begin(task, opening=not recorded)
         again = [self._answer(self._help() if self._options.observation == "full" else "")]
         for action, step in zip(actions, steps[1:], strict=True):
-            parsed = parse(action, self._tools)
+            parsed = parse(action, self._tools, self._options.actions == "plain")
             if not isinstance(parsed, list):
                 again.append(await self.step(action))
                 continue

@@ -38,7 +38,8 @@ class McpOptions:
     validation: int = 64
     """Tasks in each held-out split; 0 means all of a file."""
     actions: Literal["hermes", "plain"] = "hermes"
-    """How calls are written: as JSON in `<tool_call>` tags, or in plain words, `find lamp`. Both are understood."""
+    """How calls are written: as JSON in `<tool_call>` tags, or in plain words, `find lamp`. With
+    `hermes` plain words are understood where they are no sentence."""
     observation: Literal["full", "short"] = "full"
     """`full` begins with the tools and how to call them; `short` shows the answers alone."""
     most_calls: int = 4

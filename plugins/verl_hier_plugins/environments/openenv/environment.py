@@ -15,6 +15,7 @@ import aiohttp
 
 from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.text import read_json
 from verl_hier_plugins.environments.openenv.options import OpenenvOptions
 from verl_hier_plugins.environments.openenv.session import Refused, Session, action_field
@@ -85,7 +86,7 @@ class OpenenvEnvironment(AsyncEnvironment):
             await session.end()
 
     def _action(self, text: str) -> dict[str, Any] | None:
-        visible = text.rpartition("</think>")[2].strip()
+        visible = without_thoughts(text).strip()
         if visible.startswith("{"):
             try:
                 said = read_json(visible)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verl_hier.environments.thoughts import without_thoughts
+
 PLAIN = {"search": "local", "web": "web", "web_search": "web", "answer": "answer"}
 TAGS = {"search": "local", "web_search": "web", "answer": "answer"}
 LONGEST = 1000
@@ -26,10 +28,10 @@ class Action:
 def parse_action(text: str) -> Action | None:
     """The action of a turn, None when there is none.
 
-    The content of `<think>` is ignored. The first complete pair of tags counts, because the policy wrote the rest
+    Thoughts are ignored. The first complete pair of tags counts, because the policy wrote the rest
     before it had an answer. Without tags the first word decides. Linear in the length of the text.
     """
-    visible = _without_thoughts(text)
+    visible = without_thoughts(text)
     pairs = [found for tag in TAGS if (found := _pair(visible, tag)) is not None]
     if pairs:
         _, tag, inside = min(pairs)
@@ -71,15 +73,3 @@ def _pair(text: str, tag: str) -> tuple[int, str, str] | None:
     inside = start + len(tag) + 2
     end = text.find(f"</{tag}>", inside) if start >= 0 else -1
     return (start, tag, text[inside:end]) if end >= 0 else None
-
-
-def _without_thoughts(text: str) -> str:
-    kept: list[str] = []
-    position = 0
-    while (start := text.find("<think>", position)) >= 0:
-        kept.append(text[position:start])
-        end = text.find("</think>", start)
-        if end < 0:
-            return " ".join(kept)
-        position = end + len("</think>")
-    return " ".join((*kept, text[position:]))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.textarena.chance import Chance
-from verl_hier_plugins.environments.textarena.games import GAMES, Game, anchor, listed_moves
+from verl_hier_plugins.environments.textarena.games import BRACKETS, GAMES, Game, anchor, listed_moves
 from verl_hier_plugins.environments.textarena.library import refused, start
 from verl_hier_plugins.environments.textarena.options import TextarenaOptions, family
 from verl_hier_plugins.environments.textarena.texts import NOT_POSSIBLE, Message, Reader
 
 OVER = "the game is over"
 OUTCOMES = {1: "won", 0: "drawn", -1: "lost"}
+
+MovesATurn = Literal["one", "several", "unknown"]
 
 
 class TextarenaEnvironment(Environment):
@@ -109,11 +112,16 @@ class TextarenaEnvironment(Environment):
         listed = self._listed.get(self._player, [])
         return [move for move in listed if not refused(self._after(move)[0])]
 
+    def _moves_a_turn(self) -> MovesATurn:
+        if self._known is not None:
+            return "several" if self._known.several else "one"
+        return "one" if self._player in self._listed else "unknown"
+
     def _after(self, action: str) -> tuple[Any, Chance]:
         """A copy of the game and its random state after an action; the game itself does not change."""
         trial, chance = copy.deepcopy((self.game, self._chance))
         with chance.at_play():
-            trial.step(_bracketed(action))
+            trial.step(bracketed(action, self._moves_a_turn()))
         return trial, chance
 
     def _try(self, action: str) -> str | None:
@@ -215,7 +223,19 @@ class TextarenaEnvironment(Environment):
         return OUTCOMES[(score > 0) - (score < 0)]
 
 
-def _bracketed(action: str) -> str:
-    """TextArena expects moves in square brackets."""
-    action = action.strip()
-    return action if "[" in action or "]" in action else f"[{action}]"
+def bracketed(action: str, moves: MovesATurn) -> str:
+    """What TextArena is told: it expects moves in square brackets, and plays the first that it finds.
+
+    Args:
+        action: a turn, whose thoughts are not told.
+        moves: how many a turn has. With one it is what the last brackets hold, because those before compare moves;
+            with several these are the last brackets that stand side by side. Where it is unknown, all of it is told.
+    """
+    said = without_thoughts(action).strip()
+    found = [] if moves == "unknown" else [(part.start(), part.end()) for part in BRACKETS.finditer(said)]
+    if found:
+        first = len(found) - 1
+        while moves == "several" and first and not said[found[first - 1][1] : found[first][0]].strip(" ,;\n\t"):
+            first -= 1
+        return said[found[first][0] : found[-1][1]]
+    return said if "[" in said or "]" in said else f"[{said}]"

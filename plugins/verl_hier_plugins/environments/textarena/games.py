@@ -27,6 +27,7 @@ class Game:
         rows: the board for one player; each row as words.
         solve: for puzzles, the shortest solution from the current state, or None when there is none.
         good: for games of several players, sensible moves of the current player.
+        several: whether a turn may be several moves.
     """
 
     goal: str
@@ -36,6 +37,7 @@ class Game:
     rows: Callable[[Any, int], list[str]]
     solve: Callable[[Any], list[str] | None] | None = None
     good: Callable[[Any], list[str]] | None = None
+    several: bool = False
 
 
 def _lake_moves(game: Any) -> list[str]:
@@ -182,6 +184,7 @@ GAMES: dict[str, Game] = {
         lambda game: game.state.game_state["towers"],
         _hanoi_rows,
         solvers.tower_of_hanoi,
+        several=True,
     ),
     "TicTacToe": Game(
         "get three in a row", SQUARES, _tic_tac_toe_moves, _board, _tic_tac_toe_rows, good=_tic_tac_toe_good
@@ -201,13 +204,13 @@ def anchor(game: Any, known: Game | None) -> str:
 
 
 _LISTED = re.compile(r"(?:available|valid|legal) (?:actions|moves)[^:\n]*:(.*)", re.IGNORECASE)
-_BRACKETS = re.compile(r"\[([^\[\]]+)\]")
+BRACKETS = re.compile(r"\[([^\[\]]+)\]")
 
 
 def listed_moves(text: str) -> list[str]:
     """Moves that a game's message lists: `Available Moves: '[4]', '[5]'` gives `4` and `5`."""
     found = _LISTED.search(text)
-    return list(dict.fromkeys(_BRACKETS.findall(found.group(1)))) if found else []
+    return list(dict.fromkeys(BRACKETS.findall(found.group(1)))) if found else []
 
 
 _NO_STATE = frozenset(("observations", "logs", "step_info", "turn", "game_info", "error_count", "error_allowance"))

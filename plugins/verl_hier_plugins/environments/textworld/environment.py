@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult, with_admissible
 from verl_hier.environments.expert import Expert
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.environments.world_cache import WorldCache
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.textworld.engine import Node, World, plain
@@ -81,7 +82,7 @@ class TextworldEnvironment(Environment):
 
     def step(self, action: str) -> StepResult:
         """Give the game a command."""
-        command = " ".join(action.split())
+        command = " ".join(without_thoughts(action).split())
         self._steps += 1
         before = self.node.points
         if self._over:

@@ -21,6 +21,7 @@ from verifiers.v1.session import call_hook, hook_boundary
 from verifiers.v1.state import state_cls
 from verifiers.v1.types import content_text
 
+from verl_hier.environments.thoughts import split_thoughts
 from verl_hier.errors import RecipeError
 
 
@@ -94,8 +95,8 @@ class Conversation:
         if reply is None:
             self._over = True
             return vf.Segment(messages=[], terminated=True)
-        thought, closed, said = reply.rpartition("</think>")
-        answer = vf.AssistantMessage(content=said.strip(), reasoning_content=thought if closed else None)
+        thought, said = split_thoughts(reply)
+        answer = vf.AssistantMessage(content=said, reasoning_content=thought or None)
         self._add(news, sampled=False)
         self._add([answer], sampled=True)
         for stop in self._stops:
