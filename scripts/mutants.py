@@ -1,0 +1,281 @@
+#!/usr/bin/env python
+"""Change the code of a room at random places, one at a time, and see whether the room's own tests notice.
+
+    python scripts/mutants.py [--seed N] [--count N] [--rooms graph credit]   # continues where it stopped
+    python scripts/mutants.py --list [--rooms graph]                          # what would be tried, and what is known
+
+A room is a folder of verl_hier/, and its tests are those of tests/unit/ROOM. Each change is tried in a copy of the
+working tree: first on the tests that execute the changed lines, in a fork of a process that has imported the room
+already; what survives there, and what runs at import, in a process of its own. It is caught when a test fails, timed
+out when the tests take many times their time, and equivalent when tests/equivalent_mutants.json says why nobody could
+notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.fixtures.mutant_runs import changed_file, limit_processor_time, verdict_of, wait_for  # noqa: E402
+from tests.fixtures.mutations import Mutant, mutants_of_room, sample  # noqa: E402
+
+ROOMS = ("graph", "credit", "rollout", "training", "recipe", "environments")
+EQUIVALENT = ROOT / "tests/equivalent_mutants.json"
+FOLDER = ROOT / "runs/mutants"
+WANTED = 0.95
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.fixtures.mutant_runs"]
+
+
+def main() -> int:
+    options = _options()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    reasons: dict[str, str] = json.loads(EQUIVALENT.read_text())
+    per_room = -(-options.count // len(options.rooms))
+    samples = {room: sample(mutants_of_room(ROOT, room), per_room, options.seed) for room in options.rooms}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        for room, mutants in samples.items():
+            left = [each for each in mutants if each.key not in reasons and not _known(room, each)]
+            if left and not options.list:
+                if not (tree := Path(folder) / "tree").exists():
+                    copy_tree(tree)
+                print(f"{room}: {len(left)} of {len(mutants)} to try", flush=True)
+                Room(room, tree).try_all(left)
+    return _report(samples, reasons)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=300, help="in all; every room gets the same share")
+    parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=ROOMS, metavar="ROOM")
+    parser.add_argument("--list", action="store_true", help="try nothing")
+    return parser.parse_args()
+
+
+def copy_tree(tree: Path) -> None:
+    """What git knows of the working tree, with what is not committed, where changes disturb nobody."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(tree)], check=True)
+    for name in _git("ls-files", "--modified", "--others", "--exclude-standard"):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+        else:
+            (tree / name).unlink(missing_ok=True)
+
+
+def _git(*arguments: str) -> list[str]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")[
+        :-1
+    ]
+
+
+class Room:
+    """The tests of a room in a copy of the tree: which lines each executes, and what they say about changes."""
+
+    def __init__(self, name: str, tree: Path) -> None:
+        self.name = name
+        self.tree = tree
+        self.tests = f"tests/unit/{name}"
+        self.environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'plugins'}", "OMP_NUM_THREADS": "1"}
+        self.seconds, self.tests_of = self._executed()
+
+    def _executed(self) -> tuple[dict[str, float], dict[str, dict[int, set[str]]]]:
+        """Seconds of each test, and who executes each line: tests by name, "" for what no test calls itself."""
+        kept = FOLDER / f"{self.name}.json"
+        state = _digest(self.name)
+        if not kept.is_file() or json.loads(kept.read_text())["state"] != state:
+            seconds, data = self.tree / "seconds.json", self.tree / ".coverage"
+            config = self.tree / "coverage.ini"
+            # Processes that tests start say which lines they execute, and not for which test.
+            config.write_text(f"[run]\nsource = verl_hier/{self.name}\nrelative_files = true\npatch = subprocess\n")
+            measure = [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report="]
+            command = [*PYTEST, self.tests, *measure, f"--seconds-of-tests={seconds}"]
+            done = subprocess.run(command, cwd=self.tree, env=self.environment, capture_output=True, text=True)
+            if done.returncode not in (0, 1):
+                sys.exit(f"The tests of {self.name} do not run:\n{done.stdout[-3000:]}")
+            useless = re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+            names = {name: f"{place}" for place, name in enumerate(json.loads(seconds.read_text()))}
+            stored = {"state": state, "seconds": json.loads(seconds.read_text()), "lines": _lines_by_test(data, names)}
+            kept.write_text(json.dumps({**stored, "useless": useless + self._fail_in_a_fork(stored["seconds"])}))
+        stored = json.loads(kept.read_text())
+        for useless in stored["useless"]:
+            print(f"  left out, as it fails without a change: {useless}")
+            stored["seconds"][useless] = -1.0
+        names = ["", *stored["seconds"]]
+        tests_of = {
+            path: {
+                int(line): {names[place + 1] for place in places} - {*stored["useless"]}
+                for line, places in lines.items()
+            }
+            for path, lines in stored["lines"].items()
+        }
+        return {test: seconds for test, seconds in stored["seconds"].items() if seconds >= 0}, tests_of
+
+    def _fail_in_a_fork(self, seconds: dict[str, float]) -> list[str]:
+        """The tests that fail in a fork even of the code as it is: they would seem to catch every change."""
+        path = next((self.tree / "verl_hier" / self.name).glob("*.py"))
+        tests = sorted(seconds, key=lambda test: seconds[test])
+        job = {"key": "", "path": str(path), "text": path.read_text("utf-8"), "tests": tests, "all": True}
+        (verdict,) = self._forked([{**job, "seconds": 60 + 5 * sum(seconds.values())}])
+        return [line for line in verdict.get("by", "").splitlines() if line]
+
+    def try_all(self, mutants: list[Mutant]) -> None:
+        """Try each change and write down what became of it."""
+        text = {path: (ROOT / path).read_text("utf-8") for path in {mutant.path for mutant in mutants}}
+        alone: list[Mutant] = []
+        jobs = []
+        for mutant in mutants:
+            who = self._who(mutant)
+            if not who:
+                self._write(mutant, {"status": "survived", "by": "no test executes the line"})
+            elif mutant.at_import or not who - {""}:
+                alone.append(mutant)
+            else:
+                jobs.append(self._job(mutant, text[mutant.path]))
+        mutant_of = {mutant.key: mutant for mutant in mutants}
+        for verdict in self._forked(jobs):
+            mutant = mutant_of[verdict["key"]]
+            if verdict["status"] == "survived":
+                # Something computed while the tests were collected may have hidden it.
+                alone.append(mutant)
+            else:
+                self._write(mutant, verdict)
+        for mutant in alone:
+            self._write(mutant, self._in_a_process(mutant, text[mutant.path]))
+
+    def _who(self, mutant: Mutant) -> set[str]:
+        lines = self.tests_of.get(mutant.path, {})
+        return set().union(*(lines.get(line, set()) for line in mutant.lines))
+
+    def _job(self, mutant: Mutant, text: str) -> dict[str, Any]:
+        tests = sorted(self._who(mutant) - {""}, key=lambda test: self.seconds[test])
+        return {**self._changed(mutant, text, tests), "key": mutant.key, "tests": tests, "all": False}
+
+    def _changed(self, mutant: Mutant, text: str, tests: Iterable[str]) -> dict[str, Any]:
+        path = str(self.tree / mutant.path)
+        return {"path": path, "text": mutant.apply(text), "seconds": 20 + 5 * sum(self.seconds[test] for test in tests)}
+
+    def _forked(self, jobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        if not jobs:
+            return
+        file, verdicts = self.tree / "jobs.json", self.tree / "verdicts.jsonl"
+        file.write_text(json.dumps(jobs))
+        verdicts.write_text("")
+        command = [*PYTEST, self.tests, f"--jobs={file}", f"--verdicts={verdicts}"]
+        with open(FOLDER / f"{self.name}.log", "w") as log, open(verdicts) as lines:
+            process = subprocess.Popen(command, cwd=self.tree, env=self.environment, stdout=log, stderr=log)
+            ended = False
+            while not ended:
+                try:
+                    process.wait(1)
+                    ended = True
+                except subprocess.TimeoutExpired:
+                    pass
+                yield from (json.loads(line) for line in lines)
+        if process.returncode:
+            sys.exit(f"pytest ended with {process.returncode}: see {log.name}")
+
+    def _in_a_process(self, mutant: Mutant, text: str) -> dict[str, str]:
+        """What the tests say in a process that imports the changed module: those of the line, or else of the module."""
+        who = self._who(mutant)
+        everybody = mutant.at_import or "" in who
+        of_module = set().union(*self.tests_of.get(mutant.path, {}).values())
+        tests = sorted((of_module or {*self.seconds}) - {""} if everybody else who, key=lambda test: self.seconds[test])
+        job = self._changed(mutant, text, tests)
+        command = [*PYTEST, "-x", *tests]
+        with changed_file(Path(job["path"]), job["text"]), tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                command,
+                **{"cwd": self.tree, "env": self.environment, "stdout": output, "stderr": output},
+                **{"start_new_session": True, "preexec_fn": lambda: limit_processor_time(job["seconds"])},
+            )
+            ended = wait_for(process.pid, job["seconds"])
+            output.seek(0)
+            failures = [line for line in output.read().splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
+        return verdict_of(ended, failures[-1][:300] if failures and ended else "")
+
+    def _write(self, mutant: Mutant, verdict: dict[str, Any]) -> None:
+        record = {**verdict, "key": mutant.key, "module": _module(mutant), "tests": _digest(self.name)}
+        with open(FOLDER / "verdicts.jsonl", "a") as verdicts:
+            verdicts.write(json.dumps(record) + "\n")
+        print(f"  {verdict['status']:10}{mutant.key}  {verdict.get('by', '')}", flush=True)
+
+
+def _lines_by_test(data: Path, names: dict[str, str]) -> dict[str, dict[int, list[int]]]:
+    """Per module and line the places of the tests that execute it, -1 for none of them."""
+    from coverage import CoverageData
+
+    measured = CoverageData(str(data))
+    measured.read()
+    return {
+        Path(path).as_posix(): {
+            line: sorted({int(names.get(context.rpartition("|")[0], -1)) for context in contexts})
+            for line, contexts in measured.contexts_by_lineno(path).items()
+        }
+        for path in measured.measured_files()
+    }
+
+
+def _digest(room: str) -> str:
+    """Of the room, its tests and their fixtures: what was measured of others stays true."""
+    digest = hashlib.sha256()
+    for folder in (f"verl_hier/{room}", f"tests/unit/{room}", "tests/fixtures"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(f"{file.relative_to(ROOT)}".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _module(mutant: Mutant) -> str:
+    return hashlib.sha256((ROOT / mutant.path).read_bytes()).hexdigest()[:16]
+
+
+def _verdicts() -> dict[str, dict[str, Any]]:
+    file = FOLDER / "verdicts.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return {record["key"]: record for record in map(json.loads, lines)}
+
+
+def _known(room: str, mutant: Mutant) -> bool:
+    """Whether the last verdict still holds: one that is caught stays so while its module does, for tests only come."""
+    last = _verdicts().get(mutant.key)
+    if last is None or last["module"] != _module(mutant):
+        return False
+    return last["status"] != "survived" or last["tests"] == _digest(room)
+
+
+def _report(samples: dict[str, list[Mutant]], reasons: dict[str, str]) -> int:
+    verdicts = _verdicts()
+    total = dict.fromkeys(("caught", "timed out", "equivalent", "survived", "not tried"), 0)
+    survivors = []
+    print(f"{'room':14}" + "".join(f"{status:>12}" for status in total))
+    for room, mutants in samples.items():
+        counts = dict.fromkeys(total, 0)
+        for mutant in mutants:
+            known = verdicts.get(mutant.key, {"status": "not tried"})
+            status = "equivalent" if mutant.key in reasons else known["status"]
+            counts[status] += 1
+            survivors += [mutant.key] if status == "survived" else []
+        print(f"{room:14}" + "".join(f"{count:12}" for count in counts.values()))
+        total = {status: total[status] + counts[status] for status in total}
+    noticed = total["caught"] + total["timed out"]
+    share = noticed / max(noticed + total["survived"], 1)
+    print(f"{'':14}" + "".join(f"{count:12}" for count in total.values()))
+    print(f"{share:.1%} of those that are not equivalent were caught", *survivors, sep="\n  ")
+    return int(share < WANTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

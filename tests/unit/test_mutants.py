@@ -1,0 +1,102 @@
+"""What tries the tests: changes are made where the code runs, and are caught, survive or end at a limit of time."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.mutant_runs import adopt_code, verdict_of
+from tests.fixtures.mutations import mutants_of, mutants_of_room, sample
+
+ROOT = Path(__file__).parents[2]
+MODULE = """\
+from __future__ import annotations
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os as system
+
+LIMIT = 3
+
+
+def small(value: int | None, more: float = 0.5) -> bool:
+    if isinstance(value, int | float) and not more:  # not here
+        return value + 1 < LIMIT or "é" in f"{value - 1}"
+    return [each for each in (value,) if each] == [-more]
+"""
+
+
+def test_each_place_that_runs_is_changed_and_no_other() -> None:
+    changes = [(each.old.strip(), each.new or "nothing", each.at_import) for each in mutants_of("a.py", MODULE)]
+    assert sorted(changes) == sorted(
+        [
+            *[("3", "4", True), ("0.5", "1.5", True)],
+            *[("and", "or", False), ("not", "nothing", False), ("or", "and", False), ("in", "not in", False)],
+            *[("+", "-", False), ("1", "2", False), ("<", "<=", False), ("==", "!=", False), ("-", "nothing", False)],
+            ("each", "(not each)", False),
+        ]
+    )
+    for mutant in mutants_of("a.py", MODULE):
+        changed = mutant.apply(MODULE)
+        compile(changed, "a.py", "exec")
+        (place,) = [
+            n for n, (a, b) in enumerate(zip(MODULE.split("\n"), changed.split("\n"), strict=True), 1) if a != b
+        ]
+        assert place in mutant.lines
+
+
+def test_keys_tell_changes_apart_and_do_not_move_with_lines() -> None:
+    twice = "def f(a):\n    return a + 1 + 1\n"
+    keys = [each.key for each in mutants_of("a.py", twice)]
+    assert len({*keys}) == len(keys) == 4
+    assert keys == [each.key for each in mutants_of("a.py", "\n\nx = None\n" + twice)]
+    assert keys[0] != mutants_of("b.py", twice)[0].key
+
+
+def test_a_sample_keeps_what_another_modules_change_does_not_touch() -> None:
+    mutants = mutants_of("a.py", "x = 1\n" * 3 + MODULE)
+    few = sample(mutants, 5, seed=1)
+    assert few == sample([*mutants[2:], *mutants[:2]], 5, seed=1) != sample(mutants, 5, seed=2)
+    left = [each for each in mutants if each is not few[0]]
+    assert sample(left, 4, seed=1) == few[1:]
+
+
+def test_functions_that_live_take_the_changed_code(tmp_path: Path) -> None:
+    file = tmp_path / "living.py"
+    file.write_text("def outer(n):\n    def inner(x):\n        return x + n\n    return inner\nkept = outer(1)\n")
+    spec = importlib.util.spec_from_file_location("living", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.kept(5) == 6 and module.outer(2)(5) == 7
+    adopt_code(str(file), file.read_text().replace("+", "-"))
+    assert module.kept(5) == 4 and module.outer(2)(5) == 3
+
+
+def test_verdicts() -> None:
+    assert verdict_of(0, "") == {"status": "survived"}
+    assert verdict_of(0, "a::b") == {"status": "caught", "by": "a::b"}
+    assert verdict_of(256, "")["status"] == verdict_of(11, "")["status"] == "caught"
+    assert verdict_of(None, "")["status"] == verdict_of(24, "")["status"] == "timed out"
+
+
+def test_a_change_that_is_said_to_be_equivalent_exists_and_has_a_reason() -> None:
+    reasons = json.loads((ROOT / "tests/equivalent_mutants.json").read_text(encoding="utf-8"))
+    rooms = {key.split("/")[1] for key in reasons}
+    known = {mutant.key for room in rooms for mutant in mutants_of_room(ROOT, room)}
+    assert not reasons.keys() - known, "the code has changed: take the entry out"
+    assert all(len(reason.split()) > 3 for reason in reasons.values())
+
+
+@pytest.mark.long
+def test_a_few_changes_are_tried() -> None:
+    command = [sys.executable, "scripts/mutants.py", "--rooms", "graph", "credit", "--count", "6", "--seed", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (total,) = [line.split() for line in done.stdout.splitlines() if line.startswith("   ") and len(line.split()) == 5]
+    assert sum(map(int, total)) == 6 and total[-1] == "0", "every change has a verdict"
