@@ -79,7 +79,7 @@ def facts_of(spec: Spec) -> Iterator[tuple[str, str]]:
     needs = [text for field, text in NEEDS.items() if getattr(spec, field, False)]
     if isinstance(spec, SamplerSpec) or needs:
         yield "needs", "; ".join(needs) or "nothing beyond `reset` and `step` of the environment"
-    if provided := getattr(spec, "provides", ()):
+    if provided := spec.fills():
         yield "fills the columns", ", ".join(f"`{column}`" for column in provided)
     if spec.extra:
         yield "pip extra", f"`{spec.extra}`"

@@ -53,7 +53,12 @@ def estimate(spec: EstimatorSpec, table: TurnTable, options: Any = None) -> Cred
         raise CreditError(
             missing_column(spec.name, "anchor").rstrip(".") + "; every anchor of this batch is -1 (no state named)."
         )
-    credit = Credit.of(spec.factory(table, spec.options() if options is None else options))
+    try:
+        credit = Credit.of(spec.factory(table, spec.options() if options is None else options))
+    except CreditError as error:
+        if spec.name in str(error):
+            raise
+        raise CreditError(f"estimator {spec.name!r}: {error}") from error
     _check_result(spec.name, table, credit)
     return credit
 

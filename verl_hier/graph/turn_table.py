@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_hier.errors import CreditError
+from verl_hier.errors import CreditError, did_you_mean
 
 Array = NDArray[Any]
 
@@ -136,7 +136,9 @@ class TurnTable:
         home, _, name = column.rpartition(".")
         columns: Mapping[str, Array] = {"": self.turns, "episodes": self.episodes, "tokens": self.tokens}[home]
         if name not in columns:
-            raise CreditError(f"the turn table has no column {column!r}; it has {', '.join(self.columns())}.")
+            known = [*self.columns()]
+            near = did_you_mean(column, known) or did_you_mean(column, (each.rpartition(".")[2] for each in known))
+            raise CreditError(f"the turn table has no column {column!r}{near}; it has {', '.join(known)}.")
         return columns[name]
 
     def __contains__(self, column: str) -> bool:

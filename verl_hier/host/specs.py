@@ -125,6 +125,18 @@ class Spec:
                 modules: tuple[str, ...] = getattr(self, "modules", ()) if field_name == "factory" else ()
                 object.__setattr__(self, field_name, LazyFunction(function.reference, modules, part, self.extra))
 
+    def fills(self, options: Any = None) -> tuple[str, ...]:
+        """The turn-table columns of `provides` with these options, or with the defaults of a part that has some."""
+        declared = getattr(self, "provides", ())
+        if not callable(declared):
+            return tuple(declared)
+        try:
+            return tuple(declared(self.options() if options is None else options))
+        except TypeError:
+            if options is not None:
+                raise
+            return ()  # an option has no default
+
 
 @dataclass(frozen=True)
 class EnvironmentSpec(Spec):
@@ -141,7 +153,8 @@ class EnvironmentSpec(Spec):
             at all, so that samplers may not branch.
         normalise: takes out of a text (or an anchor) what differs between two sessions, such as numbers and times,
             before a replay compares it. None: compares it as it is.
-        provides: turn-table columns that this environment fills besides the standard ones.
+        provides: turn-table columns that this environment fills besides the standard ones, or
+            `provides(options)` where they depend on the options.
         modules: importable names that must be there; `extra` says which pip extra brings them.
         names_states: whether its answers have an `anchor`. None: the check of a recipe resets it once to see.
         info: names in the `info` of its resets, which prompts may use. None: the check resets it once to see.
@@ -169,7 +182,7 @@ class EnvironmentSpec(Spec):
     tasks: Callable[[Any, str], list[dict[str, Any]]] | None = None
     fork: Fork = "never"
     normalise: Callable[[str], str] | None = None
-    provides: tuple[str, ...] = ()
+    provides: tuple[str, ...] | Callable[[Any], Iterable[str]] = ()
     modules: tuple[str, ...] = ()
     names_states: bool | None = None
     info: tuple[str, ...] | None = None
@@ -193,7 +206,8 @@ class WorkerSpec(Spec):
 
     Attributes:
         roles: role name to level (0 is the highest). A turn of any other role is refused while an episode runs.
-        provides: turn-table columns and token masks that this worker fills besides the standard ones.
+        provides: turn-table columns and token masks that this worker fills besides the standard ones, or
+            `provides(options)` where they depend on the options.
         active_roles: `active_roles(options)`, the roles that take turns with these options: names of `roles`, or a
             mapping of role to level where the options name further roles; None: all of `roles`. See `levels`.
         transcribe: `transcribe(options, transcript) -> list[str]`, what a policy would have to generate in this
@@ -217,7 +231,7 @@ class WorkerSpec(Spec):
 
     kind: ClassVar[Kind] = "worker"
     roles: Mapping[str, int] = field(default_factory=dict)
-    provides: tuple[str, ...] = ()
+    provides: tuple[str, ...] | Callable[[Any], Iterable[str]] = ()
     stand_ins: bool = False
     active_roles: Callable[[Any], Iterable[str] | Mapping[str, int]] | None = None
     transcribe: Callable[[Any, Any], list[str]] | None = None
@@ -256,7 +270,8 @@ class SamplerSpec(Spec):
         leaves_out: `leaves_out(options) -> Iterable[str]`, roles that the options name and that it leaves out of some
             episodes; refuses workers that do not have them, or do not heed `EpisodeView.stand_ins`. None: it leaves out
             no role.
-        provides: turn-table columns that this sampler fills besides the standard ones.
+        provides: turn-table columns that this sampler fills besides the standard ones, or
+            `provides(options)` where they depend on the options.
     """
 
     kind: ClassVar[Kind] = "sampler"
@@ -266,7 +281,7 @@ class SamplerSpec(Spec):
     needs_top_logprobs: bool = False
     needs_scores: bool | Callable[[Any], bool] = False
     leaves_out: Callable[[Any], Iterable[str]] | None = None
-    provides: tuple[str, ...] = ()
+    provides: tuple[str, ...] | Callable[[Any], Iterable[str]] = ()
 
     def needs(self, name: str, options: Any) -> bool:
         """Whether it declares a need, such as `needs_scores`, with these options."""
@@ -317,14 +332,15 @@ class ScheduleSpec(Spec):
     """Who learns now. `factory(options)` returns a `training.Schedule`; runs in the trainer.
 
     Attributes:
-        provides: turn-table columns that this schedule fills from statistics of earlier steps.
+        provides: turn-table columns that this schedule fills from statistics of earlier steps, or `provides(options)`
+            where they depend on the options.
         reads: token columns that it reads where a table has them, as `EstimatorSpec.reads`.
         named_roles: as `EstimatorSpec.named_roles`; the option `roles` needs no naming.
         weighs: as `EstimatorSpec.weighs`, for `Phase.weights`.
     """
 
     kind: ClassVar[Kind] = "schedule"
-    provides: tuple[str, ...] = ()
+    provides: tuple[str, ...] | Callable[[Any], Iterable[str]] = ()
     reads: tuple[str, ...] = ()
     named_roles: Callable[[Any], Iterable[str]] | None = None
     weighs: Callable[[Any], str] | None = None

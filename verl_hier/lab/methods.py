@@ -142,7 +142,7 @@ def _own(spec: EstimatorSpec, host: PluginHost, kind: Any) -> str:
 def _provided(host: PluginHost, kind: Any, name: str) -> tuple[str, ...]:
     """Columns that a sampler or schedule fills in the lab."""
     spec = host.specs(kind).get(name) if name in SAMPLERS or name in SCHEDULES else None
-    return spec.provides if isinstance(spec, SamplerSpec | ScheduleSpec) else ()
+    return spec.fills() if isinstance(spec, SamplerSpec | ScheduleSpec) else ()
 
 
 def unfed(spec: EstimatorSpec) -> list[str]:

@@ -367,7 +367,7 @@ def check_declared(subject: _Subject) -> None:
                 f"did not {does} in any of these plays, and its spec says `{name}=True`, which refuses recipes: remove "
                 "it, or pass a `worker` and an `answer` with which it does."
             )
-    for column in sorted(set(subject.spec.provides) - subject.columns):
+    for column in sorted({*subject.spec.fills(subject.options)} - subject.columns):
         subject.fail(f"declares the column {column!r} in `provides`, and no turn of these plays has it.")
 
 

@@ -195,7 +195,7 @@ def check_statistics(subject: _Subject) -> None:
 def _statistics(subject: _Subject, schedule: Schedule, step: int) -> dict[str, NDArray[Any]]:
     """One step of the trainer on a random table of two levels; returns the columns that it got."""
     table = random_table(step, groups=4)
-    promised = subject.spec.provides
+    promised = subject.spec.fills(subject.options)
     for name in promised:
         table.turns.pop(name, None)
     before = copy.deepcopy(table)

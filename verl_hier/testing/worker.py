@@ -349,9 +349,12 @@ def check_declared(subject: _Subject) -> None:
     for role in subject.spec.levels(subject.options):
         if role not in subject.spoken:
             subject.fail(f"declares the role {role!r}, which has never taken a turn in these plays: {cure}.")
-    declared = set(subject.spec.provides)
+    declared = {*subject.spec.fills(subject.options)}
     for column in sorted(declared - subject.columns):
-        subject.fail(f"declares the column {column!r} in `provides`, and no turn of these plays has it: {cure}.")
+        subject.fail(
+            f"declares the column {column!r} in `provides`, and no turn of these plays has it: {cure}, or "
+            "declare `provides` as a function of the options, where some options leave the column out."
+        )
     _refuse_undeclared(subject, subject.columns - declared)
 
 

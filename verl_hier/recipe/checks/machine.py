@@ -21,6 +21,7 @@ from verl_hier.recipe.checks.resources import (
     lower_bound,
     plan_of,
 )
+from verl_hier.recipe.checks.rows import data_files
 from verl_hier.recipe.checks.rule import needs_critic, needs_reference, value
 from verl_hier.recipe.checks.tasks import require_tasks
 from verl_hier.recipe.checks.world import first_answer, missing_module
@@ -180,7 +181,10 @@ def _model(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]) -> I
 
 
 def _data(recipe: ComposedRecipe) -> Iterator[Missing]:
-    """Make the tasks and reset the environment once, which is the first to need its data."""
+    """Make the tasks and reset the environment once, which is the first to need its data; look for data files."""
+    for line, file in data_files(recipe):
+        if not Path(file).expanduser().is_file():
+            yield Missing(f"{line}: there is no file {file}.")
     try:
         require_tasks(recipe)
         answer = first_answer(recipe)

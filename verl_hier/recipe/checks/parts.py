@@ -26,19 +26,7 @@ GROUPED = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "rloo", "rloo_vector
 @rule
 def check_columns(recipe: ComposedRecipe) -> None:
     """Refuse an estimator that reads a column which nothing in the recipe fills."""
-    there = set(_standard_columns())
-    parts, host = recipe.parts, recipe.host
-    if needs_critic(recipe.config):
-        heads = {head.column for head in recipe.value_heads.values()}
-        there |= heads or (set() if _in_its_place(recipe) else set(CRITIC_COLUMNS))
-    for part in (parts.environment, parts.worker, parts.sampler, parts.schedule):
-        there |= set(part.spec.provides)
-    for probe in recipe.probes.values():
-        there |= set(probe.spec.provides)
-    if recipe.hier.process_reward is not None:
-        there.add(STEP_REWARD)
-    if recipe.hier.replay is not None:
-        there |= {*heads_of(recipe.hier.replay)}
+    there, parts, host = columns_of(recipe), recipe.parts, recipe.host
     estimator = parts.estimator.spec
     for column in estimator.requires:
         if column in there:
@@ -47,6 +35,23 @@ def check_columns(recipe: ComposedRecipe) -> None:
         able = [*_providers(host, column), *_heads(host, column), *_probes(host, column)]
         hint = f" Installed parts that provide it: {', '.join(able)}." if able else ""
         raise RecipeError(f"hier.estimator.name: {sentence}{hint}")
+
+
+def columns_of(recipe: ComposedRecipe) -> set[str]:
+    """The columns that turn tables of the recipe have."""
+    there, parts = set(_standard_columns()), recipe.parts
+    if needs_critic(recipe.config):
+        heads = {head.column for head in recipe.value_heads.values()}
+        there |= heads or (set() if _in_its_place(recipe) else set(CRITIC_COLUMNS))
+    for part in (parts.environment, parts.worker, parts.sampler, parts.schedule):
+        there |= {*part.spec.fills(part.options)}
+    for probe in recipe.probes.values():
+        there |= set(probe.spec.provides)
+    if recipe.hier.process_reward is not None:
+        there.add(STEP_REWARD)
+    if recipe.hier.replay is not None:
+        there |= {*heads_of(recipe.hier.replay)}
+    return there
 
 
 @rule
@@ -365,7 +370,7 @@ def _providers(host: PluginHost, column: str) -> Iterator[str]:
     kinds: tuple[type[Spec], ...] = (EnvironmentSpec, WorkerSpec, SamplerSpec, ScheduleSpec)
     for kind in (cls.kind for cls in kinds):
         for name, spec in host.specs(kind).items():
-            if column in getattr(spec, "provides", ()):
+            if column in spec.fills():
                 yield f"hier.{kind}.name: {name}"
 
 

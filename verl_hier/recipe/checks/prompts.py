@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -12,6 +13,9 @@ from verl_hier.host.constraints import STANDARD_FIELDS, Template, field_names
 from verl_hier.recipe.checks.rule import rule
 from verl_hier.recipe.checks.world import first_answer, info_names
 from verl_hier.recipe.composed import ComposedRecipe
+
+NEARLY = 0.8
+"""How like a known field one that is not known must be to be a misspelling of it, from 0 to 1."""
 
 
 @rule
@@ -28,6 +32,25 @@ def check_world(recipe: ComposedRecipe) -> None:
         answer = first_answer(recipe)
         if answer is not None:
             worker.spec.fits(worker.options, answer)
+
+
+@rule
+def check_misspelt_fields(recipe: ComposedRecipe) -> None:
+    """Refuse a prompt with a field that is nearly one of the usual ones, also where its worker may fill others."""
+    for line, text, template in _texts(recipe.parts.worker.options, "hier.worker"):
+        known = {*STANDARD_FIELDS, *(template.fields if template else ())}
+        info = {*(recipe.parts.environment.spec.info or ())}
+        try:
+            wanted = field_names(text) - known - info
+        except ValueError:  # a template is read before, and any other text may have braces
+            continue
+        for field in sorted(wanted):
+            near = difflib.get_close_matches(field, known, 1, NEARLY)
+            if near:
+                raise RecipeError(
+                    f"{line}: nothing fills {{{field}}} (did you mean {near[0]!r}?); a field of the worker's own needs "
+                    "another name, and {{ and }} are braces that are meant."
+                )
 
 
 def require_fields(recipe: ComposedRecipe, info: set[str] | None = None) -> None:
@@ -55,7 +78,14 @@ def require_fields(recipe: ComposedRecipe, info: set[str] | None = None) -> None
 
 
 def templates(options: Any, where: str) -> Iterator[tuple[str, str, Template]]:
-    """(recipe line, text, what it is declared to be) of every template among a part's options.
+    """(recipe line, text, what it is declared to be) of every text that is declared as a template among a part's
+    options; see `_texts`."""
+    return ((line, text, template) for line, text, template in _texts(options, where) if template is not None)
+
+
+def _texts(options: Any, where: str) -> Iterator[tuple[str, str, Template | None]]:
+    """(recipe line, text, what it is declared to be) of every template among a part's options, and of every other text
+    that is called a prompt.
 
     Args:
         options: a dataclass; dataclasses in it and in its mappings are looked through too.
@@ -65,14 +95,14 @@ def templates(options: Any, where: str) -> Iterator[tuple[str, str, Template]]:
     for field in dataclasses.fields(options):
         given, line = getattr(options, field.name), f"{where}.{field.name}"
         template = _template(hints[field.name])
-        if template is not None and isinstance(given, str):
+        if isinstance(given, str) and (template is not None or field.name.endswith("prompt")):
             yield line, given, template
         elif dataclasses.is_dataclass(given):
-            yield from templates(given, line)
+            yield from _texts(given, line)
         elif isinstance(given, Mapping):
             for name, inner in given.items():
                 if dataclasses.is_dataclass(inner):
-                    yield from templates(inner, f"{line}.{name}")
+                    yield from _texts(inner, f"{line}.{name}")
 
 
 def _template(hint: Any) -> Template | None:
