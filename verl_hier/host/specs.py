@@ -169,9 +169,8 @@ class EnvironmentSpec(Spec):
             measures one by one. None: it measures the tasks of a recipe.
         secrets: options that name environment variables with secrets: a name, names, or a mapping to names. Its process
             gets these variables and masks their values.
-        outside: options that name something outside of the recipe, such as a file, a folder, a program or a function.
-            Where one of them, or an option that ends in `_path`, is given, the check of a recipe makes the tasks, which
-            refuses what is not there. Making them may not take long.
+        outside: options that name something outside of the recipe, such as a program, a function, or the file of its
+            tasks. Where one of them is given, the check of a recipe makes the tasks, which refuses what is not there.
         read_info: names in the `info` of its answers without which its observations say nothing; refuses workers that
             do not read them (`WorkerSpec.needs_info`).
         in_worker: it runs in the rollout worker, because it needs the tools that verl loads there: `factory(options,

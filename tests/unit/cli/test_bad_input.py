@@ -199,7 +199,7 @@ def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest
     ("overrides", "words"),
     [
         (("data.train_batchsize=4",), "data has no key 'train_batchsize' (did you mean 'train_batch_size'?)"),
-        (("hier/size=big",), "Available options in 'hier/size': cluster, cpu, node."),
+        (("hier/size=big",), "hier/size: there is no 'big'; it has cluster, cpu, node."),
         (("trainer.v1.trainer_mode=sync",), "trainer.v1.trainer_mode: 'sync' is not a trainer of verl-hier"),
         (("trainer.use_v1=false",), "trainer.use_v1: "),
         (("hier.estimator.name=himca",), "hier.estimator.name: no enabled plugin provides an estimator called 'himca'"),
@@ -236,7 +236,7 @@ def test_too_many_processes_for_the_memory(refused: Refused, monkeypatch: pytest
             "actor_rollout_ref.actor.loss_agg_mode: 'sum' is not one of",
         ),
         (("+actor_rollout_ref.rollout.colour=red",), "actor_rollout_ref.rollout of verl has no key 'colour'"),
-        (("actor_rollout_ref.model.lora_alpha=red",), "actor_rollout_ref.model: verl cannot read this block"),
+        (("actor_rollout_ref.model.lora_alpha=red",), "actor_rollout_ref.model.lora_alpha: expected a number above 0"),
         (("actor_rollout_ref.rollout.name=vllm",), "vllm is not installed here"),
     ],
 )

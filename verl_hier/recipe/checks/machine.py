@@ -182,6 +182,10 @@ def _model(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]) -> I
 
 def _data(recipe: ComposedRecipe) -> Iterator[Missing]:
     """Make the tasks and reset the environment once, which is the first to need its data; look for data files."""
+    try:
+        recipe.hier.rollout.process.environ()
+    except RecipeError as error:
+        yield Missing(str(error))
     for line, file in data_files(recipe):
         if not Path(file).expanduser().is_file():
             yield Missing(f"{line}: there is no file {file}.")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
+from verl_hier.environments.surroundings import ProcessOptions, secrets_of
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.checks.world import makes_tasks, splits, tasks_of
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
 from verl_hier.training.curriculum import Curriculum
 
 LINES = ("train_files", "val_files")
@@ -93,23 +92,16 @@ def check_batch(recipe: ComposedRecipe) -> None:
 
 @rule
 def check_outside(recipe: ComposedRecipe) -> None:
-    """Refuse options of an environment that name a file, folder, program, function or secret which is not there."""
+    """Refuse options of an environment that name a program, function or secret which is not there."""
     environment = recipe.parts.environment
-    named = [name for name in _outside(environment) if getattr(environment.options, name)]
+    defaults = {option.name: option.default for option in dataclasses.fields(environment.options)}
+    named = [name for name in environment.spec.outside if getattr(environment.options, name) != defaults[name]]
     if named and makes_tasks(recipe.config) and environment.spec.tasks is not None:
         for line in LINES:
             for split in splits(recipe.config, line):
                 tasks_of(environment, split, line)
     if not joins_cluster(recipe.config):
-        recipe.hier.rollout.process.having(environment.spec, environment.options).environ()
-
-
-def _outside(environment: Part) -> Iterator[str]:
-    """Options that name something outside of the recipe, and have another value than their default."""
-    for option in dataclasses.fields(environment.options):
-        named = option.name in environment.spec.outside or option.name.endswith("_path")
-        if named and getattr(environment.options, option.name) != option.default:
-            yield option.name
+        ProcessOptions(secrets=secrets_of(environment.spec, environment.options)).environ()
 
 
 @rule

@@ -20,7 +20,6 @@ SPEC = EnvironmentSpec(
     pool=pool,
     asynchronous=True,
     secrets=("headers_env", "secrets"),
-    outside=("command",),
     summary="the tools of a server that speaks the Model Context Protocol, over stdio or streamable HTTP",
     source="Model Context Protocol, by its Python SDK",
     extra="mcp",

@@ -41,7 +41,7 @@ class RoleOptions:
     policy: str = DEFAULT_POLICY
     """Name of the policy that generates its turns."""
     temperature: NonNegative | None = None
-    """Its temperature in training steps; omitted: the recipe's, at which a role should be sampled that is trained."""
+    """Its temperature in training steps; omitted: the recipe's, which a role that learns has to have."""
     top_p: AboveZeroToOne | None = None
     """Its top-p in training steps; omitted: the recipe's."""
     top_k: Count | None = None
