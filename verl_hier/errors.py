@@ -6,7 +6,11 @@ import difflib
 import errno
 import os
 import re
+import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where a file cannot grow: the disk is full, or the user's quota or limit is reached."""
@@ -91,6 +95,45 @@ def refusal(error: OSError) -> str:
 def first_line(error: BaseException) -> str:
     """What an error of another package says, without the lines below and the full stop: fit for a sentence of ours."""
     return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def raised(error: BaseException) -> str:
+    """Type and first line of what a user's code raised, and where: `ValueError: no such room (rooms.py:12)`."""
+    said, name = first_line(error), type(error).__name__
+    return f"{name if said == name else f'{name}: {said}'}{raised_at(error)}"
+
+
+def raised_at(error: BaseException) -> str:
+    """' (file:line)' of the deepest line that is the user's, or else of the one that our code called; else ''."""
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno or 0))
+    last = max((place for place, (file, _) in enumerate(frames) if _within(file, _HERE)), default=-1)
+    below = [(file, line) for file, line in frames[last + 1 :] if os.path.isfile(file)]
+    theirs = [frame for frame in below if is_users(frame[0])]
+    found = theirs[-1:] or below[:1]
+    return f" ({shown_path(found[0][0])}:{found[0][1]})" if found else ""
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is a user's: neither Python's, nor of an installed package, nor of verl-hier."""
+    if file.startswith("<") or not _INSTALLED.isdisjoint(Path(file).parts):
+        return False
+    return not any(_within(file, folder) for folder in (_HERE, *_PYTHON))
+
+
+def shown_path(file: str) -> str:
+    """A path as a user would type it: below the working directory without that."""
+    return os.path.relpath(file) if _within(file, os.getcwd()) else file
+
+
+def _within(file: str, folder: str) -> bool:
+    return os.path.abspath(file).startswith(os.path.join(folder, ""))
+
+
+_INSTALLED = {"site-packages", "dist-packages", "verl_hier_plugins"}
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PYTHON = sorted({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")})
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:

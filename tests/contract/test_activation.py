@@ -157,6 +157,19 @@ def test_nothing_is_registered_where_it_is_not_wanted(python):
     assert seen == "False False False False False"
 
 
+@pytest.mark.parametrize("devices", ["", "-1", "0", "NoDevFiles", "GPU-8f2,GPU-1"])
+def test_hidden_devices_do_not_count_as_slots_of_a_cpu_run(python, devices):
+    """Ray refuses to start with 8 slots called GPU where the variable names fewer devices."""
+    code = """
+        import os, verl
+        from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager as Devices
+        print(Devices.get_current_process_visible_accelerator_ids())
+        """
+    assert python(code, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES=devices) == "None"
+    in_worker = python(code, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES=devices, RAY_JOB_ID="01000000")
+    assert in_worker != "None", "what Ray gives its workers stays"
+
+
 def test_a_plugin_module_may_be_imported_before_verl(python):
     """A Ray worker that unpickles our class imports this package first, and verl from inside of it."""
     seen = python(

@@ -31,7 +31,7 @@ from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.compat.tools import ToolCounts, task_of_row
 from verl_hier.compat.tracing import Tracing
 from verl_hier.environments.pool import EnvironmentPool
-from verl_hier.errors import HierError
+from verl_hier.errors import HierError, raised
 from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
 from verl_hier.graph.columnar.held import HeldRollouts, Written
 from verl_hier.graph.columnar.light import light_of, pack
@@ -91,7 +91,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             group = {} if refill is None else {"group": asdict(Group.of(graph, rows, refill.score))}
             tag = {"status": "finished", **group}
         except Exception as error:
-            text = str(error) if isinstance(error, HierError) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, HierError) else raised(error)
             logger.exception("task %s could not be rolled out", uid)
             await tq.async_kv_put(key=uid, partition_id=FAULTS, tag={"error": text})
         finally:

@@ -15,14 +15,13 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.mask import Mask
 from verl_hier.environments.wire import HEADER, LONGEST_ERROR, cut, from_step, pack, unpack
-from verl_hier.errors import HierError
+from verl_hier.errors import HierError, raised_at
 from verl_hier.host.specs import LazyFunction
 
 PARENT_CHECK_S = 1.0
@@ -90,8 +89,7 @@ def failed(error: BaseException) -> tuple[str, str]:
     """Kind and payload of the reply to a call that raised."""
     if isinstance(error, HierError):
         return "refused", cut(_text(error), LONGEST_ERROR)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return "raised", f"{named(error)} ({last.filename}:{last.lineno})"
+    return "raised", f"{named(error)}{raised_at(error)}"
 
 
 def named(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from verl_hier.errors import PluginError
+from verl_hier.errors import PluginError, raised
 from verl_hier.hookspecs import PROJECT
 from verl_hier.host.discovery import Candidate
 
@@ -48,7 +48,7 @@ def _merged(candidate: Candidate) -> Any:
         try:
             module = importlib.import_module(name)
         except (Exception, SystemExit) as error:
-            raise ImportError(f"its module {name} raises {short(error)}") from error
+            raise ImportError(f"its module {name} raises {raised(error)}") from error
         for hook in implemented(module):
             if hook in hooks:
                 raise TypeError(f"its modules {hooks[hook].__module__} and {name} both implement {hook}")
@@ -72,7 +72,7 @@ def implemented(plugin: Any) -> list[str]:
 
 def load_failure(candidate: Candidate, error: BaseException) -> PluginError:
     return PluginError(
-        f"plugin {candidate.name!r} ({candidate.origin}, module {candidate.module}) failed to load: {short(error)}; "
+        f"plugin {candidate.name!r} ({candidate.origin}, module {candidate.module}) failed to load: {raised(error)}; "
         f"fix it or disable it with `hier.plugins.{candidate.name}: false`."
     )
 
@@ -84,14 +84,9 @@ def culprit(caller: pluggy.HookCaller, error: BaseException) -> str:
     return next((codes[code] for code in frames if code in codes), "?")
 
 
-def short(error: BaseException) -> str:
-    """Type and first line of an exception; the rest is on the chained traceback."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
 def event_failure(plugin: str, hook: str, error: BaseException) -> PluginError:
     """The error for a plugin that raised in an event hook."""
     return PluginError(
-        f"plugin {plugin!r} failed in {hook}: {short(error)}; fix it or disable it with `hier.plugins.{plugin}: false`."
+        f"plugin {plugin!r} failed in {hook}: {raised(error)}; fix it or disable it with "
+        f"`hier.plugins.{plugin}: false`."
     )

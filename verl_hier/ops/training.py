@@ -23,6 +23,7 @@ from verl_hier.compat.checkpoints import newest_whole
 from verl_hier.compat.launch import Tail, in_use, launch, parse_metrics
 from verl_hier.errors import MAKE_ROOM, HierError, RunEnded
 from verl_hier.graph.bounded_reading import read_text
+from verl_hier.ops.last_words import Cause, LastWords, line_of_code
 from verl_hier.ops.progress import Progress
 from verl_hier.ops.run_record import run_record
 from verl_hier.ops.runs import RUNS, Run, write_whole
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 FEWEST_BYTES = 2**16
 """Free bytes below which a disk counts as full."""
-_OUR_ERROR = re.compile(rb"verl_hier\.errors\.\w+: (.+)")
 
 
 @dataclass(frozen=True)
@@ -207,15 +207,13 @@ def start(
     run, progress = plan.run, Progress(plan.total)
     steps = Tail(run.metrics_file)
     output = Tail(run.log, run.log.stat().st_size if run.log.exists() else 0)
-    reason = b""
+    said = LastWords()
 
     def watch(process: object) -> bool:
-        nonlocal reason
-        for line in output.lines():
-            found = _OUR_ERROR.search(line)
-            reason = found[1] if found else reason
-            if verbose:
-                sys.stdout.buffer.write(line)
+        lines = output.lines()
+        said.take(lines)
+        if verbose:
+            sys.stdout.buffer.writelines(lines)
         for record in parse_metrics(steps.lines()):
             if step is not None:
                 step(record)
@@ -232,13 +230,22 @@ def start(
     except SystemExit as signal:
         raise RunEnded(f"ended by a signal; {_cure(plan)}", int(signal.code or 1)) from None
     if code:
-        why = f": {reason.decode(errors='replace').strip()}" if reason else f"; its messages are in {run.log}"
-        if not reason and shutil.disk_usage(run.folder).free < FEWEST_BYTES:
+        cause = said.cause()
+        why = f": {_told(cause, plan)}" if cause else f"; its messages are in {run.log}"
+        if not cause and shutil.disk_usage(run.folder).free < FEWEST_BYTES:
             why = f": the disk of {run.folder} is full, so not even its messages were written; {MAKE_ROOM}"
         raise RunEnded(f"the run ended with exit code {code}{why} - {_cure(plan)}", code)
     run.save_policy()
     _write_report(run, report)
     return run
+
+
+def _told(cause: Cause, plan: Plan) -> str:
+    """What a run died of, with the recipe line that brought in a user's code, or the log of what is not ours."""
+    line = line_of_code(plan.config, cause.file) if cause.file else None
+    if line is not None and not cause.said.startswith(line):
+        return f"{cause.said}, which {line} names"
+    return cause.said if cause.ours or cause.file else f"{cause.said} (all of its messages: {plan.run.log})"
 
 
 def _write_report(run: Run, report: Report) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_hier.errors import RolloutError
+from verl_hier.errors import RolloutError, raised
 from verl_hier.graph.chat import conversation
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
 
@@ -194,9 +194,7 @@ async def _ask(name: str, reward: Reward, rated: Iterable[Any]) -> list[float | 
         except RolloutError:
             raise
         except Exception as error:
-            raise RolloutError(
-                f"hier.rewards.{name}: the reward function raised {type(error).__name__}: {error}."
-            ) from error
+            raise RolloutError(f"hier.rewards.{name}: the reward function raised {raised(error)}.") from error
         if answer is None:
             return None
         try:

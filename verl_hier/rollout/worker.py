@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from asyncio import CancelledError
 
-from verl_hier.errors import HierError, RolloutError
+from verl_hier.errors import HierError, RolloutError, raised
 from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState
 from verl_hier.rollout.episode_view import EpisodeView
@@ -53,6 +53,6 @@ async def play(worker: Worker, state: EpisodeState) -> None:
     except Exception as error:
         state.paused.set()
         raise RolloutError(
-            f"worker {type(worker).__name__} raised {type(error).__name__}: {error}; "
+            f"worker {type(worker).__name__} raised {raised(error)}; "
             "this is a fault of the worker plugin named by `hier.worker.name`."
         ) from error

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 PLATFORM_VARIABLE = "VERL_PLATFORM"
 PLATFORM_NAME = "cpu"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_RAYS = "RAY_JOB_ID"
+"""Variable that Ray sets in its workers."""
 
 _active = False
 
@@ -71,11 +74,22 @@ def activate() -> bool:
     register_post_import_hook(_register_adapter, "verl.workers.rollout.base")
     register_post_import_hook(_register_checkpoint_engine, "verl.checkpoint_engine.base")
     _active = True
+    forget_visible_devices()
     # Quiets a warning of TransferQueue, which reads it when it is imported.
     os.environ.setdefault("TQ_NUM_THREADS", "2")
     start_in_driver()
     logger.debug("CPU runtime of verl-hier is active")
     return True
+
+
+def forget_visible_devices() -> None:
+    """Take `CUDA_VISIBLE_DEVICES` out of the environment of a driver.
+
+    Ray compares its slots called GPU, which are processes on a CPU here, with the devices in the variable, and does not
+    start where it has fewer; those who want to be sure of a CPU set it to nothing.
+    """
+    if _RAYS not in os.environ:
+        os.environ.pop(VISIBLE_DEVICES, None)
 
 
 def _register_platform(manager: ModuleType) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.errors import RecipeError, did_you_mean, raised
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec, named_function
 from verl_hier.rollout import Episode, Rollout, Sampler
@@ -77,9 +77,7 @@ async def score_of(score: Score, episode: Episode) -> float:
     except RecipeError:
         raise
     except Exception as error:
-        raise RecipeError(
-            f"{LINE}: the score raised {type(error).__name__} on episode {episode.id}: {error}"
-        ) from error
+        raise RecipeError(f"{LINE}: the score raised {raised(error)} on episode {episode.id}.") from error
     if not math.isfinite(number):
         raise RecipeError(f"{LINE}: the score of episode {episode.id} is {number}; it must be a finite number.")
     return number

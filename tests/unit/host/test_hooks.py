@@ -230,7 +230,10 @@ def test_a_failing_event_hook_names_its_plugin(install: Install) -> None:
     install("good-dist", {"good": "good_plugin"}, {"good_plugin.py": good})
     install("bad-dist", {"bad": "bad_plugin"}, {"bad_plugin.py": bad})
     host = PluginHost.load({"good": True, "bad": True})
-    with pytest.raises(PluginError, match=r"'bad' failed in hier_step_end: OSError: disk full; .*hier\.plugins\.bad"):
+    with pytest.raises(
+        PluginError,
+        match=r"'bad' failed in hier_step_end: OSError: disk full \(.*bad_plugin\.py:6\); .*hier\.plugins\.bad",
+    ):
         host.hook.hier_step_end(step=1, metrics={})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from verl_hier.errors import PluginError, RecipeError, did_you_mean
+from verl_hier.errors import PluginError, RecipeError, did_you_mean, raised
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
@@ -113,9 +113,7 @@ def check_phases(parts: Parts, levels: Mapping[str, int], steps: int) -> None:
             phase: Phase = schedule.phase(step)
             learns = any(phase.learns(role, level) for role, level in levels.items())
         except Exception as error:
-            raise PluginError(
-                f"schedule {name!r} does not say who learns in step {step}: {type(error).__name__}: {error}."
-            ) from error
+            raise PluginError(f"schedule {name!r} does not say who learns in step {step}: {raised(error)}.") from error
         if not learns:
             has = ", ".join(f"{role} (level {level})" for role, level in levels.items())
             raise RecipeError(
