@@ -89,7 +89,16 @@ class _Caller(Worker):
 
 
 class _Numbers:
-    """A renderer whose messages are token ids."""
+    """A renderer whose messages are token ids.
+
+    Attributes:
+        whole: the outputs that the recorded engine has not cut.
+    """
+
+    stop_tokens = ()
+
+    def __init__(self) -> None:
+        self.whole: set[tuple[int, ...]] = set()
 
     def render(
         self,
@@ -103,8 +112,8 @@ class _Numbers:
     def decode(self, tokens: list[int]) -> str:
         return " ".join(map(str, tokens))
 
-    def ends(self, tokens: list[int]) -> bool:
-        return False
+    def ends(self, tokens: list[int], stop: Sequence[str] = ()) -> bool:
+        return any(tuple(tokens[-len(output) :]) == output for output in self.whole)
 
 
 class _Draws(random.Random):
@@ -208,6 +217,9 @@ class _Prompt(Rollout):
         if length != self._bare + len(prompt):
             raise HierError(f"the recording answers a prompt of {length} tokens, and that one has {len(prompt)}.")
         top = [list(enumerate(position)) for position in output["top_logprobs"]]
+        if output["finish"] != "length":
+            assert isinstance(self.renderer, _Numbers)
+            self.renderer.whole.add(tuple(output["tokens"]))
         answer.set_result(Generation(list(output["tokens"]), [], output["finish"], top_logprobs=top))
 
     def branch(self) -> None:

@@ -121,8 +121,10 @@ class Heard:
     def decode(self, tokens):
         return self._tokenizer.decode(tokens)
 
-    def ends(self, tokens):
+    def ends(self, tokens, stop=()):
         return True
+
+    stop_tokens = ()
 
 
 @given(ANY)

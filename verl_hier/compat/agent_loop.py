@@ -23,6 +23,7 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from verl_hier.compat.data_set import parted, score_of
 from verl_hier.compat.examples import example_of
 from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT
 from verl_hier.compat.runner import runner_of
@@ -45,6 +46,8 @@ from verl_hier.training.sharing import Sharing
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+Texts = Mapping[int, Mapping[str, str]]
+"""Texts that a reward function of verl has returned beside numbers, by episode and name; verl votes by `pred`."""
 
 _StockWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 
@@ -75,6 +78,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         partition = "val" if validate else "train"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         tag: dict[str, Any] = {"status": "failure"}
+        texts: Texts = {}
         try:
             with self._tracing.of(trajectory):
                 async with self._slots:
@@ -82,11 +86,11 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
                     phase = Phase.from_dict(json.loads(prompt.pop("hier_phase", "{}")))
                     graph = await self._roll_out(prompt, sampling_params, phase, trajectory["step"], validate)
                 if self._parts.environment.spec.tasks is None:
-                    await self._score(graph, phase, prompt)
+                    texts = await self._score(graph, prompt)
                 await self._tracing.tell(graph, self._redaction(validate))
             self._host.hook.hier_graph_finished(graph=graph, validate=validate)
             graph.seconds["rollout"] = time.perf_counter() - started
-            rows = await self._publish(graph, phase, prompt, validate)
+            rows = await self._publish(graph, phase, prompt, validate, texts)
             refill = None if validate else self._hier.refill
             group = {} if refill is None else {"group": asdict(Group.of(graph, rows, refill.score))}
             tag = {"status": "finished", **group}
@@ -137,23 +141,36 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
     def _lost(self, request: Request, record: EpisodeRecord) -> None:
         self._host.hook.hier_episode_failed(task=dict(request.identity), episode=record.id, error=record.error or "")
 
-    async def _score(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any]) -> None:
-        """Let verl's reward function score each episode by its last row (`AgentLoopWorker._compute_score`)."""
-        last_rows = {row.episode: row for row in graph_rows(graph, phase.trains)}
+    async def _score(self, graph: RolloutGraph, prompt: dict[str, Any]) -> Texts:
+        """Let verl's reward function score each leaf by the row that ends with it (`AgentLoopWorker._compute_score`).
+
+        Episodes that share a leaf share its score, and every complete episode has one, whatever learns in this step.
+
+        Raises:
+            RolloutError: when the score is no number.
+        """
+        texts: dict[int, Mapping[str, str]] = {}
+        leaves: dict[int, list[EpisodeRecord]] = {}
         for episode in graph.complete():
-            row = leaf_row(graph, episode.id) if episode.withheld else last_rows.get(episode.id)
-            if row is None:
-                continue
-            last = self._output(graph, row)
+            leaves.setdefault(episode.leaf, []).append(episode)
+        for leaf, episodes in leaves.items():
+            last = self._output(graph, leaf_row(graph, episodes[0].id))
             last.reward_score = None
             await self._compute_score([last], kwargs={**prompt})
-            if last.reward_score is not None:
-                graph.nodes[episode.leaf].reward += last.reward_score
-                episode.ret = sum(graph.nodes[i].reward for i in graph.path(episode.id))
-                info = last.extra_fields.get("reward_extra_info", {})
-                episode.reward_info |= {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
+            if last.reward_score is None:
+                continue
+            graph.nodes[leaf].reward += score_of(last.reward_score)
+            numbers, words = parted(last.extra_fields.get("reward_extra_info", {}))
+            for episode in episodes:
+                episode.reward_info |= numbers
+                texts[episode.id] = words
+        for episode in graph.complete():
+            episode.ret = sum(graph.nodes[i].reward for i in graph.path(episode.id))
+        return texts
 
-    async def _publish(self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any], validate: bool) -> int:
+    async def _publish(
+        self, graph: RolloutGraph, phase: Phase, prompt: dict[str, Any], validate: bool, texts: Texts | None = None
+    ) -> int:
         """One put for each episode with rows, and one for the light part of the task; all else stays here until its
         step is stored.
 
@@ -175,7 +192,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             await self._in_store_thread(self._held.keep, graph, self._redaction(validate))
         sessions: dict[int, list[AgentLoopOutput]] = {}
         for row in rows:
-            sessions.setdefault(row.episode, []).append(self._output(graph, row))
+            sessions.setdefault(row.episode, []).append(self._output(graph, row, (texts or {}).get(row.episode)))
         for episode, outputs in sessions.items():
             await self._agent_loop_postprocess(outputs, validate, session_id=episode, **prompt)
         return len(rows)
@@ -194,7 +211,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         """A call that would hold up the event loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._store_thread, call, *args)
 
-    def _output(self, graph: RolloutGraph, row: Row) -> AgentLoopOutput:
+    def _output(self, graph: RolloutGraph, row: Row, texts: Mapping[str, str] | None = None) -> AgentLoopOutput:
         record = graph.episodes[row.episode]
         versions = [graph.nodes[i].policy_version for i in row.nodes]
         tools = ToolCounts.of(graph, row.episode) if self._parts.environment.spec.in_worker else None
@@ -209,7 +226,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             num_turns=graph.turns(row.episode) if tools is None else tools.num_turns,
             metrics=AgentLoopMetrics(),
             extra_fields={
-                "reward_extra_info": record.reward_info if by_verl else {"acc": accuracy, **record.reward_info},
+                "reward_extra_info": {**({} if by_verl else {"acc": accuracy}), **record.reward_info, **(texts or {})},
                 "min_global_steps": min(low for low, _ in versions),
                 "max_global_steps": max(high for _, high in versions),
                 **({} if tools is None else {"tool_rewards": tools.rewards, "turn_scores": []}),

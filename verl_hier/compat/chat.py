@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_hier.graph.nodes import CONTINUED
+from verl_hier.rollout.plain_renderer import completes
+from verl_hier.runtime_cpu.end_ids import end_ids
 
 _PREFIX = 3
 """Messages that verl's builder puts in front of a new one at most, so that the template sees a conversation."""
@@ -19,8 +21,25 @@ class ChatRenderer:
     """Renders with verl's continuous-token builder (verl/utils/tokenizer/continuous_token.py), so that a context is
     tokenised exactly as verl's agent loops would."""
 
-    def __init__(self, tokenizer: Any, model_type: str | None, template_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        model_type: str | None,
+        template_options: dict[str, Any],
+        generation: Sequence[Any] = (),
+    ) -> None:
+        """
+        Args:
+            tokenizer: with a chat template.
+            model_type: of the model's config, by which verl knows the family of the template.
+            template_options: further arguments of the template.
+            generation: the model's generation config and config, which may have further end tokens.
+        """
         self._tokenizer = tokenizer
+        stops = end_ids(*generation, tokenizer)
+        ended = end_of_template(tokenizer, template_options) - stops
+        self._ends, self._stop_tokens = stops | ended, tuple(sorted(ended))
+        self._dropped = self._ends | {tokenizer.pad_token_id}
         self._builder = create_continuous_token_builder(
             tokenizer, hf_model_type=model_type, chat_template_kwargs=template_options
         )
@@ -44,12 +63,40 @@ class ChatRenderer:
 
     def decode(self, tokens: list[int]) -> str:
         """See `Renderer.decode`."""
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        last = len(tokens)
+        while last and tokens[last - 1] in self._dropped:
+            last -= 1
+        # Other special tokens may be tags that the worker reads.
+        text: str = self._tokenizer.decode(tokens[:last], skip_special_tokens=False)
         return text.strip()
 
-    def ends(self, tokens: list[int]) -> bool:
-        """See `Renderer.ends`; the end of a turn is a special token in every chat template."""
-        return bool(tokens) and tokens[-1] in self._tokenizer.all_special_ids
+    def ends(self, tokens: list[int], stop: Sequence[str] = ()) -> bool:
+        """See `Renderer.ends`."""
+        return bool(tokens) and (tokens[-1] in self._ends or completes(self._tokenizer, tokens, stop))
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """See `Renderer.stop_tokens`."""
+        return self._stop_tokens
+
+
+def end_of_template(tokenizer: Any, options: Mapping[str, Any]) -> frozenset[int]:
+    """The token of its own that a chat template writes behind what an assistant said; empty when it writes a text.
+
+    Args:
+        tokenizer: with a chat template.
+        options: further arguments of the template.
+    """
+    said = "what was said"
+    conversation = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": said}]
+    try:
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+    except Exception:  # a template may refuse any conversation, and verl's builder then says what it wants
+        return frozenset()
+    rest = text.rpartition(said)[2].lstrip()
+    first = next(iter(tokenizer.encode(rest, add_special_tokens=False)), None) if rest else None
+    added = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    return frozenset({first} & added)
 
 
 def _render_prefixes_once(builder: Any) -> None:

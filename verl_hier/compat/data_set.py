@@ -6,13 +6,16 @@ import ast
 import asyncio
 import importlib.util
 import inspect
+import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cache
 from itertools import islice
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import FileError, RecipeError
+from verl_hier.errors import FileError, RecipeError, RolloutError
 from verl_hier.graph.bounded_reading import parquet_rows, parse_json, read_json, text_lines
 from verl_hier.rollout.rewards import RatedEpisode
 
@@ -160,6 +163,40 @@ def prompt_tasks(config: Any, files: str | Sequence[str]) -> list[dict[str, Any]
     return tasks
 
 
+def score_of(value: Any) -> float:
+    """The score that a reward function of verl's form has returned.
+
+    Raises:
+        RolloutError: when it is no finite number.
+    """
+    number = _number(value)
+    if number is None or not math.isfinite(number):
+        raise RolloutError(
+            f"reward.custom_reward_function: the reward function returned the score {value!r:.60}, which is no number."
+        )
+    return number
+
+
+def parted(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """The finite numbers of any type, and the texts, of what a reward function has returned; other values are left
+    out."""
+    numbers = {str(name): number for name, value in info.items() if (number := _number(value)) is not None}
+    finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
+    return finite, {str(name): str(value) for name, value in info.items() if isinstance(value, str)}
+
+
+def _number(value: Any) -> float | None:
+    """A number of Python, numpy, torch or `decimal`, or an array of one without dimensions; None for anything else."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, Real | Decimal):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def verl_score(config: Any) -> Callable[[RatedEpisode], Coroutine[Any, Any, float]]:
     """verl's score of an answer as a reward function: `reward.custom_reward_function`, or the one for the data source.
 
@@ -182,6 +219,6 @@ def verl_score(config: Any) -> Callable[[RatedEpisode], Coroutine[Any, Any, floa
             result = await compute(**given)
         else:
             result = await asyncio.get_running_loop().run_in_executor(None, lambda: compute(**given))
-        return float(result["score"] if isinstance(result, dict) else result)
+        return score_of(result["score"] if isinstance(result, dict) else result)
 
     return score

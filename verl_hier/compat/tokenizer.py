@@ -63,14 +63,20 @@ def load_renderer(
         raise RecipeError(f"{option} {model}: its tokenizer has no chat template; use {plain}.")
     from verl_hier.compat.chat import ChatRenderer
 
-    return ChatRenderer(tokenizer, model_type or _model_type(model), dict(options or {}))
+    config, generation = _configs(model)
+    # Without a config verl knows no family and takes its general rules.
+    family = model_type or (None if config is None else str(config.model_type))
+    return ChatRenderer(tokenizer, family, dict(options or {}), (generation, config))
 
 
-def _model_type(model: str | os.PathLike[str]) -> str | None:
-    """None for a tokenizer on its own: verl then knows no family and takes its general rules."""
-    from transformers import AutoConfig
+def _configs(model: str | os.PathLike[str]) -> tuple[Any, Any]:
+    """The config and the generation config of a model; None for what it does not have, as a tokenizer on its own."""
+    from transformers import AutoConfig, GenerationConfig
 
-    try:
-        return str(AutoConfig.from_pretrained(str(model)).model_type)
-    except (OSError, ValueError):
-        return None
+    found: list[Any] = []
+    for kind in (AutoConfig, GenerationConfig):
+        try:
+            found.append(kind.from_pretrained(str(model)))
+        except (OSError, ValueError):
+            found.append(None)
+    return found[0], found[1]

@@ -12,6 +12,8 @@ RESET = "reset"
 """In the request of a graph: the answer to the reset, of a world whose answers depend on the actions alone."""
 ANSWERS = "answers"
 """In the decision of a node, for such a world: what was done after its turn, as pairs of an action and the answer."""
+CUT = ("length", "aborted")
+"""Values of `Node.stop_reason` of a turn that was cut."""
 Status = Literal["running", "finished", "truncated", "failed", "pruned"]
 
 
@@ -61,7 +63,9 @@ class Node:
         policy_version: lowest and highest weight version that sampled the action.
         prompt_tokens, cached_tokens: length of the prompt, and how much of it the server did not compute again; 0 when
             the server was not asked for this node by itself.
-        stop_reason: why the server stopped.
+        stop_reason: why the turn stopped, in the server's word. `length` and `aborted` do not depend on the server, but
+            say that the turn was cut: its tokens end neither with an end token nor at a stop string. Earlier versions
+            have stored the server's word in any case.
         decision: the random or scripted decision that created the turn, for replay.
         extra: columns of workers and environments (numbers or strings).
         policy: name of the policy that generated the turn; `default` where a run trains one policy.

@@ -105,8 +105,12 @@ def graph_rows(graph: RolloutGraph, trained: Callable[[Node], bool], rule: Share
 
 
 def leaf_row(graph: RolloutGraph, episode: int) -> Row:
-    """The last token sequence of an episode with all its turns marked: what a withheld leaf is scored by."""
-    chain = chains(graph, episode)[-1]
+    """The token sequence that ends with the leaf of an episode, with all its turns marked: what it is scored by.
+
+    It need not be the last one that the episode opened, nor one that is trained.
+    """
+    leaf = graph.episodes[episode].leaf
+    chain = next(chain for chain in chains(graph, episode) if chain[-1] == leaf)
     return _row(graph, episode, chain, set(chain))
 
 

@@ -68,9 +68,14 @@ class Numbers:
         """See `Renderer.decode`."""
         return " ".join(str(token - self._states) for token in tokens)
 
-    def ends(self, tokens: list[int]) -> bool:
+    def ends(self, tokens: list[int], stop: Sequence[str] = ()) -> bool:
         """See `Renderer.ends`; every action is one token."""
         return bool(tokens)
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """See `Renderer.stop_tokens`."""
+        return ()
 
 
 class TablePolicy:

@@ -14,6 +14,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.environments.wire import to_step
 from verl_hier.graph.nodes import CONTINUED, Node, cut_spans
+from verl_hier.graph.records import CUT
 from verl_hier.rollout.ahead import Expected
 from verl_hier.rollout.context import Context, rendered
 from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
@@ -63,8 +64,9 @@ class Turn:
 
     @property
     def complete(self) -> bool:
-        """False when the turn was cut by its token limit."""
-        return self._node.stop_reason not in ("length", "aborted")
+        """False when the turn was cut by its token limit: its tokens end neither with an end token nor at a stop
+        string."""
+        return self._node.stop_reason not in CUT
 
     def mark(
         self, *, valid: bool | None = None, masks: Mapping[str, list[list[int]]] | None = None, **extra: Any

@@ -23,6 +23,19 @@ class Tokenizer(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
 
 
+def completes(tokenizer: Tokenizer, tokens: list[int], stop: Sequence[str]) -> bool:
+    """Whether the last token completes a stop string, as servers look for it: in the text without special tokens.
+
+    The last token may have characters behind the stop string. Only the end of the tokens is decoded: a token has at
+    least one byte, and a character at most four.
+    """
+    if not stop or not tokens:
+        return False
+    end = tokens[-(4 * max(map(len, stop)) + 8) :]
+    text, before = (tokenizer.decode(part, skip_special_tokens=True) for part in (end, end[:-1]))
+    return any(text.count(each) > before.count(each) for each in stop if each)
+
+
 class PlainRenderer:
     """Each message is its content, tokenised on its own; `<act>`, if the vocabulary has it, follows the last one."""
 
@@ -57,9 +70,14 @@ class PlainRenderer:
         """See `Renderer.decode`; only end, padding and cue tokens are left out."""
         return self._tokenizer.decode([t for t in tokens if t not in self._dropped]).strip()
 
-    def ends(self, tokens: list[int]) -> bool:
+    def ends(self, tokens: list[int], stop: Sequence[str] = ()) -> bool:
         """See `Renderer.ends`."""
-        return bool(tokens) and tokens[-1] in self._ends
+        return bool(tokens) and (tokens[-1] in self._ends or completes(self._tokenizer, tokens, stop))
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """See `Renderer.stop_tokens`; there is no template."""
+        return ()
 
     def _encode(self, text: str) -> list[int]:
         if text not in self._cache:

@@ -41,7 +41,8 @@ class Generation:
     Attributes:
         token_ids: (L,) sampled tokens, the end token included.
         logprobs: (L,) log p of each under the sampling temperature; empty when the server returns none.
-        stop_reason: why the server stopped, in its own words.
+        stop_reason: why the server stopped, in its own words. Whether the turn was cut is not asked of it: its tokens
+            say so.
         version: lowest and highest weight version that took part.
         cached_tokens: prompt tokens that were read from the server's prefix cache.
         top_logprobs: (L,) lists of (token id, log p), when they were asked for and are available.
@@ -163,5 +164,9 @@ class Renderer(Protocol):
     def decode(self, tokens: list[int]) -> str:
         """Text of an action as the worker reads it, without the end token."""
 
-    def ends(self, tokens: list[int]) -> bool:
-        """Whether the sampled tokens end with the model's own end of a turn."""
+    def ends(self, tokens: list[int], stop: Sequence[str] = ()) -> bool:
+        """Whether the sampled tokens end with an end token of the model, or the last one completes a stop string."""
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a turn in the model's chat template and at which a server does not stop by itself."""

@@ -75,6 +75,9 @@ _NOT_IN_VERSION_1 = ("messages", "text")
 def differences(stored: RolloutGraph, again: RolloutGraph) -> list[str]:
     """Where two rollouts of one task differ, as `nodes[3].action`; empty when they are the same tree."""
     left, right = stored.to_dict(), again.to_dict()
+    for node in (*left["nodes"], *right["nodes"]):
+        # It follows from the tokens; earlier versions have stored the server's word.
+        node.pop("stop_reason", None)
     if not any(node.messages for node in stored.nodes):
         for node in (*left["nodes"], *right["nodes"]):
             for name in _NOT_IN_VERSION_1:

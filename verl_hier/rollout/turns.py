@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.graph.nodes import Node
+from verl_hier.graph.records import CUT
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.end_reason import EndReason, EpisodeOver
 from verl_hier.rollout.entropy import entropies
@@ -64,9 +65,10 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
     if last is None or last.episode != episode.id:
         decision |= episode.record.decision
     pieces = rollout.graph.pieces(last) if last is not None and last.partial else []
-    partial = limit < most and len(action) >= limit and not _ended(rollout.renderer, action, request)
-    logprobs = logprobs + generation.logprobs
     before = [token for piece in pieces for token in piece.action]
+    ended = _ended(rollout.renderer, before + action, request)
+    partial = limit < most and len(action) >= limit and not ended
+    logprobs = logprobs + generation.logprobs
     text = await off_loop(len(action), text_of, rollout.renderer, before, action, partial)
     node = Node(
         **_place(episode, request),
@@ -81,7 +83,7 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         policy_version=list(generation.version),
         prompt_tokens=len(prompt) if generation.token_ids else 0,
         cached_tokens=generation.cached_tokens,
-        stop_reason=generation.stop_reason,
+        stop_reason=_reason(generation.stop_reason, ended or partial),
         decision=decision,
         policy=request.context.policy,
     )
@@ -115,7 +117,8 @@ async def _ask_ahead(episode: EpisodeState) -> None:
 def _sampling(episode: EpisodeState, context: Context, place: int, most: int, stop: tuple[str, ...]) -> Sampling:
     """How to sample the node number `place` of an episode's path."""
     sampling = episode.rollout.sampling(f"{episode.seed_name}/{place}", episode.greedy, most, stop, context.sampling)
-    return replace(sampling, stop_tokens=context.stop_tokens) if context.stop_tokens else sampling
+    stop_tokens = (*episode.rollout.renderer.stop_tokens, *context.stop_tokens)
+    return replace(sampling, stop_tokens=stop_tokens) if stop_tokens else sampling
 
 
 def restored_node(episode: EpisodeState, request: TurnRequest) -> Node:
@@ -205,7 +208,13 @@ def _anchor(episode: EpisodeState) -> str | None:
 
 
 def _ended(renderer: Renderer, action: list[int], request: TurnRequest) -> bool:
-    """Whether a node that used all tokens it may have ended its turn with the very last one."""
-    if renderer.ends(action) or (bool(action) and action[-1] in request.context.stop_tokens):
-        return True
-    return any(renderer.decode(action).endswith(text) for text in request.stop)
+    """Whether the last token of an action has ended its turn."""
+    stopped = bool(action) and action[-1] in request.context.stop_tokens
+    return stopped or renderer.ends(action, request.stop)
+
+
+def _reason(said: str | None, whole: bool) -> str | None:
+    """Why a node stopped. Servers differ in what they call a cut answer, and some call all of them completed."""
+    if whole:
+        return "completed" if said in CUT else said
+    return said if said in CUT else CUT[0]

@@ -14,6 +14,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
+from verl_hier.runtime_cpu.end_ids import end_ids
 from verl_hier.runtime_cpu.generation.engine import GenerationEngine
 from verl_hier.runtime_cpu.generation.model import SlotModel, load_model
 from verl_hier.runtime_cpu.generation.request import Request, SamplingParams, derive_seed, draws
@@ -61,7 +62,8 @@ class TransformersServer:
             deterministic=self.options.deterministic,
             on_finish=self._deliver,
         )
-        self._eos_ids = _eos_ids(self.model_config)
+        named = self.model_config
+        self._eos_ids = end_ids(named.generation_config, named.hf_config, named.tokenizer)
         self._weights = WeightLoader(model)
         self._futures: dict[str, asyncio.Future[Request]] = {}
         # One stream of seeds for requests that bring none; replicas must not repeat each other.
@@ -308,14 +310,3 @@ class TransformersServer:
         self._open.set()
         if self.engine.has_work:
             self._ensure_running()
-
-
-def _eos_ids(model_config: HFModelConfig) -> frozenset[int]:
-    """End-of-sequence ids of the generation config, the model config and the tokenizer together."""
-    sources = (model_config.generation_config, model_config.hf_config, model_config.tokenizer)
-    ids: set[int] = set()
-    for source in sources:
-        value = getattr(source, "eos_token_id", None)
-        if value is not None:
-            ids.update(value if isinstance(value, list | tuple) else [value])
-    return frozenset(ids)

@@ -24,24 +24,27 @@ class Messages:
 
     def __init__(self) -> None:
         self._messages: list[tuple[str, str]] = []
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: dict[tuple[str, str, bool], int] = {}
+        self._cut: set[int] = set()
 
     @property
     def texts(self) -> list[str]:
         """The contents of all messages so far."""
         return [content for _, content in self._messages]
 
-    def number(self, role: str, content: str) -> int:
-        """The token of a message."""
-        message = (role, content)
+    def number(self, role: str, content: str, cut: bool = False) -> int:
+        """The token of a message; one that was cut has another than a whole one of the same content."""
+        message = (role, content, cut)
         if message not in self._numbers:
             self._numbers[message] = len(self._messages)
-            self._messages.append(message)
+            self._messages.append((role, content))
+            if cut:
+                self._cut.add(self._numbers[message])
         return self._numbers[message]
 
-    def turn(self, content: str) -> list[int]:
+    def turn(self, content: str, cut: bool = False) -> list[int]:
         """The tokens of a turn; there is one."""
-        return [self.number("assistant", content)]
+        return [self.number("assistant", content, cut)]
 
     def render(
         self,
@@ -62,9 +65,14 @@ class Messages:
         """See `Renderer.decode`."""
         return "".join(self._messages[token][1] for token in tokens).strip()
 
-    def ends(self, tokens: list[int]) -> bool:
-        """See `Renderer.ends`; every token is a whole turn."""
-        return bool(tokens)
+    def ends(self, tokens: list[int], stop: Sequence[str] = ()) -> bool:
+        """See `Renderer.ends`; a token is a whole turn, which ends unless the endpoint has said that it was cut."""
+        return bool(tokens) and tokens[-1] not in self._cut
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """See `Renderer.stop_tokens`; an endpoint stops by itself."""
+        return ()
 
     def conversation(self, tokens: list[int]) -> list[dict[str, str]]:
         """The messages for an endpoint; a continuation of an assistant message is appended to it."""
@@ -120,7 +128,8 @@ class ServedPolicy:
             # vLLM reports the stop string.
             named = answer.stopped_by
             text = text + named if named in sampling.stop else with_stop(text, sampling.stop)
-        tokens = self._messages.turn(text) if text else []
+        # An endpoint gives no tokens, so that its word is all there is.
+        tokens = self._messages.turn(text, cut=answer.finish_reason == "length") if text else []
         return Generation(tokens, [], answer.finish_reason, counted_tokens=answer.tokens)
 
     async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:

@@ -13,7 +13,7 @@ from verl_hier.credit import Credit
 from verl_hier.graph import TurnTable
 from verl_hier.graph.columnar.layout import EXTRAS
 from verl_hier.graph.columnar.light import Light
-from verl_hier.graph.columnar.table import column_numbers, complete_episodes
+from verl_hier.graph.columnar.table import column_numbers, complete_episodes, cut_nodes
 from verl_hier.graph.paths import Ints, paths_to
 
 
@@ -36,6 +36,7 @@ def rollout_metrics(light: Light) -> dict[str, float]:
         "hier/groups/short": float(_sum(light.columns.tasks["short"])),
         "hier/turns/count": float(len(nodes)),
         "hier/turns/invalid_share": (len(nodes) - _sum(nodes["valid"])) / max(len(nodes), 1),
+        **cut_metrics(nodes),
         "hier/tokens/generated": float(_sum(nodes["n_action"])),
         "hier/tokens/prompt": float(prompt),
         "hier/tokens/prefix_hit": _sum(nodes["cached_tokens"]) / max(prompt, 1),
@@ -56,6 +57,16 @@ def rollout_metrics(light: Light) -> dict[str, float]:
                 failures.update(map(str, values.to_pylist()))
     metrics |= {f"hier/failures/{name}": float(count) for name, count in sorted(failures.items())}
     return metrics | {f"hier/counts/{name}": float(value) for name, value in sorted(counts.items())}
+
+
+def cut_metrics(nodes: pa.Table) -> dict[str, float]:
+    """The share of turns that were cut, over all roles and for each of them."""
+    cut, whole = cut_nodes(nodes), ~column_numbers(nodes["partial"], bool)
+    roles = np.asarray(nodes["role"].to_pylist(), object)
+    metrics = {"hier/turns/cut_share": float(cut[whole].mean()) if whole.any() else 0.0}
+    for role in sorted({*roles[whole]}):
+        metrics[f"hier/turns/cut_share/{role}"] = float(cut[whole & (roles == role)].mean())
+    return metrics
 
 
 def _sum(column: pa.ChunkedArray) -> int:

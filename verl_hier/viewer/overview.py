@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from verl_hier.graph.columnar.table import cut_nodes
 from verl_hier.viewer.steps import Step
 
 View = dict[str, Any]
@@ -185,12 +186,11 @@ def _marks(step: Step, of_node: NDArray[np.int64], limit: float) -> dict[str, ND
     nodes = step.columns.nodes
     tokens = nodes["n_action"].to_numpy()
     trained = _bools(nodes["trained"]) & _learning(step, of_node)
-    stop = pc.fill_null(nodes["stop_reason"], "")
     return {
         "tokens": tokens,
         "invalid": ~_bools(nodes["valid"]),
         "without_credit": trained & (np.nan_to_num(step.credit) == 0) & ~np.isnan(step.credit),
-        "cut": _equal(stop, "length") | _equal(stop, "aborted"),
+        "cut": cut_nodes(nodes),
         "stale": (step.started < step.number)[of_node],
         "logprobs": step.difference > limit,
     }

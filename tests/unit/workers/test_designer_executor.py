@@ -365,7 +365,9 @@ def test_a_design_that_was_cut_is_not_run(play, monkeypatch):
     generate = ScriptedPolicy.generate
 
     async def cut(self, *args):
-        return dataclasses.replace(await generate(self, *args), stop_reason="length")
+        made = await generate(self, *args)
+        assert made.token_ids[-1] == self.tokenizer.eos_token_id
+        return dataclasses.replace(made, token_ids=made.token_ids[:-1], logprobs=made.logprobs[:-1])
 
     monkeypatch.setattr(ScriptedPolicy, "generate", cut)
     graph = play("walker ; walker").graph

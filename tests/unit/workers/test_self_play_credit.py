@@ -77,7 +77,7 @@ class Cuts(ScriptedPolicy):
     async def generate(self, prompt, sampling, conversation):
         made = await super().generate(prompt, sampling, conversation)
         cut = "!" in self.tokenizer.decode(made.token_ids)
-        return replace(made, stop_reason="length") if cut else made
+        return replace(made, token_ids=made.token_ids[:-1], logprobs=made.logprobs[:-1]) if cut else made
 
 
 def table_of(

@@ -17,10 +17,9 @@ from verl_hier.graph.build_table import Learns
 from verl_hier.graph.columnar.layout import NODE_BOOLS, Columns
 from verl_hier.graph.columnar.token_columns import token_columns
 from verl_hier.graph.paths import Ints, chain_numbers, first_of, paths_to
+from verl_hier.graph.records import CUT
 from verl_hier.graph.turn_table import Array, TurnTable
 
-_CUT = ("length", "aborted")
-"""Reasons of a server to stop that leave a turn incomplete."""
 _COMPLETE = ("finished", "truncated")
 _NUMBERS = ("extra_bool", "extra_int", "extra_float")
 
@@ -102,6 +101,11 @@ def _codes(column: pa.ChunkedArray) -> tuple[Ints, tuple[Any, ...]]:
     return column_numbers(pc.fill_null(pc.index_in(column, value_set=known), -1)), tuple(known.to_pylist())
 
 
+def cut_nodes(nodes: pa.Table) -> NDArray[np.bool_]:
+    """(M,) which nodes were cut, see `Node.stop_reason`."""
+    return _is_in(nodes["stop_reason"], CUT)
+
+
 def _episode_columns(
     columns: Columns, complete: NDArray[np.bool_], group: Ints, trees: Ints
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
@@ -132,7 +136,7 @@ def _node_columns(nodes: pa.Table) -> tuple[dict[str, Array], dict[str, tuple[st
     columns |= {name: column_numbers(nodes[name]) for name in ("level", "turn", "segment")}
     columns |= {"reward": column_numbers(nodes["reward"], np.float64)}
     columns |= {name: column_numbers(nodes[name], bool) for name in NODE_BOOLS if name != "partial"}
-    columns["complete"] = ~_is_in(nodes["stop_reason"], _CUT)
+    columns["complete"] = ~cut_nodes(nodes)
     columns |= {"n_tokens": column_numbers(nodes["n_action"]), "n_prompt": column_numbers(nodes["n_observation"])}
     columns["entropy"] = column_numbers(nodes["mean_entropy"], np.float64)
     return columns, {"agent": agents, "role": roles}, anchors
