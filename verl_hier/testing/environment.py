@@ -19,9 +19,11 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.blocking import build
 from verl_hier.environments.expert import OffersExpert
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
+from verl_hier.environments.wire import from_step
 from verl_hier.errors import HierError
 from verl_hier.host.specs import EnvironmentSpec
 from verl_hier.testing.environment_spec import check_declared, check_splits, tasks_to_play
+from verl_hier.testing.hostile import HOSTILE
 from verl_hier.testing.scene import changing_generators
 
 NONSENSE = "xyzzy no such action"
@@ -44,7 +46,8 @@ def check_environment(
 
     Checked: tasks are JSON-able; the splits share none; what the spec declares is true; equal task, seed and actions
     give equal steps, also while other instances run in the same process and draw from its global random generators; a
-    nonsensical action is answered with `valid=False` and changes nothing; equal anchors come with equal admissible
+    nonsensical action is answered with `valid=False` and changes nothing; no text that a policy may write (cut, nested,
+    of any script, with escapes of what is no character) raises an exception; equal anchors come with equal admissible
     actions; a fork is equal to its source, independent of it, and outlives it; closing leaves no thread, process or
     open file behind; the process pool gives the same steps, also by replay after a crash, and a call that exceeds its
     time limit loses its own episode only.
@@ -76,6 +79,8 @@ def check_environment(
         player.check_neighbours(played)
         if not any_text:
             player.check_nonsense(played)
+        if not number:
+            player.check_hostile()
         player.check_fork(played)
         player.close()
         player.check_close(played)
@@ -167,6 +172,21 @@ class _Player:
         assert not answer.valid, f"{self._where()}: {NONSENSE!r} was called valid"
         assert answer.anchor == step.anchor, f"{self._where()}: an invalid action changed the state (anchor)"
         assert answer.admissible == step.admissible, f"{self._where()}: an invalid action changed what is admissible"
+
+    def check_hostile(self) -> None:
+        """No text of a policy raises an exception, and each is answered with a step as the pool takes it."""
+        environment, step = self._start()
+        for what, text in HOSTILE.items():
+            if step.done or step.truncated:
+                environment, step = self._start()
+            try:
+                step = environment.step(text)
+                from_step(step)
+            except Exception as error:
+                raise AssertionError(
+                    f"{self._where()}: an action of {what} raised {type(error).__name__}: {error}; answer it with "
+                    "valid=False, because a policy could lose an episode at will"
+                ) from error
 
     def check_fork(self, actions: list[str]) -> None:
         """A fork answers as its source would have, neither affects the other, and the fork outlives its source."""

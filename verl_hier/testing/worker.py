@@ -25,6 +25,7 @@ from verl_hier.rollout import Limits, Rollout, Sampler, Sampling, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences
 from verl_hier.testing.byte_pairs import BytePairTokenizer
+from verl_hier.testing.hostile import HOSTILE
 from verl_hier.testing.line import Line
 from verl_hier.testing.rollout import CharacterTokenizer, SideBySide, WordTokenizer, replay_scripted, roll_out_scripted
 from verl_hier.testing.scene import (
@@ -44,25 +45,6 @@ from verl_hier.testing.scene import (
 ROOMY = Limits(max_turns=30, max_tokens_per_turn=2000, context_tokens=200_000)
 SECONDS_PER_TURN = 5.0
 """Processor time that a worker may take for a turn of a million characters; reading it once takes milliseconds."""
-HOSTILE: dict[str, str] = {
-    "an empty answer": "",
-    "white space": " \n\t\r\n ",
-    "braces": "{} {0} {instruction} {observation!r} {{ }",
-    "percent signs": "%s %(x)s %n %",
-    "opened tags": "<action><plan><answer><think>",
-    "closed tags": "</action></plan></answer>",
-    "nested tags": "<action><action>right</action></action>",
-    "brackets": "(" * 1500 + "[{<",
-    "backslashes": "\\1 \\g<0> \\u12 [a- (?P<x>",
-    "digits": "9" * 1500,
-    "separators": ";;; , : | \n-\n*\n1.",
-    "code": '__import__("os").abort()',
-    "JSON that is cut": '{"action": ["right", {"to": ',
-    "halves of characters, escaped": '"\\ud83d" {"text": "\\udc00", "name": "\\ud800"} f("\\ud800")',
-    "control characters": "\x1b[31m\x07\b\x7f\x85 \u2066\u2069\u200b",
-    "letters of many scripts": "é İ ß ﬁ 𝕏 語 שלום \u202e\u0301\u2028\ufeff\0",
-}
-"""Texts that a policy may generate, however rarely; none may raise an exception in a worker."""
 HALVES = "half a character \ud83d, the other \ude00, and a pair \ud83d\ude00"
 """What a world may say and no policy can: tokenizers do not read it."""
 HUGE = ("x" * 1_000_000, "<action>" * 125_000, "a ; " * 250_000, "(" * 1_000_000, "right\n" * 170_000)

@@ -1,6 +1,8 @@
 """The conformance kit finds what it is for: each broken world is refused in a sentence, a sound one passes."""
 
+import contextlib
 import dataclasses
+import json
 import random
 import threading
 from types import SimpleNamespace
@@ -34,6 +36,24 @@ class Raises(Counter):
         if action != "add":
             raise KeyError(action)
         return super().step(action)
+
+
+class ReadsJson(Counter):
+    """Reads JSON as Python has it, and misses that its nesting has an end."""
+
+    def step(self, action):
+        with contextlib.suppress(ValueError):
+            json.loads(action.removeprefix("look "))
+        return super().step(action)
+
+
+def reads_json(options):
+    return ReadsJson(options)
+
+
+def test_a_world_that_a_text_of_a_policy_breaks():
+    with pytest.raises(AssertionError, match=r"an action of .*brackets.* raised RecursionError"):
+        check_environment(spec(reads_json), Options(), tasks=1)
 
 
 class Moves(Counter):
