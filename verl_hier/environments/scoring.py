@@ -1,11 +1,18 @@
-"""Scores of an answer: exact match and F1 on normalised words, as in SQuAD (arXiv 1606.05250) and HotpotQA."""
+"""Scores of an answer.
+
+Exact match and F1 compare normalised words, as in SQuAD (arXiv 1606.05250) and HotpotQA: they see neither sign nor
+decimal point, so `-5` is `5`, and nothing is left of `A`. Answers that are numbers have `number`.
+"""
 
 from __future__ import annotations
 
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from verl_hier.environments.math_answers import math_verify
+from verl_hier.environments.numbers import last_number, number_of
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -22,6 +29,59 @@ def exact_match(answer: str, truths: Iterable[str]) -> bool:
     """Whether the answer equals one of the true answers; one of which nothing remains, such as `the`, never does."""
     given = normalise(answer)
     return bool(given) and given in {normalise(truth) for truth in truths}
+
+
+def number(answer: str, truths: Iterable[str]) -> bool:
+    """Whether the last number of the answer is the last number of one of the true answers, in any notation."""
+    given = last_number(answer)
+    return given is not None and any(given == last_number(truth) for truth in truths)
+
+
+def number_or_words(answer: str, truths: Iterable[str]) -> bool:
+    """Whether the answer is one of the true ones: those that are numbers by `number`, others by `exact_match`, and
+    those of which normalisation leaves nothing, such as `A` or `+`, as they are written."""
+    return any(_same(answer, truth) for truth in truths)
+
+
+def _same(answer: str, truth: str) -> bool:
+    if number_of(truth) is not None:
+        return number(answer, (truth,))
+    if not normalise(truth):
+        given, true = answer.strip(), truth.strip()
+        return bool(true) and given in ((true, f"{true}.") if true.isalnum() else (true,))
+    return exact_match(answer, (truth,))
+
+
+MATCHES: dict[str, Callable[[str, Iterable[str]], bool]] = {
+    "exact_match": exact_match,
+    "number": number,
+    "number_or_words": number_or_words,
+    "math_verify": math_verify,
+}
+"""Ways to tell whether an answer is right, by the name that a recipe gives them."""
+
+
+def unfit(scorer: str, truth: str) -> str:
+    """Why a scorer cannot tell whether an answer is this true one, with what to do; empty where it can.
+
+    Args:
+        scorer: a name of `MATCHES`, or `f1`.
+        truth: the true answer.
+    """
+    other = "take the scorer `number`, or `number_or_words` where some answers are words"
+    if not truth.strip():
+        return "is empty"
+    if scorer in ("exact_match", "f1"):
+        if number_of(truth) is not None:
+            return f"is a number, of which {scorer} sees neither sign nor decimal point; {other}"
+        if not normalise(truth):
+            return (
+                f"is one of which {scorer} leaves nothing, because it drops punctuation and articles, and answers have "
+                "to be texts, none of them empty; take the scorer `number_or_words`, which keeps it"
+            )
+    if scorer == "number" and last_number(truth) is None:
+        return "has no number; take the scorer `number_or_words` where some answers are words"
+    return ""
 
 
 def f1(answer: str, truths: Iterable[str]) -> float:

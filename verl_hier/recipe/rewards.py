@@ -17,7 +17,7 @@ def rewards_of(hier: HierConfig) -> dict[str, Reward]:
     """Name to reward function.
 
     Raises:
-        RecipeError: when a function cannot be imported or does not take its options.
+        RecipeError: when a function cannot be imported, does not take its options, or refuses them itself.
     """
     found = {}
     for name, given in hier.rewards.items():
@@ -56,3 +56,9 @@ def _check_call(name: str, function: Callable[..., Any], options: Mapping[str, A
             f"hier.rewards.{name}.options: {function.__name__}{signature} cannot be called with an episode or turn and "
             f"these options: {error}."
         ) from error
+    check = getattr(function, "check_options", None)
+    if check is not None:
+        try:
+            check(options)
+        except ValueError as error:
+            raise RecipeError(f"hier.rewards.{name}.options.{error}") from error

@@ -1,21 +1,31 @@
 """Rewards of answers: how well an answer matches the true ones, what was found, and whether the tools were used.
 
 Every function takes an episode or a turn. The true answers stand in the task of the environment, by default in its
-field `answers`. Scores are those of SQuAD (arXiv 1606.05250) on normalised words; see `verl_hier.environments.scoring`.
+field `answers`. Scores are those of SQuAD (arXiv 1606.05250) on normalised words, which see neither the sign nor the
+decimal point of a number; for answers that are numbers there is `number`. See `verl_hier.environments.scoring`.
+Thoughts hold no answer.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from verl_hier.environments import scoring
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.rollout.rewards import RatedEpisode, RatedTurn
 
 Rated = RatedEpisode | RatedTurn
 ANSWER = r"<answer>([^<]*)</answer>|^\s*answer\s+(.*)"
 """An answer in either form of the search environment: `<answer>Paris</answer>`, or `answer Paris` as the whole turn."""
+
+WORDS = ("search", "retrieval", "nq", "hotpotqa", "2wikimultihopqa", "musique", "triviaqa", "popqa", "bamboogle")
+"""Data sources whose rule is SQuAD's, for their numbers too."""
+_told: set[str] = set()
+"""Functions for which it was said in this process that a true answer does not suit them."""
+_log = logging.getLogger(__name__)
 
 
 def f1(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0, offset: float = 0.0) -> float:
@@ -29,13 +39,37 @@ def f1(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: flo
         offset: added in any case; with `weight: 6` and `offset: -0.5` the reward is 6 F1 - 3.
     """
     given = _last(answer, rated.text)
-    return offset + (missing if given is None else scoring.f1(given, _truths(rated, truths)))
+    return offset + (missing if given is None else scoring.f1(given, _words(rated, truths, "f1")))
 
 
 def exact_match(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0) -> float:
     """1 when the answer in the last turn equals a true answer after normalisation, else 0; see `f1` for the options."""
     given = _last(answer, rated.text)
-    return missing if given is None else float(scoring.exact_match(given, _truths(rated, truths)))
+    return missing if given is None else float(scoring.exact_match(given, _words(rated, truths, "exact_match")))
+
+
+def number(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0) -> float:
+    """1 when the last number of the answer in the last turn is that of a true answer, in any notation, else 0.
+
+    For the options see `f1`.
+    """
+    given = _last(answer, rated.text)
+    return missing if given is None else float(scoring.number(given, _truths(rated, truths)))
+
+
+def number_or_words(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0) -> float:
+    """`number` for true answers that are numbers, `exact_match` for the others; for the options see `f1`."""
+    given = _last(answer, rated.text)
+    return missing if given is None else float(scoring.number_or_words(given, _truths(rated, truths)))
+
+
+def math_verify(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0) -> float:
+    """1 when the answer in the last turn equals a true one in LaTeX, by `math-verify`; for the options see `f1`.
+
+    A true answer that sympy cannot compare within seconds costs as long; `pip install 'verl-hier[math]'`.
+    """
+    given = _last(answer, rated.text)
+    return missing if given is None else float(scoring.math_verify(given, _truths(rated, truths)))
 
 
 def found(
@@ -50,7 +84,7 @@ def found(
         truths: field of the task with the true answer or answers.
     """
     turns = [turn for turn in _turns(rated) if not roles or turn.role in roles]
-    notes = [scoring.normalise(note) for turn in turns for note in _matches(pattern, turn.text)]
+    notes = [scoring.normalise(note) for turn in turns for note in _matches(pattern, without_thoughts(turn.text))]
     true = [scoring.normalise(truth) for truth in _truths(rated, truths)]
     return float(any(truth and truth in note for truth in true for note in notes))
 
@@ -90,9 +124,10 @@ def answer_and_tools(
     if given is None or not all(turn.valid for turn in turns):
         return invalid
     own = tools.get(speaker, ()) if isinstance(tools, Mapping) else tools
-    used = [any(tool in turn.text for turn in turns) for tool in own]
+    said = [without_thoughts(turn.text) for turn in turns]
+    used = [any(tool in text for text in said) for tool in own]
     share = sum(used) / len(used) if used else 1.0
-    score = scoring.f1(given, _truths(rated, truths))
+    score = scoring.f1(given, _words(rated, truths, "f1"))
     return score + right * (share == 1.0) if score > 0 else wrong * share
 
 
@@ -114,8 +149,19 @@ def _truths(rated: Rated, field: str) -> list[str]:
     return [value] if isinstance(value, str) else [str(truth) for truth in value]
 
 
+def _words(rated: Rated, field: str, function: str) -> list[str]:
+    """The true answers of a task for a function that compares words; says once which of them are none."""
+    found = _truths(rated, field)
+    if function not in _told and rated.task.get("data_source") not in WORDS:
+        why = next(((truth, said) for truth in found if (said := scoring.unfit(function, truth))), None)
+        if why is not None:
+            _told.add(function)
+            _log.warning("hier.rewards, function %s: the true answer %r %s.", function, *why)
+    return found
+
+
 def _last(pattern: str, text: str) -> str | None:
-    return next(reversed(_matches(pattern, text)), None)
+    return next(reversed(_matches(pattern, without_thoughts(text))), None)
 
 
 def _matches(pattern: str, text: str) -> list[str]:

@@ -8,10 +8,8 @@ from functools import lru_cache
 from verl_hier.rollout.rewards import RatedEpisode, RatedTurn
 
 Rated = RatedEpisode | RatedTurn
-_TURN = re.compile(
-    r"\s*<think>(?P<thoughts>.*?)</think>\s*<(?P<action>\w+)>(?P<inside>.*?)</(?P=action)>\s*", re.DOTALL
-)
-_TAG = re.compile(r"</?(\w+)>")
+_TAG = re.compile(r"</?\w+>")
+_OPENING = re.compile(r"\s*<(\w+)>")
 
 
 def matches(rated: Rated, pattern: str) -> float:
@@ -80,12 +78,20 @@ def well_formed(episode: RatedEpisode, answer: str = "answer") -> bool:
         episode: turns with anything else, a tag inside a tag among it, are not well formed.
         answer: tag of the answer.
     """
-    found = [_TURN.fullmatch(turn.text) for turn in episode.turns]
-    inside = [text for turn in found if turn for text in (turn["thoughts"], turn["inside"])]
-    if not all(found) or any(_TAG.search(text) for text in inside):
-        return False
-    actions = [turn["action"] for turn in found if turn]
-    return actions[-1] == answer and answer not in actions[:-1]
+    actions = [_action(turn.text) for turn in episode.turns]
+    return None not in actions and actions[-1] == answer and answer not in actions[:-1]
+
+
+def _action(text: str) -> str | None:
+    """The tag of the action of a turn that is `<think>…</think>` and one action, without tags within either."""
+    thoughts, closed, rest = text.strip().partition("</think>")
+    opening = _OPENING.match(rest)
+    if not closed or not thoughts.startswith("<think>") or opening is None:
+        return None
+    inside = rest[opening.end() :].removesuffix(f"</{opening[1]}>")
+    if len(inside) == len(rest) - opening.end() or _TAG.search(thoughts, len("<think>")) or _TAG.search(inside):
+        return None
+    return opening[1]
 
 
 def format_shaping(episode: RatedEpisode, structure: float = 0.2, final: float = 0.1, answer: str = "answer") -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from verl_hier.rollout.rewards import RatedEpisode, RatedTurn
+from verl_hier.errors import did_you_mean
+from verl_hier.rewards.verdicts import verdict
+from verl_hier.rollout.rewards import RatedEpisode, RatedTurn, checks_options
 from verl_hier.served.client import ChatClient
 
 PROMPT = """You judge the work of an agent.
@@ -19,12 +22,35 @@ What it read and wrote, with what it has to be judged by at the end:
 {conversation}
 
 How well does it do the task? Answer with one line: Score: N, where N is a number from {low} to {high}."""
-_NUMBER = re.compile(r"score\W*(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+FIELDS = ("instruction", "answers", "conversation", "text", "low", "high")
+"""What a prompt may hold in braces; other braces are characters, such as those of JSON."""
+_BRACED = re.compile(r"(?<!\{)\{([A-Za-z_]\w*)\}(?!\})")
+_FIELD = re.compile(r"\{\{|\}\}|\{(" + "|".join(FIELDS) + r")\}")
 MOST_UNHEARD = 20
 """Verdicts one after the other for which a judge that has answered before may be out of reach; then the run ends."""
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str, float], ChatClient]] = WeakKeyDictionary()
 
 
+def check(options: Mapping[str, Any]) -> None:
+    """Refuse options of a judge with which no verdict could be read.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    scale = options.get("scale", (0, 10))
+    numbers = isinstance(scale, Sequence) and len(scale) == 2 and all(type(end) in (int, float) for end in scale)
+    if not numbers or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]:
+        raise ValueError(f"scale: give the lowest and the highest number that the judge may name, got {scale!r}.")
+    prompt = options.get("prompt", PROMPT)
+    if not isinstance(prompt, str):
+        raise ValueError(f"prompt: give a text, got {prompt!r:.60}.")
+    unknown = next((name for name in _BRACED.findall(prompt) if name not in FIELDS), "")
+    if unknown:
+        known = ", ".join(f"{{{name}}}" for name in FIELDS)
+        raise ValueError(f"prompt: there is no {{{unknown}}}{did_you_mean(unknown, FIELDS)}; there are {known}.")
+
+
+@checks_options(check)
 async def judge(
     rated: RatedEpisode | RatedTurn,
     *,
@@ -38,8 +64,8 @@ async def judge(
 ) -> float | None:
     """What a judge model says, on a scale from 0 to 1; None when it names no number or its endpoint refuses.
 
-    The last "Score: N" of its answer counts. Numbers beyond the scale are cut. The agent's own words are in the prompt,
-    so that a policy can learn to flatter or to instruct the judge; look at what it writes.
+    The last verdict of its answer counts; see `verdict`. Numbers beyond the scale are cut. The agent's own words are in
+    the prompt, so that a policy can learn to flatter or to instruct the judge; look at what it writes.
 
     Args:
         rated: the turn or episode.
@@ -47,7 +73,7 @@ async def judge(
         model: the model's name there; empty for the only one that it serves.
         prompt: what it is asked. {instruction} is the task in words, {answers} the true answers that the task names,
             {conversation} what the agent read and wrote, {text} what it generated last, {low} and {high} are the ends
-            of the scale.
+            of the scale. Braces around anything but one word are characters, such as those of JSON.
         scale: lowest and highest number that the judge may name.
         temperature: of the judge.
         max_tokens: limit of its answer.
@@ -58,20 +84,25 @@ async def judge(
             and when it is out of reach for `MOST_UNHEARD` verdicts.
     """
     low, high = scale
-    asked = prompt.format(
-        instruction=rated.task.get("instruction", ""),
-        answers=_answers(rated.task),
-        conversation=_told(rated.messages),
-        text=rated.text,
-        low=f"{low:g}",
-        high=f"{high:g}",
-    )
+    fields = {
+        "instruction": str(rated.task.get("instruction", "")),
+        "answers": _answers(rated.task),
+        "conversation": _told(rated.messages),
+        "text": rated.text,
+        "low": f"{low:g}",
+        "high": f"{high:g}",
+    }
+    asked = _filled(prompt, fields)
     client = _client(url, model, timeout_s)
     answer = await client.ask([{"role": "user", "content": asked}], temperature=temperature, max_tokens=max_tokens)
-    numbers = _NUMBER.findall(answer.text) if answer is not None else []
-    if not numbers:
-        return None
-    return (min(max(float(numbers[-1]), low), high) - low) / (high - low)
+    said = None if answer is None else verdict(answer.text, low, high)
+    return None if said is None else (min(max(said, low), high) - low) / (high - low)
+
+
+def _filled(prompt: str, fields: Mapping[str, str]) -> str:
+    """The prompt with its fields; one that has `{{` writes all other braces twice, as `str.format` does."""
+    twice = "{{" in prompt
+    return _FIELD.sub(lambda found: fields[found[1]] if found[1] else found[0][: 1 if twice else 2], prompt)
 
 
 def _client(url: str, model: str, timeout_s: float) -> ChatClient:
@@ -90,4 +121,7 @@ def _answers(task: Mapping[str, Any]) -> str:
 
 
 def _told(messages: Sequence[Mapping[str, str]]) -> str:
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+    """A conversation in words; a line that looks like the head of a message, within one, begins with a backslash."""
+    roles = "|".join({"system", "developer", "user", "assistant", "tool", *(re.escape(m["role"]) for m in messages)})
+    head = re.compile(rf"(^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])([^\S\n]*)(?=\[\s*(?:{roles})\s*\])", re.MULTILINE | re.I)
+    return "\n\n".join(f"[{m['role']}]\n" + head.sub(r"\1\2\\", m["content"]) for m in messages)

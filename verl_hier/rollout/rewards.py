@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from verl_hier.errors import RolloutError, raised
 from verl_hier.graph.chat import conversation
@@ -126,6 +126,23 @@ class Reward:
         """Whether a turn is one that it rates."""
         anybody = not (self.roles or self.agents)
         return anybody or node.role in self.roles or node.agent in self.agents
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[Function], Function]:
+    """A decorator that gives a reward function a check of its options, which `verl-hier check` asks before a run.
+
+    Args:
+        check: is given the options of the recipe and raises a `ValueError`, whose text is the sentence that is shown.
+    """
+
+    def decorate(function: Function) -> Function:
+        function.check_options = check  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 async def rate(graph: RolloutGraph, task: Mapping[str, Any], rewards: Mapping[str, Reward]) -> None:

@@ -62,7 +62,9 @@ def test_results_of_agents(name):
     score = scorer_of(GatewayOptions(scorer=name))
     for truth in ("Ada Lovelace", "1815", "the", "."):
         for result in RESULTS:
-            assert score({"answers": [truth]}, result) <= 0, (truth, result)
+            # An answer that is the true one to the letter is right, unless the scorer leaves nothing of it.
+            if result != truth or name in ("exact_match", "f1", "number"):
+                assert score({"answers": [truth]}, result) <= 0, (truth, result)
 
 
 def test_the_sample_agent():

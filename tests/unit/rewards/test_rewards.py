@@ -224,7 +224,7 @@ def test_tokens_of_all_pieces_of_a_turn_count(graph: RolloutGraph) -> None:
 
 def test_a_judge_is_asked_and_its_last_score_counts() -> None:
     pytest.importorskip("openai")
-    answers = iter(["Score: 3 would be low. Score: 7.5", "score = 99", "I cannot say", 400])
+    answers = iter(["Score: 3\nNo, it is better.\nScore: 7.5", "score = 99", "I cannot say", 400])
     with Endpoint(lambda request: next(answers)) as served:
 
         async def ask() -> list[float | None]:

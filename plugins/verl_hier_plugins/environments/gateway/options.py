@@ -10,7 +10,7 @@ from verl_hier.host.constraints import Count, CountOrZero, Positive
 
 MOST_CHARACTERS = 150_000
 """Of a request: the `info` of a step takes a mebibyte, in which JSON may write a character as six bytes."""
-SCORERS = ("exact_match", "f1", "number")
+SCORERS = ("exact_match", "f1", "number", "number_or_words", "math_verify")
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class GatewayOptions:
     hidden: tuple[str, ...] = ("answer", "answers", "goal", "data_source")
     """Fields of a task that the agent is not given."""
     scorer: str = "exact_match"
-    """What scores the result of an agent by its task: `exact_match`, `f1`, `number` (the last number of the result), or
-    `package.module:function`."""
+    """What scores the result of an agent by its task: `exact_match` and `f1` of words, `number` (the last number of the
+    result), `number_or_words`, `math_verify` (LaTeX; `pip install 'verl-hier[math]'`), or `package.module:function`."""
     won_at: float = 1.0
     """Score from which on a task counts as won."""
     actions: Literal["hermes", "plain"] = "hermes"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from verl_hier.environments.scoring import unfit
 from verl_hier.environments.splits import SPLITS, hash_number
 from verl_hier.errors import RecipeError
 from verl_hier.graph.bounded_reading import parse_json, text_lines
@@ -77,4 +78,7 @@ def _checked(task: Any, options: GatewayOptions, where: str) -> dict[str, Any]:
         raise RecipeError(f"{where} has no `answer`, which the scorer {options.scorer} needs.")
     if answers is not None:
         task["answers"] = [str(answer) for answer in answers] if isinstance(answers, list) else [str(answers)]
+    for answer in task.get("answers", ()) if options.scorer in SCORERS else ():
+        if why := unfit(options.scorer, answer):
+            raise RecipeError(f"{where}: the answer {answer!r:.60} {why} (hier.environment.scorer).")
     return task

@@ -14,7 +14,7 @@ from typing import Any
 
 from verl_hier.environments.asynchronous import AsyncEnvironment, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.base import StepResult
-from verl_hier.environments.scoring import exact_match
+from verl_hier.environments.scoring import MATCHES
 from verl_hier.environments.wire import cut
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.mcp.options import McpOptions
@@ -227,7 +227,7 @@ class McpEnvironment(AsyncEnvironment):
     async def _is_done(self, answer: str) -> bool:
         """Whether the answer is one of the task's, and the call that checks the task says what it should."""
         answers, check = self.task.get("answers"), self.task.get("check")
-        if answers and not exact_match(answer, answers):
+        if answers and not await asyncio.to_thread(MATCHES[self._options.scorer], answer, answers):
             return False
         if check:
             said = await self._ask(Call(check["name"], check.get("arguments", {})))

@@ -37,6 +37,9 @@ class McpOptions:
     """Tasks in the training split; 0 means all of a file."""
     validation: int = 64
     """Tasks in each held-out split; 0 means all of a file."""
+    scorer: Literal["exact_match", "number", "number_or_words", "math_verify"] = "exact_match"
+    """What compares an answer with the true ones of its task: `exact_match` of words, `number` (its last number),
+    `number_or_words`, or `math_verify` (LaTeX; `pip install 'verl-hier[math]'`)."""
     actions: Literal["hermes", "plain"] = "hermes"
     """How calls are written: as JSON in `<tool_call>` tags, or in plain words, `find lamp`. With
     `hermes` plain words are understood where they are no sentence."""

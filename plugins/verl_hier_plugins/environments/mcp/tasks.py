@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from verl_hier.environments.scoring import normalise
+from verl_hier.environments.math_answers import require_math_verify
+from verl_hier.environments.scoring import unfit
 from verl_hier.environments.splits import SPLITS, hash_number
 from verl_hier.errors import RecipeError
 from verl_hier.graph.bounded_reading import parse_json, text_lines
@@ -24,6 +25,8 @@ def tasks(options: McpOptions, split: str) -> list[dict[str, Any]]:
     """
     if split not in SPLITS:
         raise RecipeError(f"hier.environment: mcp has no split {split!r}; it has {', '.join(SPLITS)}.")
+    if options.scorer == "math_verify":
+        require_math_verify("hier.environment.scorer")
     if not options.data_path:
         return house_tasks(options, split)
     option = "validation_path" if split != "train" and options.validation_path else "data_path"
@@ -33,7 +36,8 @@ def tasks(options: McpOptions, split: str) -> list[dict[str, Any]]:
         raise RecipeError(f"hier.environment.{option}: there is no file {file}.")
     found: list[dict[str, Any]] = []
     for number, line in text_lines(file):
-        task = _checked(parse_json(line, f"line {number} of {file}"), f"hier.environment.{option}: line {number}")
+        where = f"hier.environment.{option}: line {number}"
+        task = _checked(parse_json(line, f"line {number} of {file}"), where, options.scorer)
         if options.validation_path or _held_out(str(task["instruction"])) == split:
             found.append({"data_source": "mcp", "id": f"{split}-{len(found):05d}", **task})
         if len(found) == limit > 0:
@@ -48,14 +52,17 @@ def _held_out(instruction: str) -> str:
     return {0: "val", 1: "test"}.get(hash_number(instruction, 4) % 10, "train")
 
 
-def _checked(task: Any, where: str) -> dict[str, Any]:
+def _checked(task: Any, where: str, scorer: str) -> dict[str, Any]:
     if not isinstance(task, dict) or not isinstance(task.get("instruction"), str):
         raise RecipeError(f"{where} is no task; it needs the text `instruction`.")
     if "answer" in task:
         task["answers"] = [str(task.pop("answer"))]
     answers = task.get("answers", [])
-    if not isinstance(answers, list) or not all(isinstance(text, str) and normalise(text) for text in answers):
+    if not isinstance(answers, list) or not all(isinstance(text, str) and text.strip() for text in answers):
         raise RecipeError(f"{where}: `answer` is a text, and `answers` a list of texts, none of them empty.")
+    for answer in answers:
+        if why := unfit(scorer, answer):
+            raise RecipeError(f"{where}: the answer {answer!r:.60} {why} (hier.environment.scorer).")
     opening = task.get("opening", [])
     if not isinstance(opening, list):
         raise RecipeError(f"{where}: `opening` is a list of calls.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from decimal import Decimal, InvalidOperation
 from itertools import accumulate
+
+from verl_hier.environments.numbers import number_of
 
 LEVELS = ((2, 2, "+-", 0), (3, 2, "+-", 0), (3, 2, "+-*", 0), (3, 3, "+-*", 1), (4, 3, "+-*", 2))
 """For each difficulty: operands, digits of a number, operators, and how many operands are sums in brackets."""
@@ -74,15 +75,9 @@ def read(text: str) -> str | None:
 
 
 def same_number(given: str, expected: str) -> bool:
-    """Whether two numbers are equal; `$1,234.50` and `1234.5` are."""
-    found = _number(given)
-    return found is not None and found == _number(expected)
+    """Whether two texts are the same number: `$1,234.50` and `1234.5` are; `10/2`, which is still to do, is none.
 
-
-def _number(text: str) -> Decimal | None:
-    cleaned = text.strip().removesuffix(".").replace(",", "").replace("$", "").replace(" ", "")
-    try:
-        number = Decimal(cleaned)
-    except InvalidOperation:
-        return None
-    return number if number.is_finite() else None
+    Spaces do not count, because policies with a small vocabulary say one digit after the other.
+    """
+    found, true = (number_of(text.replace(" ", ""), written_out=False) for text in (given, expected))
+    return found is not None and found == true

@@ -1,0 +1,143 @@
+"""Numbers are equal where they are, in every notation, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_hier.environments import scoring
+from verl_hier.environments.numbers import last_number, number_of
+from verl_hier.errors import RecipeError
+from verl_hier_plugins.environments.gateway import SPEC as GATEWAY
+from verl_hier_plugins.environments.gateway.options import GatewayOptions
+from verl_hier_plugins.environments.gateway.scoring import scorer_of
+from verl_hier_plugins.environments.mcp import SPEC as MCP
+from verl_hier_plugins.environments.mcp.options import McpOptions
+from verl_hier_plugins.environments.python_tool.arithmetic import same_number
+
+SIGNS = ("-", "−", "－")
+
+
+def notations(value: Fraction) -> list[str]:
+    """The ways to write a decimal fraction that are tried."""
+    up, down = value.numerator, value.denominator
+    whole = [f"{up}", f"{up:,}", f"{up}.0", f"{up}e0", f"${abs(up):,}" if up >= 0 else f"-${abs(up):,}"]
+    found = [f"{up}/{down}", f"\\frac{{{up}}}{{{down}}}", f"{2 * up} / {2 * down}"]
+    decimal = f"{float(value):.6f}"
+    exact = Fraction(decimal) == value
+    if exact:
+        found += [decimal, decimal.rstrip("0") + "0", f"{value.numerator * 10**6 // value.denominator}e-6"]
+        found += [decimal.replace("0.", ".", 1)] if abs(value) < 1 else []
+        found += [f"{float(value):,.6f}", f"{value.numerator * 10**6 // value.denominator} × 10^{{-6}}"]
+    return found + (whole if down == 1 else [])
+
+
+RATIONALS = st.builds(Fraction, st.integers(-(10**7), 10**7), st.sampled_from([1, 2, 3, 4, 5, 8, 10, 100, 7]))
+
+
+@given(RATIONALS, RATIONALS, st.sampled_from(SIGNS), st.data())
+def test_the_scorer_is_equality_of_fractions(one, other, sign, data):
+    score = scorer_of(GatewayOptions(scorer="number"))
+    for value in (one, -one, other):
+        said = data.draw(st.sampled_from(notations(value))).replace("-", sign)
+        true = data.draw(st.sampled_from(notations(one)))
+        assert last_number(said) == number_of(said) == value, said
+        assert score({"answers": [true]}, f"It is {said}.") == float(value == one), (said, true)
+
+
+@given(st.integers(2**53, 2**80), st.integers(-3, 3))
+def test_large_numbers_are_exact(number, more):
+    assert (
+        scoring.number(str(number + more), [str(number)]) == (more == 0) == same_number(f"{number + more}", f"{number}")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(
+            ("10-3", 3),
+            ("x = -3", -3),
+            ("(−3)", -3),
+            ("1 1/2", Fraction(3, 2)),
+            ("-1½", Fraction(-3, 2)),
+            ("5 7/2", 3.5),
+        ),
+        *(("1,2,3", 3), ("1.234,5", 1234.5), ("12.345.678", 12345678), ("1\u202f234", 1234), ("1{,}234", 1234)),
+        *(("8" * 500, int("8" * 500)), ("9" * 5000, None), ("1e999999999", None), ("1/0", None), ("no", None)),
+        *(("5.", 5), ("so...5", 5), ("x5", None), ("０.５", 0.5), ("\\frac12", 0.5), ("1 2 42", 42), ("-.5", -0.5)),
+    ],
+)
+def test_the_last_number_of_a_text(text, number):
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("given_", "true"), [("1,2", "12"), ("10/2", "5"), ("5 or 6", "6"), ("-5", "5"), ("nan", "nan")]
+)
+def test_python_tools_scorer_stays_strict(given_, true):
+    assert not same_number(given_, true)
+
+
+ANSWERS = [("-5", "number"), ("1.5", "number"), ("1815", "number"), ("3/4", "number"), ("A", "number_or_words")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cure"), [*ANSWERS, ("the", "number_or_words"), ("½", "number"), ("+", "number_or")]
+)
+@pytest.mark.parametrize("name", ["gateway", "mcp"])
+def test_an_answer_that_the_scorer_cannot_compare_is_refused_with_its_line(tmp_path, name, answer, cure):
+    file = tmp_path / "tasks.jsonl"
+    lines = [{"instruction": "a", "answer": "a word"}, {"instruction": "b", "answer": answer}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+
+    def tasks(**options):
+        common = {"data_path": str(file), "validation_path": str(file), "pool": 0, "validation": 0, **options}
+        if name == "gateway":
+            return GATEWAY.tasks(GatewayOptions(command="cat", **common), "train")
+        return MCP.tasks(McpOptions(command="cat", **common), "train")
+
+    with pytest.raises(RecipeError, match=rf"line 2: the answer '.*' is .*`{cure}"):
+        tasks()
+    assert len(tasks(scorer="number_or_words")) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "true", "right"),
+    [
+        *(
+            ("5", "-5", False),
+            ("−5", "-5", True),
+            ("A", "A", True),
+            ("B", "A", False),
+            ("A.", "A", True),
+            ("", "A", False),
+        ),
+        *(
+            ("the lake", "Lake", True),
+            ("15", "1.5", False),
+            ("it is 1.50", "1.5", True),
+            ("..", ".", False),
+            ("+", "-", False),
+        ),
+    ],
+)
+def test_numbers_or_words(answer, true, right):
+    assert scoring.number_or_words(answer, [true]) is right
+
+
+def test_latex_is_compared_by_math_verify():
+    pytest.importorskip("math_verify")
+    same = [("so $\\dfrac{1}{2}$", "\\frac{1}{2}"), ("\\boxed{1+x^2}", "x^2+1"), ("2\\sqrt{2}", "\\sqrt{8}")]
+    assert all(scoring.math_verify(answer, [true]) for answer, true in same)
+    assert not any(scoring.math_verify(answer, ["3"]) for answer in ("4", "", "the", "-3"))
+
+
+def test_without_math_verify_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"pip install 'verl-hier\[math\]'"):
+        scorer_of(GatewayOptions(scorer="math_verify"))
