@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -133,7 +132,7 @@ def _within(file: str, folder: str) -> bool:
 
 _INSTALLED = {"site-packages", "dist-packages", "verl_hier_plugins"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_PYTHON = sorted({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")})
+_PYTHON = (os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib"))
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:

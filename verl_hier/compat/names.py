@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 
+from verl_hier.host.discovery import points_of
 from verl_hier.recipe.catalogue import package_folder
 
 
@@ -43,7 +43,7 @@ class Registry:
 @cache
 def _extended() -> bool:
     """Whether verl loads packages other than ours when it is imported."""
-    others = [point for point in entry_points(group="verl.plugins") if not point.value.startswith("verl_hier.")]
+    others = [point for point in points_of("verl.plugins") if not point.value.startswith("verl_hier.")]
     return bool(others or os.environ.get("VERL_USE_EXTERNAL_MODULES"))
 
 

@@ -28,6 +28,7 @@ from verl_hier.ops.progress import Progress
 from verl_hier.ops.run_record import run_record
 from verl_hier.ops.runs import RUNS, Run, write_whole
 from verl_hier.ops.stored import RECORD
+from verl_hier.ops.surroundings import require_surroundings
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.compose import compose
@@ -120,6 +121,7 @@ def plan_run(
         from verl_hier.recipe.checks.keys import left_open
 
         raise left_open(str(error.full_key)) from error
+    require_surroundings(config, run.folder)
     if resume and not plan.step:
         raise HierError(f"{run.folder} has no checkpoint to go on from; start it anew without --resume.")
     if plan.total is not None and plan.step >= plan.total:

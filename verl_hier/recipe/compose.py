@@ -19,9 +19,12 @@ from verl_hier.host.specs import KINDS
 from verl_hier.recipe.catalogue import Recipe, find, package_folder, translated
 from verl_hier.recipe.hydra_cache import hydra_cache
 from verl_hier.recipe.hydra_words import sentence
+from verl_hier.recipe.overrides import require_grammar
 from verl_hier.recipe.user_recipes import require_base, require_list, require_part_blocks
 
 MAIN = "verl.trainer.main_ppo"
+PRIMARY = "verl_hier_recipe_file"
+"""The name under which Hydra reads a recipe file of a user's own; see `recipe.hydra_source`."""
 _ROLLOUT = ("actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout")
 BLOCKS = {*_ROLLOUT, "actor_rollout_ref.rollout.val_kwargs", "algorithm", "critic", "data", "trainer", "trainer.v1"}
 """Blocks without which nothing can be said of a recipe; others may be null."""
@@ -43,7 +46,6 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
     from yaml import YAMLError
 
     from verl_hier.compat.searchpath import register
-    from verl_hier.recipe.hydra_source import PRIMARY
 
     recipe = find(reference)
     recipe.require_offered(overrides)
@@ -62,6 +64,7 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
         unknown = _UNKNOWN_KEY.search(str(error))
         if unknown and overrides:
             raise RecipeError(_unknown_key(unknown[1], compose(reference))) from error
+        require_grammar(given)
         if isinstance(error, RecursionError):
             raise RecipeError(
                 f"recipe {reference!r} does not compose: a file in its defaults names itself, or a file that leads "
@@ -80,12 +83,12 @@ def _found_by_hydra(recipe: Recipe) -> Iterator[str]:
     """Within it, Hydra composes the recipe by the name that is yielded."""
     from hydra import initialize_config_dir
 
-    from verl_hier.recipe.hydra_source import PRIMARY, composes_file
-
     if recipe.shipped:
         with initialize_config_dir(str(verl_config_folder()), version_base=None):
             yield recipe.path.stem
     else:
+        from verl_hier.recipe.hydra_source import composes_file
+
         with composes_file(recipe.path):
             yield PRIMARY
 

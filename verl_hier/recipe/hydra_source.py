@@ -21,8 +21,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-PRIMARY = "verl_hier_recipe_file"
-"""The name under which Hydra reads the recipe file."""
+from verl_hier.recipe.compose import PRIMARY, verl_config_folder
 
 
 class RecipeSource(FileConfigSource):
@@ -73,8 +72,6 @@ class RecipeSource(FileConfigSource):
 
 @cache
 def _configs_of_verl() -> frozenset[str]:
-    from verl_hier.recipe.compose import verl_config_folder
-
     return frozenset(path.stem for path in verl_config_folder().glob("*.yaml"))
 
 
@@ -87,8 +84,6 @@ def composes_file(file: Path) -> Iterator[None]:
     Args:
         file: the recipe, an absolute path.
     """
-    from verl_hier.recipe.compose import verl_config_folder
-
     version.setbase(None)
     SourcesRegistry.instance().register(RecipeSource)
     search = create_config_search_path(search_path_dir=f"recipe://{file}")
