@@ -102,7 +102,10 @@ def check_words(recipe: ComposedRecipe) -> None:
         if given not in known:
             raise RecipeError(f"{line}: {given!r} is not one of {_listed(known)}{_near(given, known)}.")
     for line, words in SETS.items():
-        for word in value(recipe.config, line) or ():
+        given = value(recipe.config, line)
+        if not isinstance(given, list | tuple | None):
+            raise RecipeError(f"{line}: expected a list of {_listed(words)}, got {given!r:.60}.")
+        for word in given or ():
             if word not in words:
                 raise RecipeError(f"{line}: {word!r} is not one of {_listed(words)}{_near(word, words)}.")
 
