@@ -8,11 +8,12 @@ the part runs.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.errors import RecipeError, did_you_mean, raised_at
 
 Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
 Granularity = Literal["turn", "step", "token"]
@@ -452,7 +453,11 @@ def named_function(name: str, where: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # whatever a stranger's module does at import
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RecipeError(f"{where}: module {module!r} cannot be imported: {text}.") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        file = f"{module.replace('.', '/')}.py"
+        cure = f"; the file {file} is in this folder: set PYTHONPATH=." if absent and os.path.isfile(file) else ""
+        place = "" if absent else raised_at(error)
+        raise RecipeError(f"{where}: module {module!r} cannot be imported: {text}{place}{cure}.") from error
     for part in path.split("."):
         if not hasattr(found, part):
             known = (word for word in vars(found) if not word.startswith("_"))

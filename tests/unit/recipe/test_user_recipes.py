@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from verl_hier.errors import FileError, HierError, RecipeError
+from verl_hier.host.discovery import Candidate
+from verl_hier.host.loading import load_failure
+from verl_hier.host.specs import named_function
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.yaml_files import read_yaml
@@ -155,3 +160,37 @@ def _refusal(folder: Path, text: str) -> str:
     with pytest.raises(RecipeError) as refused:
         check_recipe(compose(str(path)))
     return str(refused.value)
+
+
+FAULTS = {
+    "raises": ("import os\n\nraise RuntimeError('boom')\n", 3, "boom"),
+    "raises below": ("def f():\n    return {}['no']\n\n\nf()\n", 2, "no"),
+    "does not parse": ("def score(episode):\n    return (\n", 2, "never closed"),
+    "imports what is not there": ("import nothing_of_that_name\n", 1, "nothing_of_that_name"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_module_that_raises_at_import_is_named_with_its_line(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, line, said = FAULTS[fault]
+    name = f"mine_{abs(hash(fault))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RecipeError) as refused:
+        named_function(f"{name}:score", "hier.rewards.mine.function")
+    assert f"{name}.py:{line})" in str(refused.value) and said in str(refused.value)
+    assert str(refused.value).startswith("hier.rewards.mine.function: ")
+    with pytest.raises(Exception) as raised:
+        importlib.import_module(name)
+    failure = str(load_failure(Candidate(name, name, "here", "1.0"), raised.value))
+    assert f"{name}.py:{line})" in failure
+
+
+def test_a_reward_beside_the_recipe_is_found_by_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_rewards.py").write_text("def score(episode):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", ".", str(tmp_path))])
+    with pytest.raises(RecipeError, match=r"my_own_rewards\.py is in this folder: set PYTHONPATH=\."):
+        named_function("my_own_rewards:score", "hier.rewards.mine.function")
