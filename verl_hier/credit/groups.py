@@ -225,6 +225,32 @@ def group_advantage(
     return out
 
 
+def no_spread(spread: ArrayLike, size: ArrayLike) -> Bools:
+    """Whether scores of this `size` spread no more than rounding does; the one rule of zero variance.
+
+    Args:
+        spread: (K,) standard or absolute deviation of each group.
+        size: (K,) mean or centre of each group.
+    """
+    found: Bools = np.asarray(spread, np.float64) <= _TINY * np.abs(np.asarray(size, np.float64))
+    return found
+
+
+def equal_scores(scores: ArrayLike, keys: Ints) -> Bools:
+    """(K,) whether a group has several scores, all equal up to rounding: those that `group_advantage` gives no credit.
+
+    Args:
+        scores: (N,) float; a group with a score that is not finite has no equal ones.
+        keys: (N,) int64 group numbers.
+    """
+    data, votes = np.asarray(scores, np.float64), _votes(keys, None)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = _mean(data, keys, None, votes)
+        spread = _spread(data, keys, None, votes, mean, "sample", None)
+    found: Bools = (votes > 1 + _TINY) & no_spread(spread, mean)
+    return found
+
+
 def _electorate(keys: Ints, weights: ArrayLike | None, where: Bools | None) -> tuple[Ints, Floats | None, int | None]:
     """Keys, votes, and the number of the extra group that holds the rows which do not count; None without one."""
     if weights is None and where is not None:
@@ -237,7 +263,7 @@ def _inverse(
     spread: Floats, size: Floats, eps: float, zero_variance: ZeroVariance, scale: Scale
 ) -> tuple[Floats, Bools]:
     """(K,) what a centred score is multiplied by, and which groups spread no more than rounding does at this `size`."""
-    flat = spread <= _TINY * np.abs(size)
+    flat = no_spread(spread, size)
     if scale == "mad" and zero_variance == "std":
         flat = spread < eps
     factor = np.divide(1.0, spread + eps, out=np.ones_like(spread), where=(spread + eps) > 0)

@@ -11,6 +11,8 @@ from tensordict import TensorDict
 from verl.utils.device import get_device_id
 from verl.workers.utils.padding import response_from_nested
 
+from verl_hier.training.limits import exceeds
+
 
 class Divergence:
     """A loss function of verl, beside which the divergence from the old policy is added up.
@@ -45,7 +47,7 @@ def train_within(engine: Any, limit: float, data: TensorDict, loss_function: Cal
     outputs = engine.forward_backward_batch(data, measured, forward_only=False)
     torch.distributed.all_reduce(measured.sums, group=engine.get_data_parallel_group())
     divergence = float(measured.sums[0] / measured.sums[1].clamp(min=1))
-    far = divergence > limit
+    far = exceeds(divergence, limit)
     norm = 0.0 if far else engine.optimizer_step()
     if engine.is_mp_src_rank_with_outputs():
         outputs["metrics"] |= {"grad_norm": norm, "kl_from_old": [divergence], "left_out": [float(far)]}

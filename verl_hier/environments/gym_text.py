@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult, with_admissible
+from verl_hier.environments.reward_values import reward_of, truth_of
 from verl_hier.environments.splits import draw_tasks, hash_number
 from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.errors import RecipeError
@@ -154,9 +155,11 @@ class GymText(Environment):
             text = self.view.text(self.world, observation, info)
             return self._answer(text, -self._options.invalid_penalty, valid=False)
         self.path = (*self.path, said)
-        self._over, self._won = bool(ended), self._is_won(float(reward), bool(ended), info)
-        earned = self.view.reward(self.world, float(reward), self._won)
-        return self._answer(self.view.text(self.world, observation, info), earned, bool(cut))
+        reward = reward_of("the reward of the world's step", reward)
+        self._over, cut = truth_of("`terminated` of the world's step", ended), truth_of("`truncated` of it", cut)
+        self._won = self._is_won(reward, self._over, info)
+        earned = self.view.reward(self.world, reward, self._won)
+        return self._answer(self.view.text(self.world, observation, info), earned, cut)
 
     def fork(self) -> Environment | None:
         """A copy with a world of its own; None where only a replay makes one."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import struct
 from collections.abc import Mapping
 from typing import Any
 
 from verl_hier.environments.base import StepResult
+from verl_hier.environments.reward_values import reward_of
 from verl_hier.text import repaired
 
 HEADER = struct.Struct("!Q")
@@ -65,7 +65,8 @@ def from_step(step: StepResult) -> dict[str, Any]:
 
     Raises:
         TypeError: for a value of another kind than the step's class says.
-        ValueError: for a number that is not finite, or an `info` that is too large or nested too deeply.
+        ValueError: for a reward that is not finite or above a million, or an `info` that is too large
+            or nested too deeply.
     """
     anchor = step.anchor
     if isinstance(anchor, str) and len(anchor) > LONGEST_ANCHOR:
@@ -94,7 +95,8 @@ def to_step(said: Any) -> StepResult:
 
     Raises:
         TypeError: for what is no step.
-        ValueError: for a number that is not finite, or an `info` that is nested too deeply.
+        ValueError: for a reward that is not finite or above a million, or an `info` that is nested too
+            deeply.
     """
     if not isinstance(said, dict):
         raise TypeError(f"a step is a mapping, not {type(said).__name__}")
@@ -105,20 +107,13 @@ def to_step(said: Any) -> StepResult:
         if not isinstance(value, kind):
             raise TypeError(f"the `{name}` of a step has to be {words}, got {value!r:.60}")
     if "reward" in said:
-        _check_finite("reward", said["reward"])
+        reward_of("the `reward` of a step", said["reward"])
     for agent, reward in said.get("rewards", {}).items():
-        _check_finite(agent, reward)
+        reward_of(f"the reward of {agent!r} in a step", reward)
     if not all(isinstance(each, str) for each in said.get("admissible", ())):
         raise TypeError("the `admissible` of a step has to be texts")
     said = repaired(said)
     return StepResult(**{**said, "admissible": tuple(said["admissible"])} if "admissible" in said else said)
-
-
-def _check_finite(name: str, reward: Any) -> None:
-    if not isinstance(reward, int | float):
-        raise TypeError(f"`{name}` of a step has to be a number, got {reward!r:.60}")
-    if not math.isfinite(reward):
-        raise ValueError(f"`{name}` of a step is {reward}, which is no finite number")
 
 
 def _within(texts: Any) -> list[Any]:

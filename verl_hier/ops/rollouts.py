@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -50,8 +51,8 @@ class Plan:
             raise ValueError(f"tasks must be at least 1, got {self.tasks}")
         if self.n is not None and self.n < 1:
             raise ValueError(f"n must be at least 1, got {self.n}")
-        if self.temperature is not None and self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be a number of at least 0, got {self.temperature}")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from verl_hier.environments.reward_values import reward_of
 from verl_hier.errors import RolloutError, raised
 from verl_hier.graph.chat import conversation
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
@@ -215,12 +216,9 @@ async def _ask(name: str, reward: Reward, rated: Iterable[Any]) -> list[float | 
         if answer is None:
             return None
         try:
-            number = float(answer)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise RolloutError(f"hier.rewards.{name}: the reward function returned {answer!r}, which is no number.")
-        return number
+            return reward_of(f"hier.rewards.{name}: what the reward function returned", answer)
+        except (TypeError, ValueError) as error:
+            raise RolloutError(f"{error}.") from error
 
     return list(await asyncio.gather(*(one(item) for item in rated)))
 

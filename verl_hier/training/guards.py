@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_hier.credit.groups import equal_scores, no_spread
 from verl_hier.errors import CreditError
 from verl_hier.graph import TurnTable
 from verl_hier.graph.columnar.light import Light
 from verl_hier.recipe.schema import GuardOptions
+from verl_hier.training.limits import exceeds
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +34,9 @@ def group_metrics(table: TurnTable) -> dict[str, float]:
     groups = np.asarray(table["episodes.group"], dtype=np.int64)
     returns = np.asarray(table["episodes.return"], dtype=np.float64)
     count = np.bincount(groups)
-    low = np.full(len(count), np.inf)
-    high = np.full(len(count), -np.inf)
-    np.minimum.at(low, groups, returns)
-    np.maximum.at(high, groups, returns)
     present = count > 0
     singleton = present & (count == 1)
-    flat = present & (count > 1) & (high - low < 1e-9)
+    flat = present & equal_scores(returns, groups)
     return {
         "hier/groups/count": float(present.sum()),
         "hier/groups/size_mean": float(count[present].mean()),
@@ -80,7 +78,7 @@ class RewardHistory:
     """The returns of the latest steps: a policy that finds a hole in the rewards is suddenly rewarded much more."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, float]] = deque(maxlen=LATEST_STEPS)
+        self._steps: deque[tuple[float, float]] = deque(maxlen=LATEST_STEPS)  # mean and variance of each
 
     def add(self, returns: Sequence[float] | NDArray[Any]) -> dict[str, float]:
         """Compare the returns of a step with those of the steps before, and remember them.
@@ -96,13 +94,14 @@ class RewardHistory:
         if not values.size:
             return {}
         known = list(self._steps)
-        self._steps.append((float(values.mean()), float((values**2).mean())))
+        self._steps.append((float(values.mean()), float(values.var())))
         if len(known) < FEWEST_STEPS:
             return {}
-        mean, square = np.mean([*known, self._steps[-1]], axis=0)
-        spread = math.sqrt(max(square - mean**2, 0.0))
+        means, variances = np.asarray([*known, self._steps[-1]]).T
+        # The variance of all returns is that inside the steps and that between them; squares of returns would cancel.
+        spread = math.sqrt(variances.mean() + means.var())
         rise = self._steps[-1][0] - float(np.mean([each for each, _ in known]))
-        return {"hier/rewards/jump": rise / spread if spread > 1e-9 else 0.0}
+        return {"hier/rewards/jump": 0.0 if no_spread(spread, means.mean()) else rise / spread}
 
 
 def logprob_metrics(
@@ -178,7 +177,7 @@ def alarm(metrics: dict[str, float], options: GuardOptions, needs_groups: bool) 
     """Compare the step's metrics with the recipe's limits; log or raise a sentence for each excess.
 
     Returns:
-        How many limits were exceeded.
+        How many limits were exceeded; a metric that is no number exceeds every limit.
 
     Raises:
         CreditError: with `hier.guards.on_alarm: raise`.
@@ -186,10 +185,11 @@ def alarm(metrics: dict[str, float], options: GuardOptions, needs_groups: bool) 
     problems: list[str] = []
     for limit in _LIMITS:
         value = metrics.get(limit.metric, 0.0)
-        if value > getattr(options, limit.option) and (needs_groups or not limit.of_groups):
-            problems.append(f"{limit.found.format(value)} (hier.guards.{limit.option}); {limit.advice}")
+        if exceeds(value, getattr(options, limit.option)) and (needs_groups or not limit.of_groups):
+            found = limit.found.format(value) if math.isfinite(value) else f"{limit.metric} is {value}"
+            problems.append(f"{found} (hier.guards.{limit.option}); {limit.advice}")
     for name, value in metrics.items():
-        if name.startswith("hier/logprob_difference/") and value > options.max_logprob_difference:
+        if name.startswith("hier/logprob_difference/") and exceeds(value, options.max_logprob_difference):
             problems.append(
                 f"rollout and training disagree by {value:.3f} nats a token for role {name.rsplit('/', 1)[1]!r} "
                 "(hier.guards.max_logprob_difference); what is trained may not be what was sampled"

@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from verl_hier.credit.groups import equal_scores
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.schema import RefillOptions
 
 _EQUAL = 1e-9
-"""Scores that differ by less than this, relative to their size, are equal."""
+"""What a product of a whole number and a share may be off by."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Group:
     @property
     def std(self) -> float:
         """Population standard deviation of the scores, exactly 0 where they are equal but for rounding."""
-        if not self.scores or max(self.scores) - min(self.scores) <= _EQUAL * (1.0 + abs(self.scores[0])):
+        if len(self.scores) < 2 or equal_scores(self.scores, np.zeros(len(self.scores), np.int64)).all():
             return 0.0
         return statistics.pstdev(self.scores)
 
@@ -59,7 +62,7 @@ class Group:
 
 
 def scores_of(graph: RolloutGraph, score: str) -> list[float]:
-    """The score of each complete, trained episode that has one.
+    """The score of each complete, trained episode that has a finite one.
 
     Args:
         graph: of one task.
@@ -70,11 +73,12 @@ def scores_of(graph: RolloutGraph, score: str) -> list[float]:
     """
     trained = [episode for episode in graph.complete() if episode.trained]
     if score == "return":
-        return [episode.ret for episode in trained]
+        return [episode.ret for episode in trained if math.isfinite(episode.ret)]
     if score == "success":
         found = [float(episode.success) for episode in trained if episode.success is not None]
     else:
-        found = [episode.reward_info[score] for episode in trained if score in episode.reward_info]
+        said = (episode.reward_info[score] for episode in trained if score in episode.reward_info)
+        found = [value for value in said if math.isfinite(value)]
     if trained and not found:
         known = sorted({name for episode in trained for name in episode.reward_info})
         raise RecipeError(

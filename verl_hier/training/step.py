@@ -158,7 +158,8 @@ def train_step(
     mask = flat["response_mask"]
     difference = None
     if "rollout_log_probs" in flat and "old_log_probs" in flat:
-        difference = np.abs(np.subtract(flat["rollout_log_probs"], flat["old_log_probs"], dtype=np.float64))
+        with np.errstate(invalid="ignore"):  # what is no number is an alarm
+            difference = np.abs(np.subtract(flat["rollout_log_probs"], flat["old_log_probs"], dtype=np.float64))
         metrics.update(logprob_metrics(ledger.table, ledger.turn, mask, difference))
     metrics["hier/guards/alarms"] = float(alarm(metrics, guards, estimator.spec.needs_groups))
     native = estimator.spec.native

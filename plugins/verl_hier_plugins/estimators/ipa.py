@@ -47,11 +47,13 @@ def advantage(table: TurnTable, options: IPAOptions) -> Credit:
 
 
 def mismatch(table: TurnTable) -> Floats:
-    """(T,) geometric mean of p(training) / p(rollout) over the tokens of each turn; 1 where the server gave none."""
-    turn = np.asarray(table["tokens.turn"])
-    difference = np.asarray(table["tokens.old_logprob"], np.float64) - np.asarray(table["tokens.logprob"], np.float64)
+    """(T,) geometric mean of p(training) / p(rollout) over the tokens of each turn; 1 where the server gave none, and
+    nan, which is above every limit, where training gave no number."""
+    turn, rollout = np.asarray(table["tokens.turn"]), np.asarray(table["tokens.logprob"], np.float64)
+    difference = np.asarray(table["tokens.old_logprob"], np.float64) - rollout
     count = np.maximum(np.bincount(turn, minlength=len(table)), 1)
-    return np.exp(np.bincount(turn, np.nan_to_num(difference), len(table)) / count)
+    known = np.where(np.isnan(rollout), 0.0, difference)
+    return np.exp(np.bincount(turn, known, len(table)) / count)
 
 
 def weighs(options: IPAOptions) -> str:

@@ -150,7 +150,7 @@ class QuestionPool(Schedule):
         reasons = (
             question is None,
             known,
-            quality < options.threshold,
+            not quality >= options.threshold,
             solved >= options.trivial,
             not solved > options.unsolvable,
         )

@@ -148,8 +148,11 @@ def test_coroutines_run_side_by_side_and_none_says_nothing(graph: RolloutGraph) 
     ("function", "sentence"),
     [
         (lambda episode: 1 / 0, "hier.rewards.bad: the reward function raised ZeroDivisionError"),
-        (lambda episode: "much", "hier.rewards.bad: the reward function returned 'much', which is no number"),
-        (lambda episode: float("nan"), "returned nan, which is no number"),
+        (lambda episode: "much", "hier.rewards.bad: what the reward function returned has to be a number, got 'much'"),
+        (lambda episode: "5", "has to be a number, got '5'"),
+        (lambda episode: float("nan"), "is nan, which is no finite number"),
+        (lambda episode: -1e9, r"is -1000000000.0, which is no finite number from -1e\+06 to 1e\+06"),
+        (lambda episode: 10**400, "which is no finite number"),
     ],
 )
 def test_a_broken_function_is_one_sentence(graph: RolloutGraph, function, sentence: str) -> None:

@@ -15,6 +15,7 @@ import aiohttp
 
 from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
+from verl_hier.environments.reward_values import reward_of, truth_of
 from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.text import read_json
 from verl_hier_plugins.environments.openenv.options import OpenenvOptions
@@ -98,9 +99,10 @@ class OpenenvEnvironment(AsyncEnvironment):
     def _answer(self, said: Mapping[str, Any], did: str) -> StepResult:
         observation = said.get("observation")
         self._shown = observation if isinstance(observation, dict) else {"observation": observation}
-        reward = float(said.get("reward") or 0.0)
+        given = said.get("reward")
+        reward = 0.0 if given is None else reward_of("the `reward` of the OpenEnv server's answer", given)
         self._total += reward
-        self._done = bool(said.get("done"))
+        self._done = truth_of("the `done` of the OpenEnv server's answer", said.get("done"))
         kept = {name: value for name, value in self._shown.items() if name not in NOT_SHOWN}
         state: Any = [self._anchor, did, kept]
         if self._options.anchor_fields:

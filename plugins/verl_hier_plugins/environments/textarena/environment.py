@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
+from verl_hier.environments.reward_values import reward_of
 from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.textarena.chance import Chance
@@ -203,7 +204,7 @@ class TextarenaEnvironment(Environment):
 
     def _score(self, player: int) -> float:
         """TextArena's reward of a player at the end."""
-        return float((self.game.state.rewards or {}).get(player, 0.0))
+        return reward_of("TextArena's reward", (self.game.state.rewards or {}).get(player, 0.0))
 
     def _won(self, player: int) -> bool:
         """A puzzle is won with the full reward of 1, a game with a reward above 0."""
