@@ -12,10 +12,11 @@ from tests.fixtures.random_graphs import random_graph
 from tests.fixtures.slow_table import TableBuilder
 from tests.unit.training.test_columns import table_difference
 from verl_hier.errors import GraphError
-from verl_hier.graph import Message, number_turns
+from verl_hier.graph import Message, graph_rows, number_turns
 from verl_hier.graph.columnar.decode import decode
 from verl_hier.graph.columnar.encode import encode, encode_decisions, encode_heavy, encode_records
 from verl_hier.graph.columnar.layout import HEAVY, Columns
+from verl_hier.graph.columnar.light import light_of, pack, unpack
 from verl_hier.graph.columnar.table import table_of
 
 
@@ -162,3 +163,15 @@ def test_columns_of_several_workers_make_one_table():
         for graph in graphs:
             builder.add(graph)
         assert table_difference(table_of(joined)[0], builder.build()) is None
+
+
+def test_the_light_part_of_several_tasks_is_that_of_their_bytes():
+    graphs = [random_graph(seed, f"u{seed}") for seed in range(12)]
+    rows = [graph_rows(graph, lambda node: True, "once") for graph in graphs]
+    whole = light_of(graphs, rows)
+    found = unpack([pack(light_of([graph], [cut])) for graph, cut in zip(graphs, rows, strict=True)])
+    assert found.rows == whole.rows and found.uids == whole.uids == [graph.task["uid"] for graph in graphs]
+    for kind in ("tasks", "episodes", "nodes"):
+        # As texts, in which a number that is none equals another one.
+        assert repr(getattr(found.columns, kind).to_pylist()) == repr(getattr(whole.columns, kind).to_pylist())
+    assert unpack([]).uids == [] and unpack([]).rows == light_of([]).rows

@@ -1,6 +1,7 @@
 """Graph, rows and turn table over random trees: what has to hold however episodes fork and contexts continue."""
 
 import copy
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
 from verl_hier.errors import GraphError
-from verl_hier.graph import TURN_COLUMNS, Message, build_table, graph_rows, number_turns
+from verl_hier.graph import TURN_COLUMNS, EpisodeRecord, Message, build_table, graph_rows, invariants, number_turns
+from verl_hier.graph.nodes import cut_spans
 from verl_hier.graph.rows import chains
 from verl_hier.graph.turn_table import EPISODE_COLUMNS
 
@@ -207,3 +209,46 @@ def test_broken_links_are_named(path, value, words):
         graph.episodes[1].shared = 2
     with pytest.raises(GraphError, match=words):
         graph.check()
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted).map(list), max_size=4), st.integers(0, 8))
+def test_cut_spans_mark_the_tokens_that_they_marked(spans, cut):
+    def marked(spans):
+        return {token for start, stop in spans for token in range(start, stop)}
+
+    head, tail = cut_spans({"a": spans}, 0, cut)["a"], cut_spans({"a": spans}, cut, 8)["a"]
+    assert marked(head) | {cut + token for token in marked(tail)} == marked(spans)
+    empty = sum(start == stop for start, stop in spans)
+    assert sum(start == stop for start, stop in [*head, *tail]) <= empty, "a span beyond the cut leaves nothing behind"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("decision", [{}, {"kept": True}, {"kept": False}])
+def test_only_an_evaluated_leaf_that_was_not_kept_is_withheld(trained, decision):
+    record = EpisodeRecord(0, trained=trained, decision=decision)
+    assert record.withheld == (not trained and decision == {"kept": False})
+
+
+def test_contexts_that_repeat_many_turns_are_refused_and_a_long_one_is_not(monkeypatch):
+    monkeypatch.setattr(invariants, "MOST_STEPS", 40)
+    graph = long_chain(30)
+    graph.check()  # a context that goes on is stored once, however long it is
+    for node in graph.nodes[2::2]:
+        node.context = node.id - 2
+    with pytest.raises(GraphError, match="turns together"):
+        graph.check()
+
+
+def long_chain(count):
+    graph = rollout_graphs.flat(n=1)
+    first = graph.nodes[0]
+    graph.nodes = [
+        dataclasses.replace(
+            first, id=n, parent=n - 1, context=n - 1, turn=n, plan=-1, prompt_tokens=0, done=n == count - 1
+        )
+        for n in range(count)
+    ]
+    graph.episodes[0].leaf = count - 1
+    graph.credit = []
+    return graph

@@ -187,3 +187,18 @@ def test_a_worker_whose_writing_fails_costs_the_step_and_not_the_run(store, monk
     assert not (step_folder(store, 1) / MARK).exists()
     assert StepInStore.begin(store, 1, {}, []).problem is None, "what is left can be written over"
     assert not list(step_folder(store, 1).glob("*.parquet"))
+
+
+def test_a_folder_that_its_file_system_lists_in_itself_is_no_entry_of_its_own(monkeypatch):
+    """Some servers list the folder itself; a folder or a file below it may have its name, and is another thing."""
+    listed = [
+        ("bucket/run", "directory"),
+        ("bucket/run/run", "directory"),
+        ("bucket/run/other", "directory"),
+        ("bucket/run/file", "file"),
+    ]
+    monkeypatch.setattr(
+        RemotePath, "_call", lambda *_, **__: [{"name": name, "type": kind, "size": 0} for name, kind in listed]
+    )
+    found = sorted((entry.name, entry.is_dir()) for entry in place("memory://bucket/run").iterdir())
+    assert found == [("file", False), ("other", True), ("run", True)]

@@ -1,5 +1,6 @@
 """Graphs on disk: what is written is read back, and what is wrong is one sentence that names the file."""
 
+import errno
 import gzip
 import json
 import os
@@ -12,6 +13,7 @@ from tests.fixtures import rollout_graphs
 from tests.fixtures.random_graphs import many_turns, random_graph
 from verl_hier.errors import GraphError
 from verl_hier.graph import SCHEMA_VERSION, RolloutGraph, read_graphs, storage, write_graphs
+from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import parse_json
 from verl_hier.graph.storage import GROUPS_TOGETHER
 
@@ -232,3 +234,19 @@ def test_wall_time_and_reward_information_of_older_versions_move_to_their_fields
     graph = RolloutGraph.from_dict(data)
     assert graph.seconds == {"rollout": 1.5} and "rollout_ms" not in graph.counts
     assert graph.episodes[0].reward_info == {"acc": 0.5} and graph.episodes[0].decision == {}
+
+
+@pytest.mark.parametrize("named", [None, "beside"])
+def test_an_error_while_a_file_is_written_names_the_file_that_was_wanted(tmp_path, named):
+    target = tmp_path / "graphs.jsonl"
+    with pytest.raises(OSError) as caught, atomic_write(target) as beside:
+        raise OSError(errno.ENOSPC, "full", str(beside) if named else None)
+    assert caught.value.filename == str(target) and caught.value.errno == errno.ENOSPC
+
+
+def test_an_error_of_something_else_stays_what_it_is(tmp_path):
+    for error in (OSError("no number"), OSError(errno.ENOENT, "not there", "another file")):
+        with pytest.raises(OSError) as caught, atomic_write(tmp_path / "graphs.jsonl"):
+            raise error
+        assert caught.value is error
+    assert not list(tmp_path.iterdir())

@@ -368,3 +368,12 @@ def test_a_few_bytes_that_stand_for_very_many_tokens_are_refused(tmp_path):
 def test_a_folder_that_must_not_be_written_to_is_named(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     refuses(lambda: write_step(tmp_path / "locked", 1, [rollout_graphs.flat()]), "Permission denied", "step_000001")
+
+
+def test_what_stands_at_its_bound_comes_back(tmp_path):
+    graph = recorded()[0]
+    for node in graph.nodes:
+        node.segment, node.level = len(graph.nodes), 1000
+    graph.check()
+    write_step(tmp_path, 1, [graph])
+    assert list(read_graphs(tmp_path)) == [graph]
