@@ -14,6 +14,6 @@ TREE = "hier_tree"
 def wants_tree(config: Mapping[str, Any]) -> bool:
     """Whether a composed recipe, a `DictConfig` or plain containers, asks for the tree engine."""
     place: Any = config
-    for key in ("ray_kwargs", "ray_init", "runtime_env", "env_vars"):
-        place = (place or {}).get(key)
-    return bool(place) and place.get(ENGINE_VARIABLE) == TREE
+    for key in ("ray_kwargs", "ray_init", "runtime_env", "env_vars", ENGINE_VARIABLE):
+        place = place.get(key) if isinstance(place, Mapping) else None
+    return place == TREE

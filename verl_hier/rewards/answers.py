@@ -69,7 +69,7 @@ def math_verify(rated: Rated, answer: str = ANSWER, truths: str = "answers", mis
     A true answer that sympy cannot compare within seconds costs as long; `pip install 'verl-hier[math]'`.
     """
     given = _last(answer, rated.text)
-    return missing if given is None else float(scoring.math_verify(given, _truths(rated, truths)))
+    return missing if given is None else float(scoring.MATCHES["math_verify"](given, _truths(rated, truths)))
 
 
 def found(

@@ -211,8 +211,10 @@ def test_what_cannot_be_played_is_one_sentence(source: str, recipe: str, plan: P
 def test_a_folder_without_a_model_and_a_model_without_a_recipe(tmp_path: Path, households: ComposedRecipe) -> None:
     with pytest.raises(HierError, match="neither a run"):
         asyncio.run(roll_out(tmp_path, households, Plan(tasks=1)))
-    with pytest.raises(RecipeError, match="name the recipe"):
+    with pytest.raises(RecipeError, match="there is no folder some/model; name that of a run, or"):
         recipe_of("some/model", None)
+    with pytest.raises(RecipeError, match="name the recipe"):
+        recipe_of(tmp_path, None)
 
 
 def test_verls_own_data_set_is_scored_by_verls_reward_function(toy: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,6 +171,21 @@ def check_resume(recipe: ComposedRecipe) -> None:
         raise RecipeError(f"{line}: trainer.resume_mode is resume_path; name the folder of a checkpoint.")
     if not Path(str(path)).expanduser().is_dir():
         raise RecipeError(f"{line}: there is no checkpoint at {str(path)!r}.")
+
+
+@rule
+def check_ray_variables(recipe: ComposedRecipe) -> None:
+    """Refuse environment variables of Ray's processes that are no texts, which Ray refuses when it starts."""
+    line = "ray_kwargs.ray_init.runtime_env.env_vars"
+    variables = value(recipe.config, line)
+    if variables is not None and not isinstance(variables, Mapping):
+        raise RecipeError(f"{line}: expected a block of names and texts, got {variables!r:.60}.")
+    for name, said in (variables or {}).items():
+        if not (isinstance(name, str) and isinstance(said, str)):
+            raise RecipeError(
+                f"{line}.{name}: Ray takes texts as environment variables and refuses {said!r:.60}; quote it for the "
+                f"recipe, {name}: '{said}', or for the command line, {name}=\"'{said}'\"."
+            )
 
 
 @rule

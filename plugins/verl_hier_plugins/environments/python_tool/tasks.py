@@ -156,9 +156,7 @@ def _from_files(options: PythonToolOptions, split: str, size: int) -> list[dict[
     for question, full in _rows(files):
         answer = full.rpartition("####")[2].strip()
         if not _words(answer):
-            raise RecipeError(
-                f"hier.environment.data_path: the question {question!r:.60} in {root} has no answer; leave it out."
-            )
+            raise RecipeError(_no_answer(question, root))
         if whole and split_of(question) != split:
             continue
         found.append(
@@ -175,6 +173,10 @@ def _from_files(options: PythonToolOptions, split: str, size: int) -> list[dict[
     if not found:
         raise RecipeError(f"hier.environment.data_path: no question of the split {split!r} in {root}.")
     return found
+
+
+def _no_answer(question: str, file: Path) -> str:
+    return f"hier.environment.data_path: the question {question!r:.60} in {file} has no answer; leave it out."
 
 
 def _files(root: Path, split: str) -> list[Path]:
@@ -194,6 +196,8 @@ def _rows(files: list[Path]) -> Iterator[tuple[str, str]]:
             names = parquet_columns(file)
             for number, row in enumerate(parquet_rows(file, [name for name in names if name in question_rows.COLUMNS])):
                 question, answers = question_rows.question_of(row), question_rows.answers_of(row)
+                if question and not answers and "answer" in names:
+                    raise RecipeError(_no_answer(question, file))
                 if not question or len(answers) != 1:
                     raise FileError(
                         f"row {number} of {file} needs a text in question and one in answer, or the columns of MATH, "
