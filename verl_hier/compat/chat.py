@@ -96,7 +96,7 @@ def end_of_template(tokenizer: Any, options: Mapping[str, Any]) -> frozenset[int
     rest = text.rpartition(said)[2].lstrip()
     first = next(iter(tokenizer.encode(rest, add_special_tokens=False)), None) if rest else None
     added = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
-    return frozenset({first} & added)
+    return frozenset() if first is None else frozenset({first} & added)
 
 
 def _render_prefixes_once(builder: Any) -> None:

@@ -36,7 +36,8 @@ def require_on_hub(model: str | os.PathLike[str], option: str) -> None:
             f"{where}: {name!r} is neither a folder here nor a model on the hub that you may read; correct it, log in "
             "with `hf auth login`, or make a small model with `verl-hier tiny RECIPE`."
         ) from error
-    except (TransportError, OfflineModeIsEnabled, HfHubHTTPError) as error:
+    except (TransportError, OfflineModeIsEnabled, HfHubHTTPError, LookupError, ValueError, TypeError) as error:
+        # The last three are of an answer that is not the hub's, as a proxy gives.
         raise RecipeError(
             f"{where}: {name!r} is neither a folder here nor in the hub's cache, and the hub cannot be asked "
             f"({first_line(error)}); name a folder, or download the model first with `hf download {name}`."

@@ -6,7 +6,7 @@ HTTP client, belongs to the service, which makes the environments:
 
     @asynccontextmanager
     async def service(options):
-        async with aiohttp.ClientSession(options.url) as client:
+        async with aiohttp_session() as client:  # of verl_hier.http_clients
             yield lambda: Library(client, options)
 
     SPEC = EnvironmentSpec("library", service, Options, asynchronous=True, ...)

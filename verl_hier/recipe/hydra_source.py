@@ -39,8 +39,8 @@ class RecipeSource(FileConfigSource):
             path: `recipe://` and the absolute path of the file.
         """
         super().__init__(provider, path)
-        self._file = Path(self.path)
-        self.path = str(self._file.parent)
+        self._file = Path(path.removeprefix(f"{self.scheme()}://"))
+        self.path: str = str(self._file.parent)
 
     @staticmethod
     def scheme() -> str:

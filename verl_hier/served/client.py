@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_hier.errors import HierError, RolloutError, first_line
+from verl_hier.http_clients import TooLarge, httpx_options
 from verl_hier.text import repaired, without_halves
 
 logger = logging.getLogger(__name__)
+
+PAUSE_S = 60.0
+"""Longest pause before another try: the client waits as long as a server asks for, up to this."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class ChatClient:
         self._openai = openai
         self._option = option
         self._answered = False
+        self._patience_s = (self.retries + 1) * (timeout_s + PAUSE_S)
         self._most_unheard, self._unheard = most_unheard, 0
         self._told: set[str] = set()
         self.url = url
@@ -75,7 +81,13 @@ class ChatClient:
         # Local servers need no key, but the client insists on one.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         try:
-            self._client = openai.AsyncOpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=self.retries)
+            self._client = openai.AsyncOpenAI(
+                base_url=url,
+                api_key=key,
+                timeout=timeout_s,
+                max_retries=self.retries,
+                http_client=openai.DefaultAsyncHttpxClient(**httpx_options()),
+            )
         except Exception as error:  # httpx's InvalidURL has no common base with the errors of openai
             raise HierError(f"{option}: {url!r} is no address of an endpoint ({first_line(error)}).") from error
 
@@ -92,20 +104,24 @@ class ChatClient:
                 model, or says what is no chat completion; and when it is gone.
         """
         try:
-            if not self.model:
-                self.model = await self._only_model()
-            request: dict[str, Any] = {"model": self.model, "messages": repaired(list(messages)), **parameters}
-            said = await self._client.chat.completions.create(**request)
-        except self._openai.APIConnectionError as error:
+            # The client's own limit is one of each part of an answer, whose parts need not end.
+            said = await asyncio.wait_for(self._said(messages, parameters), self._patience_s)
+        except (self._openai.APIConnectionError, asyncio.TimeoutError) as error:
+            if isinstance(error.__cause__, TooLarge):  # of older releases of the client
+                self._missed(f"does not speak chat completions: {error.__cause__}", wrong=True)
+                return None
             self._unheard += 1
-            why = f"does not answer ({error}); check the address"
+            why = f"does not answer ({first_line(error)}); check the address"
             self._missed(why, fatal=self._unheard >= self._most_unheard, wrong=True)
             return None
         except (self._openai.AuthenticationError, self._openai.NotFoundError) as error:
             self._missed(f"refuses {self.model!r}: {first_line(error)}", wrong=True)
             return None
-        except self._openai.APIStatusError:
+        except self._openai.APIStatusError as error:
             self._unheard = 0
+            if error.status_code < 400:
+                where = error.response.headers.get("location", "elsewhere")
+                self._missed(f"sends requests on to {where!r:.200}; name the address that answers", wrong=True)
             return None
         except HierError:
             raise
@@ -124,6 +140,12 @@ class ChatClient:
             return None
         self._answered = True
         return answer
+
+    async def _said(self, messages: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]) -> Any:
+        if not self.model:
+            self.model = await self._only_model()
+        request = {"model": self.model, "messages": repaired(list(messages)), **parameters}
+        return await self._client.chat.completions.create(**request)
 
     def _missed(self, why: str, *, fatal: bool = False, wrong: bool = False) -> None:
         """Say why there is no answer, once for each reason.

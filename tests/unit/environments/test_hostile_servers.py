@@ -123,31 +123,6 @@ def test_a_server_that_refuses_every_query_is_a_wrong_recipe(status):
             in_pool(RETRIEVAL, options, scenario)
 
 
-def test_a_key_follows_no_redirect(monkeypatch):
-    heard = []
-
-    async def other(request):
-        heard.append(dict(request.headers))
-        return web.json_response({"organic": []})
-
-    async def answer(request):
-        raise web.HTTPTemporaryRedirect(f"http://127.0.0.1:{there}/")
-
-    monkeypatch.setenv("SEARCH_KEY", "sk-secret-123456")
-
-    async def scenario(pool):
-        handle, _ = await pool.open(RETRIEVAL.tasks(options, "train")[0], 0)
-        await handle.step("web something")
-
-    with serving(other) as there, serving(answer) as port:
-        options = RetrievalOptions(
-            **dataclasses.asdict(PLAIN), web="serper", web_url=f"http://127.0.0.1:{port}", key_env="SEARCH_KEY"
-        )
-        with pytest.raises(RecipeError, match="status 307"):
-            in_pool(RETRIEVAL, options, scenario)
-    assert not heard
-
-
 # ---- OpenEnv -------------------------------------------------------------------------------------------------------
 
 

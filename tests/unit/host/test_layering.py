@@ -19,7 +19,7 @@ PLUGINS = ROOT / "plugins" / "verl_hier_plugins"
 # The rooms that may import verl.
 VERL_ROOMS = ("compat", "engines", "policies", "runtime_cpu")
 # Under every room.
-BOTTOM = {"errors", "text", "host.constraints", "host.specs", "__version__"}
+BOTTOM = {"errors", "http_clients", "text", "host.constraints", "host.specs", "__version__"}
 # What else of ours each room may import. The top rooms (cli, ops) may import all, and nothing imports them.
 LAYERS = {
     "graph": set(),
@@ -45,7 +45,7 @@ LAYERS = {
 }
 OPEN_TO_PLUGINS = {
     *("graph", "credit", "rollout", "environments", "sandbox", "training"),
-    *("hookspecs", "host.constraints", "host.specs", "errors", "text"),
+    *("hookspecs", "host.constraints", "host.specs", "errors", "http_clients", "text"),
 }
 # A policy loss has verl's signature and must sum up as verl does; it runs in verl's workers.
 POLICY_LOSS_TOOLS = {"verl.trainer.ppo.core_algos"}
@@ -158,7 +158,7 @@ def test_a_layer_imports_only_what_is_below_it(room: str) -> None:
 
 def test_every_room_has_its_layer() -> None:
     rooms = {path.relative_to(CORE).parts[0].removesuffix(".py") for path in files(CORE)}
-    assert rooms - LAYERS.keys() == {"__init__", "errors", "text", "cli", "ops"}
+    assert rooms - LAYERS.keys() == {"__init__", "errors", "http_clients", "text", "cli", "ops"}
 
 
 def test_credit_is_pure_array_maths() -> None:

@@ -45,11 +45,18 @@ def seen(task: Mapping[str, Any], room: str) -> str:
     return f"in {room.strip()} is {thing}" if thing else "there is no such room"
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: the key of the episode goes to no other address."""
+
+    def redirect_request(self, *request: Any, **more: Any) -> None:
+        return None
+
+
 def _ask(messages: list[dict[str, str]]) -> str:
     body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body, headers)
-    with urllib.request.urlopen(request) as response:
+    with urllib.request.build_opener(_NoRedirect).open(request) as response:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 

@@ -21,6 +21,7 @@ from mcp_types import INVALID_PARAMS, CallToolResult
 
 from verl_hier.environments.asynchronous import SessionLost, Unavailable, WrongServer
 from verl_hier.environments.wire import cut
+from verl_hier.http_clients import httpx_options
 from verl_hier_plugins.environments.mcp.options import McpOptions
 from verl_hier_plugins.environments.mcp.tools import Tool, tool_of
 
@@ -146,7 +147,7 @@ async def _over_http(options: McpOptions, mode: str) -> AsyncIterator[Client]:
 
     headers = {name: os.environ[variable] for name, variable in options.headers_env.items()}
     # One HTTP client a session: sharing one makes calls wait for each other.
-    client = httpx2.AsyncClient(headers=headers, timeout=None, event_hooks={"response": [note]})
+    client = httpx2.AsyncClient(timeout=None, **httpx_options(headers, (note,), bounded_events=True))
     async with client, _entering(lambda: f"hier.environment.url: {options.url}", statuses) as stack:
         yield await stack.enter_async_context(
             Client(streamable_http_client(options.url, http_client=client), mode=mode, cache=None)

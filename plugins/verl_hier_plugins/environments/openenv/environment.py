@@ -17,6 +17,7 @@ from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.reward_values import reward_of, truth_of
 from verl_hier.environments.thoughts import without_thoughts
+from verl_hier.http_clients import aiohttp_session
 from verl_hier.text import read_json
 from verl_hier_plugins.environments.openenv.options import OpenenvOptions
 from verl_hier_plugins.environments.openenv.session import Refused, Session, action_field
@@ -136,8 +137,6 @@ class OpenenvEnvironment(AsyncEnvironment):
 async def service(options: OpenenvOptions) -> AsyncIterator[Callable[[], OpenenvEnvironment]]:
     """One HTTP client for all episodes of a process."""
     headers = {name: os.environ[variable] for name, variable in options.headers_env.items()}
-    # The pool limits how many calls are in flight, and how long they take.
-    connections, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connections, timeout=no_limit, headers=headers) as client:
+    async with aiohttp_session(headers) as client:
         shared = Shared(options, client)
         yield lambda: OpenenvEnvironment(shared)

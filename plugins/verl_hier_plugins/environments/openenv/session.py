@@ -14,13 +14,12 @@ import aiohttp
 
 from verl_hier.environments.asynchronous import SessionLost, Unavailable, WrongServer
 from verl_hier.errors import RecipeError
+from verl_hier.http_clients import LARGEST_ANSWER, read_answer
 
 LATER = (408, 425, 429)
 """Statuses below 500 with which a server asks for another try."""
 FULL = "CAPACITY_REACHED"
 REFUSED = ("VALIDATION_ERROR", "INVALID_JSON")
-LARGEST_ANSWER = 2**24
-"""Bytes."""
 URL = "hier.environment.url"
 
 
@@ -51,7 +50,7 @@ class Session:
         address = f"{url.rstrip('/')}/ws".replace("http", "ws", 1)
         try:
             return cls(await client.ws_connect(address, max_msg_size=LARGEST_ANSWER), url)
-        except aiohttp.WSServerHandshakeError as error:
+        except aiohttp.ClientResponseError as error:
             if error.status in LATER or error.status >= 500:
                 raise Unavailable(f"{address} answers with status {error.status}") from error
             raise WrongServer(
@@ -121,16 +120,13 @@ async def action_field(client: aiohttp.ClientSession, url: str) -> str:
     """
     address = f"{url.rstrip('/')}/schema"
     try:
-        async with client.get(address, allow_redirects=False) as answer:
+        async with client.get(address) as answer:
             if answer.status in LATER or answer.status >= 500:
                 raise Unavailable(f"{address} answers with status {answer.status}")
-            body = bytearray()
-            async for part in answer.content.iter_chunked(1 << 16):
-                body += part
-                if len(body) > LARGEST_ANSWER:
-                    raise ValueError(f"more than {LARGEST_ANSWER} bytes")
-            said = json.loads(body)
+            said = json.loads(await read_answer(answer))
         fields = {name: of for name, of in said["action"]["properties"].items() if name != "metadata"}
+    except aiohttp.ClientResponseError as error:
+        raise WrongServer(f"{URL}: {address} is no OpenEnv server; it answers with status {error.status}.") from error
     except (aiohttp.ClientError, OSError) as error:
         raise Unavailable(f"{address} does not answer ({error}); start the server of {URL}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

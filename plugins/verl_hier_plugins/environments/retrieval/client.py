@@ -15,11 +15,10 @@ from typing import Any
 import aiohttp
 
 from verl_hier.environments.asynchronous import Unavailable, WrongServer
+from verl_hier.http_clients import TooLarge, read_answer
 from verl_hier.text import repaired
 from verl_hier_plugins.environments.search.corpus import Found
 
-LARGEST_ANSWER = 2**24
-"""Bytes."""
 LONGEST_NAME, LONGEST_TEXT = 500, 50_000
 """Characters of a document's title and name, and of its text, that are kept."""
 NOT_THE_KEY = (401, 403)
@@ -182,21 +181,18 @@ class RemoteCollection:
         return self._read(*await self._ask(query, k))
 
     async def _ask(self, query: str, k: int) -> tuple[int, bytes]:
-        """Status and body of the answer; the key goes to the named server alone, so no redirect is followed."""
+        """Status and body of the answer."""
         form, headers = self._form, self._headers
         try:
-            asked = self._client.request(
-                form.method, self._url, headers=headers, allow_redirects=False, **form.request(query, k)
-            )
+            asked = self._client.request(form.method, self._url, headers=headers, **form.request(query, k))
             async with asked as answer:
-                body = bytearray()
-                async for part in answer.content.iter_chunked(1 << 16):
-                    body += part
-                    if len(body) > LARGEST_ANSWER:
-                        raise WrongServer(f"{self._line}: {self._url} answers with more than {LARGEST_ANSWER} bytes.")
-                return answer.status, bytes(body)
+                return answer.status, await read_answer(answer)
+        except TooLarge as error:
+            raise WrongServer(f"{self._line}: {self._url} is no such server; {error}.") from error
         except aiohttp.InvalidURL as error:
             raise WrongServer(f"{self._line}: {self._url!r} is no address.") from error
+        except aiohttp.ClientResponseError as error:
+            return error.status, b""
         except (aiohttp.ClientError, OSError, EOFError, zlib.error) as error:
             raise Unavailable(f"{self._url} does not answer ({error}); start the server of {self._line}") from error
 

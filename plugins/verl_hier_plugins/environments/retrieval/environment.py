@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-import aiohttp
-
 from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
+from verl_hier.http_clients import aiohttp_session
 from verl_hier_plugins.environments.retrieval.client import RefusedQuery, RemoteCollection
 from verl_hier_plugins.environments.retrieval.options import RetrievalOptions
 from verl_hier_plugins.environments.search.corpus import Found, corpus_of
@@ -121,9 +120,7 @@ async def service(options: RetrievalOptions) -> AsyncIterator[Callable[[], Retri
     key = os.environ.get(options.key_env, "") if options.key_env else ""
     if options.key_env and not key:
         raise RecipeError(f"hier.environment.key_env: the environment variable {options.key_env} is not set.")
-    # The pool limits how many calls are in flight, and how long they take.
-    connections, no_limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connections, timeout=no_limit) as client:
+    async with aiohttp_session() as client:
         remote = {}
         if options.url:
             remote["local"] = RemoteCollection(client, "retriever", options.url, "url", options.kept_answers)
