@@ -49,7 +49,6 @@ def _scan_block(result: Floats, factor: Floats) -> None:
     while shift < run:
         result[:-shift] += factor[:-shift] * result[shift:]
         factor[:-shift] *= factor[shift:]
-        factor[-shift:] = 0.0
         shift *= 2
 
 
@@ -59,10 +58,9 @@ def chain_links(*columns: ArrayLike) -> Bools:
         raise CreditError("chain_links needs at least one column.")
     arrays = [np.asarray(column) for column in columns]
     links = np.zeros(len(arrays[0]), np.bool_)
-    if links.size > 1:
-        links[:-1] = True
-        for array in arrays:
-            links[:-1] &= array[1:] == array[:-1]
+    links[:-1] = True
+    for array in arrays:
+        links[:-1] &= array[1:] == array[:-1]
     return links
 
 

@@ -115,13 +115,19 @@ def _tree_steps(columns: dict[str, Array]) -> tuple[Array, Array]:
     owner[step_turn[::-1]] = step_episode[::-1]
     columns["parent"] = parent
     columns.setdefault("episode", owner)
-    first = np.flatnonzero(np.append(True, step_episode[1:] != step_episode[:-1]))
-    lengths = np.diff(np.append(first, len(step_episode)))
-    rank = np.arange(len(step_episode)) - np.repeat(first, lengths)
+    lengths = np.bincount(step_episode)
+    rank = np.arange(len(step_episode)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     depth = np.zeros(count, np.int64)
     depth[step_turn] = rank
     columns.setdefault("turn", depth)
     return step_episode, step_turn
+
+
+def _last_steps(step_episode: Array) -> Array:
+    """The last step of each episode."""
+    last = np.ones(len(step_episode), np.bool_)
+    last[:-1] = step_episode[1:] != step_episode[:-1]
+    return np.flatnonzero(last)
 
 
 def _fill(columns: dict[str, Array], step_episode: Array, step_turn: Array, count: int) -> None:
@@ -138,8 +144,7 @@ def _fill(columns: dict[str, Array], step_episode: Array, step_turn: Array, coun
             continue
         columns[name] = np.full(count, default)
         if name == "done":
-            last = np.append(step_episode[1:] != step_episode[:-1], True)
-            columns[name][step_turn[last]] = True
+            columns[name][step_turn[_last_steps(step_episode)]] = True
             if "truncated" in columns:
                 columns[name] &= ~columns["truncated"].astype(bool)
     columns.setdefault("n_tokens", np.ones(count, np.int64))
@@ -152,9 +157,8 @@ def _episodes(
     columns: dict[str, Array], step_episode: Array, step_turn: Array, given: Mapping[str, ArrayLike]
 ) -> dict[str, Array]:
     """Episode columns along the paths, `given` over the derived ones."""
-    count = int(step_episode.max()) + 1 if len(step_episode) else 0
-    last = np.flatnonzero(np.append(step_episode[1:] != step_episode[:-1], True)) if count else np.zeros(0, int)
-    first = np.append(0, last[:-1] + 1) if count else np.zeros(0, int)
+    last = _last_steps(step_episode)
+    count, first = len(last), np.append(0, last + 1)[: len(last)]
     reward = np.asarray(columns["reward"], np.float64)[step_turn]
     total = np.bincount(step_episode, reward, count)
     if "return" in columns:

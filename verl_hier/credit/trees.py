@@ -58,7 +58,7 @@ def levels_up(parent: Ints) -> Iterator[Ints]:
     """Node rows depth by depth, the deepest first, the first nodes left out."""
     depth = depths(parent)
     order = np.argsort(depth, kind="stable")
-    bounds = np.cumsum(np.bincount(depth)) if depth.size else np.zeros(0, np.int64)
+    bounds = np.cumsum(np.bincount(depth))
     for level in range(len(bounds) - 1, 0, -1):
         yield order[bounds[level - 1] : bounds[level]]
 
@@ -158,7 +158,7 @@ def run_starts(parent: ArrayLike, *columns: ArrayLike) -> Ints:
     turns of an agent that make one message, or the turns of all agents in one step."""
     ids = check_parents(parent)
     kind = group_ids(*columns)
-    inside = np.zeros(ids.size, np.bool_) if ids.size == 0 else (ids >= 0) & (kind[ids] == kind)
+    inside = (ids >= 0) & (kind[ids] == kind)
     up, found = np.where(inside, ids, -1), np.arange(ids.size)
     for _ in range(ids.size.bit_length() + 1):
         open_ = up >= 0
