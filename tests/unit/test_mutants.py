@@ -6,11 +6,13 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.mutant_runs import adopt_code, verdict_of
+from tests.fixtures import mutant_runs
+from tests.fixtures.mutant_runs import adopt_code, verdict_of, wait_for
 from tests.fixtures.mutations import mutants_of, mutants_of_room, sample
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +29,7 @@ LIMIT = 3
 def small(value: int | None, more: float = 0.5) -> bool:
     if isinstance(value, int | float) and not more:  # not here
         return value + 1 < LIMIT or "é" in f"{value - 1}"
-    return [each for each in (value,) if each] == [-more]
+    return [each for each in (value,) if each] == [-more].astype(float, copy=False)
 """
 
 
@@ -64,6 +66,15 @@ def test_a_sample_keeps_what_another_modules_change_does_not_touch() -> None:
     assert few == sample([*mutants[2:], *mutants[:2]], 5, seed=1) != sample(mutants, 5, seed=2)
     left = [each for each in mutants if each is not few[0]]
     assert sample(left, 4, seed=1) == few[1:]
+
+
+@pytest.mark.parametrize(("code", "verdict"), [("time.sleep(60)", "timed out"), ("time.sleep(0.1)", "survived")])
+def test_a_process_that_waits_for_nothing_is_ended_before_its_time(monkeypatch, code: str, verdict: str) -> None:
+    monkeypatch.setattr(mutant_runs, "STANDSTILL", 3)
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-c", f"import time; {code}"], start_new_session=True)
+    assert verdict_of(wait_for(process.pid, 600), "")["status"] == verdict
+    assert time.monotonic() - began < 50
 
 
 def test_functions_that_live_take_the_changed_code(tmp_path: Path) -> None:
