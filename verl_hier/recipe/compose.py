@@ -160,6 +160,19 @@ def stock(engine: str = "dp") -> Mapping[str, Any]:
     return {str(key): block for key, block in plain.items()}
 
 
+def stock_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """verl's own configuration for the engine that a composed recipe names.
+
+    Raises:
+        RecipeError: when verl has no such engine.
+    """
+    engine = config.get("model_engine") or "dp"
+    known = sorted(file.stem for file in (verl_config_folder() / "model_engine").glob("*.yaml"))
+    if engine not in known:
+        raise RecipeError(f"model_engine: there is no {engine!r:.60}; verl has {', '.join(known)}.")
+    return stock(engine)
+
+
 def command(reference: str, overrides: Sequence[str] = ()) -> list[str]:
     """Arguments for `python -m` that run a shipped recipe with verl's own entry point.
 

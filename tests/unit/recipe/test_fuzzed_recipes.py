@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from tests.unit.recipe.test_mutations import composed
-from verl_hier.errors import HierError
+from verl_hier.errors import HierError, RecipeError
 from verl_hier.recipe.check import check_recipe
 
 RECIPES = (
@@ -69,6 +69,15 @@ def sweep(seed: int, count: int) -> None:
 
 def test_one_absurd_value_is_a_sentence_or_sound() -> None:
     sweep(0, 60)
+
+
+@pytest.mark.parametrize("value", [1, "nonsense", ["dp"], {"dp": 1}, 10**30, " "])
+def test_an_engine_that_verl_does_not_have(value: Any) -> None:
+    config = pickle.loads(composed("flat", ()))
+    with open_dict(config):
+        config.model_engine = value
+    with pytest.raises(RecipeError, match=r"^model_engine: "):
+        check_recipe(config)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 from verl_hier.compat.config_classes import config_classes
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.recipe.checks.rule import rule, value
-from verl_hier.recipe.compose import stock
+from verl_hier.recipe.compose import stock_of
 from verl_hier.recipe.composed import ComposedRecipe
 
 MISSING = "???"
@@ -51,7 +51,7 @@ def left_open(line: str) -> RecipeError:
 def check_keys(recipe: ComposedRecipe) -> None:
     """Refuse a key that verl does not have in this place, which it would ignore or stumble over."""
     config = recipe.config
-    known = stock(str(config.get("model_engine") or "dp"))
+    known = stock_of(config)
     with config_classes():
         for line, near in _unknown(config, known, "", _own_data(config)):
             block, _, key = line.rpartition(".")
@@ -62,7 +62,7 @@ def check_keys(recipe: ComposedRecipe) -> None:
 def check_kinds(recipe: ComposedRecipe) -> None:
     """Refuse a value of another kind than verl's default: a word where verl has true or false, a list where it has a
     word, a single value where it has a block."""
-    for line, default in _leaves(stock(str(recipe.config.get("model_engine") or "dp")), "", blocks=True):
+    for line, default in _leaves(stock_of(recipe.config), "", blocks=True):
         given = value(recipe.config, line)
         if given is None or default is None or default == MISSING:
             continue

@@ -12,7 +12,7 @@ from typing import Any
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.catalogue import folder
 from verl_hier.recipe.checks.rule import rule, there, value
-from verl_hier.recipe.compose import stock
+from verl_hier.recipe.compose import stock_of
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.verl_lines import READERS, VERL, table
 
@@ -54,7 +54,7 @@ def unread(recipe: ComposedRecipe) -> Iterator[Unread]:
     """Every line that somebody has set to something else than verl and our recipes have there, and that nothing reads
     in this recipe."""
     reasons = {name: reader.absent(recipe) for name, reader in READERS.items()}
-    default = stock(str(recipe.config.get("model_engine") or "dp"))
+    default = stock_of(recipe.config)
     for line, name in table().items():
         if name != VERL and reasons[name] and _given(recipe.config, line, default):
             yield Unread(f"{line}: {reasons[name]}.", READERS[name].refused)
