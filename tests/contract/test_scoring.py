@@ -143,7 +143,7 @@ def test_numbers_of_any_type_and_texts_are_kept(numbers, texts, others):
     assert found == {name: float(value) for name, value in numbers.items()}
     assert all(type(value) is float for value in found.values()) and worker.texts == {0: texts}
     (row,) = [row for row in graph_rows(graph, lambda node: True) if graph.episodes[0].leaf in row.nodes]
-    told = worker._output(graph, row, worker.texts[0]).extra_fields["reward_extra_info"]
+    told = worker._output(graph, row, False, worker.texts[0]).extra_fields["reward_extra_info"]
     assert told.items() >= {**found, **texts}.items()
 
 

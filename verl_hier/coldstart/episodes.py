@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.base import Environment, StepResult, last_word
 from verl_hier.graph.nodes import RolloutGraph
 from verl_hier.host.specs import Fork
 from verl_hier.recipe.parts import Part
@@ -25,10 +25,12 @@ class LocalEnvironment:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.last: StepResult | None = None
+        self._word: bool | None = None
 
     async def open(self, task: Mapping[str, Any], seed: int) -> tuple[LocalEnvironment, StepResult]:
         """Start a task."""
         self.last = self.environment.reset(task, seed)
+        self._word = last_word(None, self.last)
         return self, self.last
 
     async def resume(
@@ -43,6 +45,7 @@ class LocalEnvironment:
     async def step(self, action: str) -> StepResult:
         """Apply an action."""
         self.last = self.environment.step(action)
+        self._word = last_word(self._word, self.last)
         return self.last
 
     async def fork(self) -> LocalEnvironment:
@@ -54,8 +57,8 @@ class LocalEnvironment:
 
     @property
     def won(self) -> bool:
-        """Whether the last step won the task."""
-        return bool(self.last and self.last.info.get("won", self.last.done))
+        """Whether the task is won; where the environment has said nothing of that, whether it has ended."""
+        return bool(self.last and (self.last.done if self._word is None else self._word))
 
 
 class _SingleEpisode(Sampler):

@@ -31,6 +31,7 @@ from verl_hier.compat.servers.in_process import SavedPolicies
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.compat.tools import ToolCounts, task_of_row
 from verl_hier.compat.tracing import Tracing
+from verl_hier.compat.validation_success import accuracy
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError, raised
 from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
@@ -192,7 +193,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             await self._in_store_thread(self._held.keep, graph, self._redaction(validate))
         sessions: dict[int, list[AgentLoopOutput]] = {}
         for row in rows:
-            sessions.setdefault(row.episode, []).append(self._output(graph, row, (texts or {}).get(row.episode)))
+            said = (texts or {}).get(row.episode, {})
+            sessions.setdefault(row.episode, []).append(self._output(graph, row, validate, said))
         for episode, outputs in sessions.items():
             await self._agent_loop_postprocess(outputs, validate, session_id=episode, **prompt)
         return len(rows)
@@ -211,12 +213,15 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         """A call that would hold up the event loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._store_thread, call, *args)
 
-    def _output(self, graph: RolloutGraph, row: Row, texts: Mapping[str, str] | None = None) -> AgentLoopOutput:
+    def _output(
+        self, graph: RolloutGraph, row: Row, validate: bool = False, texts: Mapping[str, str] | None = None
+    ) -> AgentLoopOutput:
         record = graph.episodes[row.episode]
         versions = [graph.nodes[i].policy_version for i in row.nodes]
         tools = ToolCounts.of(graph, row.episode) if self._parts.environment.spec.in_worker else None
-        accuracy = float(record.success) if record.success is not None else record.ret
         by_verl = record.reward_info.keys() - self._runner.recipe.rewards.keys()
+        decided = validate and self._parts.environment.spec.tasks is not None
+        own = {} if by_verl else accuracy(graph, record, decided)
         return AgentLoopOutput(
             prompt_ids=row.prompt,
             response_ids=row.response,
@@ -226,7 +231,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             num_turns=graph.turns(row.episode) if tools is None else tools.num_turns,
             metrics=AgentLoopMetrics(),
             extra_fields={
-                "reward_extra_info": {**({} if by_verl else {"acc": accuracy}), **record.reward_info, **(texts or {})},
+                "reward_extra_info": {**own, **record.reward_info, **(texts or {})},
                 "min_global_steps": min(low for low, _ in versions),
                 "max_global_steps": max(high for _, high in versions),
                 **({} if tools is None else {"tool_rewards": tools.rewards, "turn_scores": []}),

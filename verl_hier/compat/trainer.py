@@ -36,6 +36,7 @@ from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
 from verl_hier.compat.tasks import TRAIN, TaskMixin
 from verl_hier.compat.updates import UpdateMixin
+from verl_hier.compat.validation_success import ValidationMixin
 from verl_hier.errors import RolloutError
 from verl_hier.graph.columnar.held import Written
 from verl_hier.graph.columnar.light import Light, unpack
@@ -60,15 +61,25 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, CriticMixin, ProcessRewardMixin, ReplayMixin, ProbeMixin):
+class HierTrainerMixin(
+    TaskMixin,
+    UpdateMixin,
+    ExampleMixin,
+    ValidationMixin,
+    CriticMixin,
+    ProcessRewardMixin,
+    ReplayMixin,
+    ProbeMixin,
+):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
     `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
     `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches,
-    `ExampleMixin` the one that logs examples of a validation, `CriticMixin` those of a critic with heads,
-    `ProcessRewardMixin` and `ReplayMixin` those of what learns in its place.
+    `ExampleMixin` the one that logs examples of a validation, `ValidationMixin` the one that makes its figures,
+    `CriticMixin` those of a critic with heads, `ProcessRewardMixin` and `ReplayMixin` those of what learns in its
+    place.
     """
 
     base_mode: str

@@ -27,8 +27,9 @@ class StepResult:
         valid: False when the action was not understood or not admissible; the state is then unchanged.
         admissible: the actions that are possible now, if the environment knows them.
         anchor: identity of the state *before the next action*: equal strings mean equal states.
-        info: further JSON-able values; `won` (bool) and `score` (float) are read by the trainer's metrics, and at the
-            end `used_tool` (bool) of environments with a tool, which a guard watches.
+        info: further JSON-able values. The last `won` (bool) of an episode is its success, see `last_word`: say it in
+            every answer, those with `valid=False` included. At the end of a solved episode `used_tool` (bool) of
+            environments with a tool is counted, which a guard watches.
     """
 
     text: str
@@ -40,6 +41,13 @@ class StepResult:
     anchor: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     rewards: Mapping[str, float] = field(default_factory=dict)
+
+
+def last_word(before: bool | None, step: StepResult) -> bool | None:
+    """What an environment has said last about the outcome of an episode: the `won` of an answer, else what it was
+    `before` that answer; None while it has said nothing."""
+    won = step.info.get("won")
+    return before if won is None else bool(won)
 
 
 class Environment(ABC):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.base import Environment, StepResult, last_word
 from verl_hier.environments.expert import OffersExpert
 from verl_hier.errors import RecipeError
 
@@ -130,6 +130,7 @@ def _solutions(world: Environment, tasks: Sequence[Task]) -> Iterable[tuple[str,
     """What an expert does in some of the tasks."""
     for task in tasks[:SOLUTIONS]:
         read, said = world.reset(task, 0), list[str]()
+        won = last_word(None, read)
         if not isinstance(world, OffersExpert):
             return
         try:
@@ -140,7 +141,8 @@ def _solutions(world: Environment, tasks: Sequence[Task]) -> Iterable[tuple[str,
             while not _over(read) and len(said) < LONGEST and (action := expert.advise(subgoal)) is not None:
                 said.append(action)
                 read = world.step(action)
-        if read.info.get("won"):
+                won = last_word(won, read)
+        if won:
             yield tuple(said)
 
 
@@ -166,15 +168,17 @@ class _Tally:
 
     def _episode(self, task: Task, say: Say, turns: int) -> bool:
         read, before = self._world.reset(task, 0), ""
+        won = last_word(None, read)
         for turn in range(turns):
             if _over(read):
                 break
             said, state = say(task, read, turn), read.anchor
             read = self._world.step(said)
+            won = last_word(won, read)
             if said == before and state is not None and read.anchor == state:
                 break  # the same action in the same state changes nothing any more
             before = said
-        return bool(read.info.get("won"))
+        return bool(won)
 
 
 def _echo(form: str) -> Say:

@@ -19,7 +19,16 @@ from typing import Any
 
 from verl_hier.errors import GraphError
 from verl_hier.graph.invariants import check_graph
-from verl_hier.graph.records import ANSWERS, CONTINUED, SCHEMA_VERSION, EpisodeRecord, Message, Node, Status
+from verl_hier.graph.records import (
+    ANSWERS,
+    CONTINUED,
+    FIELDS_SINCE,
+    SCHEMA_VERSION,
+    EpisodeRecord,
+    Message,
+    Node,
+    Status,
+)
 from verl_hier.graph.schema import require_fit
 
 __all__ = ["CONTINUED", "SCHEMA_VERSION", "EpisodeRecord", "Message", "Node", "RolloutGraph", "Status", "cut_spans"]
@@ -170,14 +179,16 @@ class RolloutGraph:
 
     @classmethod
     def from_dict(cls, data: Any) -> RolloutGraph:
-        """Inverse of `to_dict`. A graph of an older schema version becomes one of the present version.
+        """Inverse of `to_dict`. A graph of schema version 1 or 2 becomes one of version 3, whose fields are the present
+        ones; `version` then still says how its success was recorded, see `graph.success`.
 
         Raises:
             GraphError: when it does not fit the JSON schema of its version, or a newer version wrote it. Whether its
                 parts fit together is the matter of `check`.
         """
         version = require_fit(data)
-        fields = dict(data) | {"version": SCHEMA_VERSION}
+        # A later version may say the same things of other episodes: the version stays as long as the fields are equal.
+        fields = dict(data) | {"version": max(version, FIELDS_SINCE)}
         fields["nodes"] = [_node(node) for node in data["nodes"]]
         fields["episodes"] = [EpisodeRecord(**episode) for episode in data["episodes"]]
         graph = cls(**fields)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+FIELDS_SINCE = 3
+"""The first schema version with the present fields; what some of them mean has changed since, see `graph.success`."""
 CONTINUED = "continued"
 """Role of a message that continues the agent's own; see `Context.extend`."""
 RESET = "reset"
@@ -116,7 +118,7 @@ class EpisodeRecord:
         leaf: its last turn, -1 before the first.
         status: `failed` episodes were lost to a fault, `pruned` ones were given up by the sampler.
         ret: sum of the rewards along the path.
-        success: whether the task was solved, None when the environment does not say.
+        success: whether the task was solved, None when the environment does not say; see `graph.success`.
         trained: False for episodes that only evaluate something, such as a plan; they are no leaves of their own.
         greedy: sampled at temperature 0.
         error: for failed episodes what failed, for truncated and pruned ones the reason; None for finished ones.

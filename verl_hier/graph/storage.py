@@ -16,7 +16,7 @@ from typing import Any
 from verl_hier.errors import FileError, GraphError, first_line, refusal
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import folder_entries, parquet_rows, parquet_types, parse_json, text_lines
-from verl_hier.graph.nodes import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
+from verl_hier.graph.nodes import EpisodeRecord, Message, Node, RolloutGraph
 from verl_hier.graph.places import place
 from verl_hier.graph.schema import json_schema
 from verl_hier.graph.steps import is_step, is_whole, step_folder, write_card
@@ -106,7 +106,7 @@ def _write_parquet(file: Path, graphs: Iterator[RolloutGraph]) -> int:
     with pq.ParquetWriter(file, pa.schema(kinds), write_statistics=["version", "step"], **options) as writer:
         while members := list(islice(graphs, GROUPS_TOGETHER)):
             columns = {
-                "version": [SCHEMA_VERSION] * len(members),
+                "version": [graph.version for graph in members],
                 "step": [graph.step for graph in members],
                 "uid": [_uid(graph.task) for graph in members],
                 "graph": [_text(graph) for graph in members],

@@ -159,6 +159,8 @@ class EnvironmentSpec(Spec):
         modules: importable names that must be there; `extra` says which pip extra brings them.
         names_states: whether its answers have an `anchor`. None: the check of a recipe resets it once to see.
         info: names in the `info` of its resets, which prompts may use. None: the check resets it once to see.
+        says_won: whether its answers ever have `won` in their `info`, which is the success of an episode. Declare True
+            where a whole episode may pass without it, False where it never comes. None: seen from the episodes.
         splits: names of its splits. None: any name is passed to `tasks`.
         pool: `pool(options, split) -> int`, the most tasks that a split has, without making them. None: not known.
         neighbours: how many episodes may share a process, which runs one call at a time: few where an answer takes
@@ -186,6 +188,7 @@ class EnvironmentSpec(Spec):
     modules: tuple[str, ...] = ()
     names_states: bool | None = None
     info: tuple[str, ...] | None = None
+    says_won: bool | None = None
     splits: tuple[str, ...] | None = None
     pool: Callable[[Any, str], float] | None = None
     neighbours: int | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_hier.errors import RolloutError
 from verl_hier.graph import Node, RolloutGraph
+from verl_hier.graph.success import decided
 from verl_hier.ops.players import Source
 from verl_hier.ops.rollouts import Plan, Progress, resolve_plan, roll_out
 from verl_hier.recipe.composed import ComposedRecipe
@@ -67,8 +68,8 @@ class Evaluation:
         n: episodes asked for each task.
         temperature, top_p, top_k: how the policy sampled.
         seed: root of the random numbers, None when the server chose.
-        success: share of solved episodes; None where the environment does not say. Its interval is Wilson's, with fewer
-            episodes where those of a task resemble each other; see `share`.
+        success: share of solved episodes; None where the environment does not say, see `graph.success`. Its interval is
+            Wilson's, with fewer episodes where those of a task resemble each other; see `share`.
         ret: return of an episode; its interval is that of the normal distribution over tasks.
         tokens: generated tokens of an episode, mean; NaN where nobody counts them.
         turns: turns of an episode, mean.
@@ -78,6 +79,8 @@ class Evaluation:
         failed: episodes that were lost to faults of the environment; they are in no other figure.
         refused: requests that an endpoint refused.
         seconds: wall time.
+        solved: solved episodes.
+        judged: episodes that have a success; it is the share of the solved ones among them.
     """
 
     policy: str
@@ -102,6 +105,8 @@ class Evaluation:
     seconds: float = 0.0
     roles: tuple[RoleFigures, ...] = ()
     rewards: Mapping[str, Estimate] = field(default_factory=dict)
+    solved: int = 0
+    judged: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; numbers that are not known are None."""
@@ -115,7 +120,7 @@ class Evaluation:
         rows = [("policy", self.policy), ("recipe", f"{self.recipe} ({self.environment}, {self.worker})")]
         rows.append(("played", f"{asked}, {sampled}, {self.episodes} episodes, {self.seconds:.0f} s"))
         if self.success is not None:
-            rows.append(("success", _percent(self.success)))
+            rows.append(("success", _percent(self.success, f"{self.solved} of {self.judged}")))
         rows.append(("return", _number(self.ret)))
         rows += [(f"reward {name}", _number(value)) for name, value in self.rewards.items()]
         cost = "" if math.isnan(self.tokens) else f", {self.tokens:.0f} generated tokens"
@@ -232,12 +237,15 @@ def measure(graphs: Sequence[RolloutGraph], tokens_of: Callable[[Node], float]) 
     complete = [(graph, episode) for graph, episodes in groups for episode in episodes]
     paths = [[graph.nodes[number] for number in graph.path(episode.id)] for graph, episode in complete]
     count = len(complete)
-    solved = [[float(e.success) for e in episodes if e.success is not None] for _, episodes in groups]
+    known = [[float(success) for _, success in episodes if success is not None] for episodes in decided(graphs)]
+    judged = sum(map(len, known))
     names = dict.fromkeys(name for _, episode in complete for name in episode.reward_info)
     return {
         "tasks": len(graphs),
         "episodes": count,
-        "success": share([group for group in solved if group]) if any(solved) else None,
+        "success": share([group for group in known if group]) if judged else None,
+        "solved": int(sum(map(sum, known))),
+        "judged": judged,
         "ret": average([[episode.ret for episode in episodes] for _, episodes in groups]),
         "tokens": sum(tokens_of(node) for path in paths for node in path) / count,
         "turns": sum(not node.partial for path in paths for node in path) / count,
@@ -284,8 +292,9 @@ def _roles(paths: Sequence[Sequence[Node]], tokens_of: Callable[[Node], float]) 
     return tuple(figures)
 
 
-def _percent(value: Estimate) -> str:
-    return f"{value.mean:.1%}  (95 % interval {value.low:.1%} to {value.high:.1%})"
+def _percent(value: Estimate, counted: str) -> str:
+    interval = f"95 % interval {100 * value.low:.1f} % to {100 * value.high:.1f} %"
+    return f"{100 * value.mean:.1f} % ({counted})  ({interval})"
 
 
 def _number(value: Estimate) -> str:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from verl_hier.compat.validation_success import RETURN, SUCCESS
 from verl_hier.training.schedule import phase_of
 
 _CREDIT = re.compile(r"hier/credit/(.+)/mean")
@@ -79,7 +80,11 @@ def reached(record: Mapping[str, Any]) -> list[str]:
 
 def validation_of(record: Mapping[str, Any]) -> float | None:
     """Success on held-out tasks, or their return where the environment knows no success; None when the step did not
-    measure it. The mean over the kinds of tasks."""
+    measure it. The mean over all episodes; of tasks that verl's reward function scores, and in the records of earlier
+    versions, the mean over the kinds of tasks."""
+    for name in (SUCCESS, RETURN):
+        if name in record:
+            return float(record[name])
     found = [value for name, value in record.items() if name.startswith("val-core/") and "/acc/mean@" in name]
     return statistics.mean(found) if found else None
 

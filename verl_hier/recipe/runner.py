@@ -93,6 +93,7 @@ class RolloutRunner:
             budget=BudgetOptions() if request.validate else hier.rollout.budget,
             entropy=hier.rollout.entropy,
             vocabulary=self.vocabulary,
+            says_won=parts.environment.spec.says_won,
             on_lost=on_lost,
         )
         worker = parts.worker

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_hier.environments.base import StepResult
+from verl_hier.environments.base import StepResult, last_word
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.environments.tools import TOOL_REWARDS
 from verl_hier.graph.nodes import EpisodeRecord, Node, Status
+from verl_hier.graph.success import success_of
 from verl_hier.rollout.ahead import Ahead
 from verl_hier.rollout.budget import Grant
 from verl_hier.rollout.context import Context, ContextMessage
@@ -58,6 +59,7 @@ class EpisodeState:
         record: what the graph stores of it.
         greedy: sample the coming turns at temperature 0.
         trained: whether the coming turns are trained.
+        word: the last `info["won"]` of the environment; None while it has said none.
         last_result: the environment's last answer; None before the reset, and in a fork before its first step.
         turn_request: the turn that its worker waits for; None while the worker does not wait.
         finished_by_worker: whether its worker ends the task itself, see `EpisodeView.finish`.
@@ -89,6 +91,7 @@ class EpisodeState:
         self.earlier_nodes: deque[Node] = deque()
         self.earlier_reset: Mapping[str, Any] | None = None
         self.last_result: StepResult | None = None
+        self.word: bool | None = None
         self.handle: EnvironmentHandle | None = None
         self.turn_request: TurnRequest | None = None
         self.told_to_end = False
@@ -158,9 +161,8 @@ class EpisodeState:
         record.status, record.ret = status, self.ret
         if self.complete:
             own = self.finished_by_worker and status == "finished"
-            solved = None if self.last_result is None or own else self.last_result.info.get("won")
-            record.success = None if solved is None else bool(solved)
-            if solved and self.last_result is not None and "used_tool" in self.last_result.info:
+            record.success = None if own else self._success()
+            if record.success and self.last_result is not None and "used_tool" in self.last_result.info:
                 used = self.last_result.info["used_tool"]
                 self.rollout.count("solved_with_tool" if used else "solved_without_tool")
             last = self.last_node
@@ -174,12 +176,23 @@ class EpisodeState:
             self.rollout.count("unused_ahead", self.ahead.unused)
         self.paused.set()
 
+    def _success(self) -> bool | None:
+        says_won = self.rollout.setup.says_won
+        if self.word is None and says_won is None:
+            self.rollout.without_word.append(self.record)
+        return success_of(self.word, says_won)
+
     def fail(self, error: EnvironmentFailure) -> EpisodeOver:
         """End it as lost to its environment; returns what to raise in the worker."""
         self.rollout.count(f"failed_{error.kind}")
         self.end("failed", f"{error.kind}: {error}")
         self.rollout.setup.on_lost(self.record)
         return EpisodeOver("environment")
+
+    def hear(self, step: StepResult) -> None:
+        """Take an answer of the environment in: the last one, and its word on the outcome."""
+        self.last_result = step
+        self.word = last_word(self.word, step)
 
     def credit(self, step: StepResult, by: Node | None = None) -> None:
         """Write the environment's answer to the last turn, and rewards for other agents to their last turns.

@@ -386,5 +386,5 @@ class EpisodeView:
     def _answered(self, action: str | None, step: StepResult, live: bool = False) -> StepResult:
         self._live = live
         self._state.events.append(Event(action=action, step=step))
-        self._state.last_result = step
+        self._state.hear(step)
         return step

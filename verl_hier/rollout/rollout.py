@@ -175,6 +175,7 @@ class Episode(EpisodeState):
         if not self.over:
             self.end("truncated", reason)
             self.record.success = None
+            self.rollout.without_word = [record for record in self.rollout.without_word if record is not self.record]
             self._cancel()
 
     def prune(self, reason: EndReason | str = "") -> None:

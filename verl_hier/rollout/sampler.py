@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 
 from verl_hier.graph.nodes import RolloutGraph
+from verl_hier.graph.success import decide
 from verl_hier.rollout.budget import BudgetSpent
 from verl_hier.rollout.rollout import Rollout
 
@@ -38,6 +39,7 @@ async def roll_out(rollout: Rollout, sampler: Sampler) -> RolloutGraph:
     finally:
         await rollout.close()
     graph = rollout.graph
+    decide(graph, rollout.without_word)
     graph.budget = rollout.budget.report()
     graph.sort()
     graph.short = sum(episode.trained for episode in graph.complete()) < rollout.expected

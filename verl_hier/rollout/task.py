@@ -163,6 +163,7 @@ class RolloutSetup:
         budget: limits of each task.
         entropy: where the entropies of sampled tokens come from.
         vocabulary: size of the model's vocabulary, 0 when unknown.
+        says_won: see `EnvironmentSpec.says_won`.
         on_lost: called with the record of each episode that is lost to its environment.
     """
 
@@ -174,6 +175,7 @@ class RolloutSetup:
     budget: BudgetOptions = field(default_factory=BudgetOptions)
     entropy: EntropyOptions = field(default_factory=EntropyOptions)
     vocabulary: int = 0
+    says_won: bool | None = None
     on_lost: Callable[[EpisodeRecord], None] = lambda record: None
 
 
@@ -208,6 +210,7 @@ class TaskRollout:
             task=dict(request.identity), step=request.step, seed=setup.seed, request=request.to_dict()
         )
         self.earlier_rewards: list[EarlierReward] = []
+        self.without_word: list[EpisodeRecord] = []
         self._first: asyncio.Task[tuple[EnvironmentHandle, StepResult]] | None = None
         self._asked: dict[str, asyncio.Task[Scored]] = {}
 

@@ -13,6 +13,7 @@ import numpy as np
 from verl_hier.credit.groups import equal_scores
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph
+from verl_hier.graph.success import WITHOUT_WORD, success_of
 from verl_hier.recipe.schema import RefillOptions
 
 _EQUAL = 1e-9
@@ -75,7 +76,9 @@ def scores_of(graph: RolloutGraph, score: str) -> list[float]:
     if score == "return":
         return [episode.ret for episode in trained if math.isfinite(episode.ret)]
     if score == "success":
-        found = [float(episode.success) for episode in trained if episode.success is not None]
+        # Who compares by success has a world that says `won`, though none of these episodes may have heard it.
+        known = [success_of(episode.success, WITHOUT_WORD in graph.counts) for episode in trained]
+        found = [float(success) for success in known if success is not None]
     else:
         said = (episode.reward_info[score] for episode in trained if score in episode.reward_info)
         found = [value for value in said if math.isfinite(value)]

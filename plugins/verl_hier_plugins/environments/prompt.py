@@ -39,4 +39,5 @@ def hier_environments() -> EnvironmentSpec:
         fork="native",
         names_states=False,
         info=(),
+        says_won=False,
     )

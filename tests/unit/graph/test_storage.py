@@ -15,6 +15,7 @@ from verl_hier.errors import GraphError
 from verl_hier.graph import SCHEMA_VERSION, RolloutGraph, read_graphs, storage, write_graphs
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import parse_json
+from verl_hier.graph.records import FIELDS_SINCE
 from verl_hier.graph.storage import GROUPS_TOGETHER
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
@@ -116,9 +117,14 @@ def test_a_directory_is_read_in_name_order(tmp_path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_newer_version_is_refused(tmp_path, suffix):
     graph = rollout_graphs.flat()
-    graph.version = 4
+    graph.version = SCHEMA_VERSION + 1
     write_graphs(tmp_path / f"new{suffix}", [graph])
-    refuses(lambda: list(read_graphs(tmp_path / f"new{suffix}")), "schema version 4", "reads up to 3", "new")
+    refuses(
+        lambda: list(read_graphs(tmp_path / f"new{suffix}")),
+        f"schema version {SCHEMA_VERSION + 1}",
+        f"reads up to {SCHEMA_VERSION}",
+        "new",
+    )
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -222,9 +228,10 @@ def test_files_of_older_versions_are_read_as_graphs_without_what_was_added_since
         assert node.messages
         node.messages = []
     assert list(read_graphs(rollout_graphs.OLDER[1])) == graphs
+    assert list(read_graphs(rollout_graphs.OLDER[3])) == rollout_graphs.golden_v3()
     for path in rollout_graphs.OLDER.values():
         write_graphs(tmp_path / "again.jsonl", read_graphs(path))
-        assert {graph.version for graph in read_graphs(tmp_path / "again.jsonl")} == {SCHEMA_VERSION}
+        assert {graph.version for graph in read_graphs(tmp_path / "again.jsonl")} == {FIELDS_SINCE}
 
 
 def test_wall_time_and_reward_information_of_older_versions_move_to_their_fields():

@@ -151,7 +151,7 @@ def test_old_files_become_a_store(tmp_path):
     assert list(read_graphs(tmp_path / "store" / "validation" / "step_000002")) == first
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_every_schema_version_is_converted(tmp_path, version):
     source = rollout_graphs.OLDER.get(version, rollout_graphs.GOLDEN)
     expected = sorted(read_graphs(source), key=lambda each: each.step)

@@ -128,6 +128,12 @@ TRAINERS = (
         *("inputs", "outputs", "scores"),
         says=("self.validation_generations_logger.log(self.config.trainer.logger, samples, self.global_steps)",),
     ),
+    override(
+        "_val_metrics_update",
+        "the episodes of a validation are decided together, and have figures over all of them",
+        *("data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns", "expected_acc_counts"),
+        says=("process_validation_metrics(",),
+    ),
     override("on_train_end", "a run whose epochs end before its total steps saves its last step too"),
     seam(
         "turns_of_rows",

@@ -31,7 +31,6 @@ from verl_hier.graph.columnar.layout import (
     Columns,
 )
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
-from verl_hier.graph.records import SCHEMA_VERSION
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _KINDS: Mapping[type, str] = {bool: "extra_bool", int: "extra_int", float: "extra_float", str: "extra_text"}
@@ -172,7 +171,7 @@ def encode_records(graphs: Sequence[RolloutGraph]) -> pa.Table:
         TypeError: for a value that JSON cannot represent.
     """
     columns: dict[str, Any] = {
-        "version": [SCHEMA_VERSION] * len(graphs),
+        "version": [graph.version for graph in graphs],
         "started": [graph.step for graph in graphs],
         "seed": [graph.seed for graph in graphs],
         "short": [graph.short for graph in graphs],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from verl_hier.graph.columnar.encode import beside, encode, encode_records, lists_of
 from verl_hier.graph.columnar.layout import TOKEN_LISTS, Columns
+from verl_hier.graph.columnar.table import complete_episodes
 from verl_hier.graph.nodes import RolloutGraph
 from verl_hier.graph.rows import Row
+from verl_hier.graph.success import WITHOUT_WORD, decided_column
 
 _ROWS = pa.schema({"episode": pa.int32(), "nodes": pa.list_(pa.int32())})
 
@@ -113,7 +115,14 @@ def unpack(parts: Sequence[bytes]) -> Light:
 
 def _light(tasks: pa.Table, episodes: pa.Table, nodes: pa.Table, rows: pa.Table) -> Light:
     tokens = tuple(name for name in TOKEN_LISTS if name in nodes.column_names)
-    return Light(Columns(tasks, episodes, nodes, nodes.column, tokens), rows)
+    light = Light(Columns(tasks, episodes, nodes, nodes.column, tokens), rows)
+    marked = [WITHOUT_WORD in counts for counts in light.counts]
+    if not any(marked):
+        return light
+    complete, is_open = complete_episodes(light.columns), np.repeat(marked, light.sizes("episodes"))
+    success = decided_column(episodes["success"], complete, is_open)
+    place = episodes.column_names.index("success")
+    return replace(light, columns=replace(light.columns, episodes=episodes.set_column(place, "success", success)))
 
 
 def _answers(graph: RolloutGraph) -> list[bytes | None]:

@@ -17,6 +17,7 @@ SPEC = EnvironmentSpec(
     fork="native",
     names_states=True,
     info=("won", "score", "goals_done", "goals", "places"),
+    says_won=True,
     splits=tuple(SPLITS),
     pool=pool,
     scoring=("win_reward", "invalid_penalty", "anchor"),

@@ -17,6 +17,7 @@ SPEC = EnvironmentSpec(
     fork="native",
     names_states=True,
     info=("won", "score", "tests"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     summary="write a test that shows a described bug of a small generated function, verified in stages",

@@ -29,6 +29,7 @@ SPEC = EnvironmentSpec(
     fork="recorded",
     names_states=True,
     info=("won", "score", "request"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     asynchronous=True,

@@ -16,6 +16,7 @@ SPEC = EnvironmentSpec(
     fork="replay",
     names_states=True,
     info=("won", "score", "answers", "commands"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     asynchronous=True,

@@ -18,6 +18,7 @@ SPEC = EnvironmentSpec(
     fork="native",
     names_states=True,
     info=("won", "score", "calls"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     summary="arithmetic and logic questions with a sandboxed Python tool: generated, reasoning-gym's, or from a file",

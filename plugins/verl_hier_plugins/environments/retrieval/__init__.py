@@ -16,6 +16,7 @@ SPEC = EnvironmentSpec(
     fork="recorded",
     names_states=True,
     info=("won", "score", "f1", "documents", "recall", "commands"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     asynchronous=True,

@@ -18,6 +18,7 @@ SPEC = EnvironmentSpec(
     scoring=("reward", "win_reward", "invalid_penalty"),
     names_states=True,
     info=("won", "score", "task"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     summary="ScienceWorld's thirty kinds of experiments, from finding a plant to genetics",

@@ -17,6 +17,7 @@ SPEC = EnvironmentSpec(
     fork="native",
     names_states=True,
     info=("won", "score", "f1", "documents", "recall", "commands"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     summary="multi-hop questions answered by searching a local corpus; generated worlds or HotpotQA-style files",

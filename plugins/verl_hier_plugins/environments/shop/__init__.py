@@ -17,6 +17,7 @@ SPEC = EnvironmentSpec(
     fork="native",
     names_states=True,
     info=("won", "score"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     scoring=("reward", "win_reward", "invalid_penalty", "anchor"),

@@ -14,6 +14,7 @@ SPEC = EnvironmentSpec(
     fork="native",
     names_states=True,
     info=("won", "score", "legend"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     scoring=("step_penalty", "box_reward", "finish_reward"),

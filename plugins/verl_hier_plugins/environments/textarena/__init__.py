@@ -20,6 +20,7 @@ SPEC = EnvironmentSpec(
     names_states=True,
     # A reset names more where the seat is fixed.
     info=None,
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     summary="TextArena's puzzles and games: alone, against a random opponent, or every seat a policy",

@@ -17,6 +17,7 @@ SPEC = EnvironmentSpec(
     fork="native",
     names_states=True,
     info=("won", "score", "points"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     summary="TextWorld's adventures: generated from a seed, or game files of your own",

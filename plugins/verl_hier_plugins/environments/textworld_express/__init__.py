@@ -17,6 +17,7 @@ SPEC = EnvironmentSpec(
     fork="replay",
     names_states=True,
     info=("won", "score", "task"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     summary="seven games of TextWorldExpress, from a coin in a house to a recipe that has to be cooked",

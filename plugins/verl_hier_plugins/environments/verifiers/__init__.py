@@ -16,6 +16,7 @@ SPEC = EnvironmentSpec(
     fork="replay",
     names_states=True,
     info=("won", "score", "player", "players", "agent"),
+    says_won=True,
     splits=SPLITS,
     pool=pool,
     asynchronous=True,

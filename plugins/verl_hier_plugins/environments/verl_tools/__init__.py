@@ -11,6 +11,7 @@ SPEC = EnvironmentSpec(
     fork="recorded",
     names_states=True,
     info=("commands",),
+    says_won=False,
     asynchronous=True,
     in_worker=True,
     summary="verl's own tools, from the tool_config_path and function_tool_path of an existing recipe",
