@@ -22,7 +22,7 @@ from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.environments.wire import from_step
 from verl_hier.errors import HierError
 from verl_hier.host.specs import EnvironmentSpec
-from verl_hier.testing.environment_spec import check_declared, check_splits, tasks_to_play
+from verl_hier.testing.environment_spec import WonInAnswers, check_declared, check_splits, tasks_to_play
 from verl_hier.testing.hostile import HOSTILE
 from verl_hier.testing.scene import changing_generators
 
@@ -50,7 +50,8 @@ def check_environment(
     of any script, with escapes of what is no character) raises an exception; equal anchors come with equal admissible
     actions; a fork is equal to its source, independent of it, and outlives it; closing leaves no thread, process or
     open file behind; the process pool gives the same steps, also by replay after a crash, and a call that exceeds its
-    time limit loses its own episode only.
+    time limit loses its own episode only; `won` is said as the spec declares it, and where it declares nothing in all
+    answers or in none.
 
     An environment that lists no admissible actions is played with `actions`, else by its expert, else with nonsense.
 
@@ -72,8 +73,9 @@ def check_environment(
     options = spec.options() if options is None else options
     played_tasks = tasks_to_play(spec, options, split, tasks)
     check_splits(spec, options)
+    won = WonInAnswers(spec)
     for number, task in enumerate(played_tasks):
-        player = _Player(spec, options, task, seed, random.Random(f"{seed}-{number}"), tuple(actions))
+        player = _Player(spec, options, task, seed, random.Random(f"{seed}-{number}"), tuple(actions), won)
         played = player.play(steps)
         player.check_determinism(played)
         player.check_neighbours(played)
@@ -87,6 +89,7 @@ def check_environment(
         if isolated:
             asyncio.run(_check_pool(spec, options, task, seed, played, player.history(played)))
             player.close()
+    won.check()
     check_declared(spec, options, split, seed)
 
 
@@ -101,9 +104,11 @@ class _Player:
         seed: int,
         rng: random.Random,
         actions: tuple[str, ...],
+        won: WonInAnswers,
     ) -> None:
         self._spec, self._options, self._task, self._seed, self._rng = spec, options, task, seed, rng
         self._actions = actions
+        self._won = won
         self._made: list[Environment] = []
 
     def play(self, steps: int) -> list[str]:
@@ -289,15 +294,16 @@ class _Player:
         )
         self._made.append(environment)
         step = environment.reset(self._task, self._seed)
-        return environment, self._checked(step)
+        return environment, self._checked(step, "a reset")
 
     def _step(self, environment: Environment, action: str) -> StepResult:
-        return self._checked(environment.step(action))
+        return self._checked(environment.step(action), f"the action {action!r:.60}")
 
-    def _checked(self, step: StepResult) -> StepResult:
+    def _checked(self, step: StepResult, what: str) -> StepResult:
         assert isinstance(step, StepResult), f"{self._where()}: returned {type(step).__name__} instead of a StepResult"
         assert pickle.loads(pickle.dumps(step)) == step, f"{self._where()}: a StepResult does not survive pickling"
         assert isinstance(step.admissible, tuple), f"{self._where()}: `admissible` must be a tuple"
+        self._won.hear(what, step)
         return step
 
     def _where(self) -> str:

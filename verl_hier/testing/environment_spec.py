@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from verl_hier.environments.base import StepResult
 from verl_hier.environments.blocking import build
 from verl_hier.environments.splits import SPLITS
 from verl_hier.host.specs import EnvironmentSpec
@@ -71,4 +73,47 @@ def check_declared(spec: EnvironmentSpec, options: Any, split: str, seed: int) -
         assert named == spec.names_states, (
             f"{spec.name}: its spec says names_states={spec.names_states}, and the answer to a reset has "
             f"{'an' if named else 'no'} anchor"
+        )
+
+
+@dataclass
+class WonInAnswers:
+    """Which answers of a world say `won`, the success of an episode; a part of `check_environment`.
+
+    Attributes:
+        spec: of the world.
+        said, silent: an answer with and one without `won`, as the kit names it; empty without one.
+    """
+
+    spec: EnvironmentSpec
+    said: str = field(default="", init=False)
+    silent: str = field(default="", init=False)
+
+    def hear(self, what: str, step: StepResult) -> None:
+        """Note an answer; `what` it answers: `the reset`, `the action 'up'`."""
+        won = step.info.get("won")
+        answer = f"the answer to {what}{'' if step.valid else ', which has valid=False,'}"
+        assert won is None or isinstance(won, bool), (
+            f"{self.spec.name}: {answer} has {won!r:.60} as `won` in its `info`; it is true or false"
+        )
+        if won is None:
+            self.silent = self.silent or answer
+        else:
+            self.said = self.said or answer
+
+    def check(self) -> None:
+        """What the spec declares with `says_won` is true, and a world that declares nothing always says it or never."""
+        name, declared = self.spec.name, self.spec.says_won
+        assert declared is not False or not self.said, (
+            f"{name}: its spec says says_won=False, and {self.said} has `won` in its `info`, which is the success of "
+            "an episode; declare says_won=True"
+        )
+        assert declared is not True or self.said, (
+            f"{name}: its spec says says_won=True, and no answer has `won` in its `info`, so that every episode would "
+            "count as not solved; say it in every answer, the reset included, or declare says_won=False"
+        )
+        assert declared is not None or not self.said or not self.silent, (
+            f"{name}: {self.said} has `won` in its `info`, and {self.silent} has none. The last `won` of an episode is "
+            "its success: say it in every answer, those with valid=False included, and declare says_won=True in the "
+            "spec"
         )

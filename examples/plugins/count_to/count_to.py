@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
@@ -39,7 +39,7 @@ class CountTo(Environment):
         """Apply an action; one that makes no sense changes nothing and is answered with `valid=False`."""
         move = MOVES.get(action.strip())
         if move is None:
-            return StepResult("say up or down", valid=False, admissible=tuple(MOVES), anchor=str(self.count))
+            return replace(self._answer(), text="say up or down", valid=False)
         self.count += move
         return self._answer()
 
@@ -95,6 +95,7 @@ ENVIRONMENT = EnvironmentSpec(
     source="example",
     tasks=tasks,
     fork="native",
+    says_won=True,
 )
 
 

@@ -292,3 +292,50 @@ def test_what_is_no_environment():
 def test_specs_that_declare_what_is_not_true_are_refused(declared, sentence):
     with pytest.raises(AssertionError, match=sentence):
         check_environment(dataclasses.replace(spec(), **declared), tasks=1, isolated=False)
+
+
+class SaysWon(Counter):
+    """Says `won` of some of its answers, or something else in its place."""
+
+    def __init__(self, options, says):
+        super().__init__(options)
+        self.says = says
+
+    def reset(self, task, seed):
+        return self.told(super().reset(task, seed))
+
+    def step(self, action):
+        return self.told(super().step(action))
+
+    def told(self, answer):
+        word = {"always": False, "when valid": False if answer.valid else None, "as a text": "no"}.get(self.says)
+        return answer if word is None else dataclasses.replace(answer, info={**answer.info, "won": word})
+
+    def fork(self):
+        copy = SaysWon(self.options, self.says)
+        copy.total = self.total
+        return copy
+
+
+@pytest.mark.parametrize(
+    ("says", "declared", "sentence"),
+    [
+        ("always", None, ""),
+        ("always", True, ""),
+        ("never", None, ""),
+        ("never", False, ""),
+        ("when valid", True, ""),
+        ("when valid", None, r"the answer to a reset has `won` .* action '.*', which has valid=False, has none"),
+        ("always", False, "says says_won=False, and the answer to a reset has `won`"),
+        ("never", True, "says says_won=True, and no answer has `won`"),
+        ("as a text", True, "the answer to a reset has 'no' as `won` in its `info`; it is true or false"),
+    ],
+)
+def test_what_a_world_says_of_success_is_what_its_spec_declares(says, declared, sentence):
+    def factory(options):
+        return SaysWon(options, says)
+
+    made = dataclasses.replace(spec(factory=factory), says_won=declared)
+    refused = pytest.raises(AssertionError, match=sentence) if sentence else contextlib.nullcontext()
+    with refused:
+        check_environment(made, tasks=1, steps=3, isolated=False)
