@@ -114,7 +114,7 @@ def to_step(said: Any) -> StepResult:
         raise TypeError("the `admissible` of a step has to be texts")
     won = said.get("info", {}).get("won")
     # A text such as "no" would be true, and with it the success of the episode.
-    if not (won is None or isinstance(won, int | float) and won in (0, 1)):
+    if not (won is None or (isinstance(won, int | float) and won in (0, 1))):
         raise TypeError(f"the `won` in the `info` of a step has to be true or false, got {won!r:.60}")
     said = repaired(said)
     return StepResult(**{**said, "admissible": tuple(said["admissible"])} if "admissible" in said else said)

@@ -241,7 +241,7 @@ def test_the_command_prints_stores_and_speaks_json(tmp_path: Path) -> None:
     file = tmp_path / "graphs.jsonl"
     asked = ["eval", "expert", "himac_alfworld", *SMALL, "--tasks", "2", "--graphs", str(file)]
     out = CliRunner().invoke(app, asked).stdout
-    assert "success     100.0%  (95 % interval 34.2% to 100.0%)" in out and "executor" in out
+    assert "success     100.0 % (2 of 2)  (95 % interval 34.2 % to 100.0 %)" in out and "executor" in out
     assert len(list(read_graphs(file))) == 2
     shown = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
     assert shown["success"]["mean"] == 1.0 and shown["roles"][0]["role"] == "planner"
