@@ -57,6 +57,7 @@ class EpisodeState:
 
     Attributes:
         record: what the graph stores of it.
+        worker: name of its worker's class, for errors.
         greedy: sample the coming turns at temperature 0.
         trained: whether the coming turns are trained.
         word: the last `info["won"]` of the environment; None while it has said none.
@@ -82,6 +83,7 @@ class EpisodeState:
     ) -> None:
         self.rollout = rollout
         self.record = record
+        self.worker = worker
         self.greedy = record.greedy
         self.trained = True
         self.seed_name = seed_name
@@ -194,30 +196,31 @@ class EpisodeState:
         self.last_result = step
         self.word = last_word(self.word, step)
 
-    def credit(self, step: StepResult, by: Node | None = None) -> None:
-        """Write the environment's answer to the last turn, and rewards for other agents to their last turns.
+    def credit(self, step: StepResult, writer: Node) -> None:
+        """Write the environment's answer to an action into the graph.
 
-        Reward and validity of an action that an earlier turn has made, `by`, go to that turn.
+        The end of the episode is noted on its last turn, reward and validity on the turn that wrote the action, and
+        rewards for other agents on their last turns.
 
         A turn that other episodes share too cannot take a reward of this one alone: such a reward stays with the turn
         that it was given after, as the rewards do of agents that have not taken a turn (counted as
-        `rewards_without_turn`). The return of the episode is the same in all cases.
+        `rewards_without_turn`). The return of the episode is the same in all cases. That an action was not understood
+        is true of a turn in every episode that shares it.
+
+        Args:
+            step: the answer.
+            writer: the turn.
         """
         node = self.last_node
-        if node is None:
-            return
+        assert node is not None, "a turn of the path has written the action"
         node.done, node.truncated = step.done, step.truncated
+        writer.valid = writer.valid and step.valid
+        shared = self._shared() if step.rewards or writer is not node else set[int]()
+        paid = node if writer.id in shared else writer
         if TOOL_REWARDS in step.info:
-            node.extra[TOOL_REWARDS] = json.dumps(step.info[TOOL_REWARDS])
-        if not step.rewards and by in (None, node):
-            node.reward += step.reward
-            node.valid = node.valid and step.valid
-            return
-        shared = self._shared()
-        actor = node if by is None or by.id in shared else by
-        actor.valid = actor.valid and step.valid
-        self._reward(node, actor, step.reward)
-        last_turns = {each.agent: each for each in self.nodes}
+            paid.extra[TOOL_REWARDS] = json.dumps(step.info[TOOL_REWARDS])
+        self._reward(node, paid, step.reward)
+        last_turns = {each.agent: each for each in self.nodes} if step.rewards else {}
         for agent, amount in (step.rewards or {}).items():
             turn = last_turns.get(agent)
             if turn is None:

@@ -13,6 +13,7 @@ from typing import Any
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.environments.wire import to_step
+from verl_hier.errors import RolloutError
 from verl_hier.graph.nodes import CONTINUED, Node, cut_spans
 from verl_hier.graph.records import CUT
 from verl_hier.rollout.ahead import Expected
@@ -208,24 +209,28 @@ class EpisodeView:
             return self._answered(None, step, live=True)
 
     async def act(
-        self, action: str, by: Turn | None = None, *, worth: Callable[[StepResult], float] | None = None
+        self, action: str, turn: Turn | None = None, *, worth: Callable[[StepResult], float] | None = None
     ) -> StepResult:
-        """Apply an action. Reward, validity and end are written to the episode's last turn.
+        """Apply an action. Its reward and validity are those of the turn that wrote it; the end is the last turn's.
 
         Args:
             action: it.
-            by: the earlier turn that has made it, whose reward and validity these are then.
+            turn: the turn of this episode that wrote the action; by default the last one. Name it wherever others have
+                spoken since, such as a critic that has let a draft pass: the critic would be paid otherwise. Where
+                other episodes share the turn by now, the last turn has the reward, as with `pay`.
             worth: the reward that the turn gets for an answer, where it is not the answer's own: of a move that no
                 agent has made, for instance, nothing.
 
         Raises:
             EpisodeOver: when the budget has no further call, or the environment failed; the episode is then lost and
                 counted.
+            RolloutError: when `turn` is no turn of this episode.
         """
         state, action = self._state, without_halves(action)
+        writer = state.last_node if turn is None else self._own(turn, "act")
         with self._until_over():
             if state.replay_log.goes_on:
-                return self._answered(action, state.replay_log.step(action))
+                return self._answered(action, state.replay_log.step(action), writer)
             again = state.last_node is not None and sampled_earlier(state.last_node)
             if not (again or (state.grant or self._rollout.budget).spend_call()):
                 self._rollout.count("budget_pruned")
@@ -233,8 +238,9 @@ class EpisodeView:
                 raise EpisodeOver(EndReason.BUDGET)
             step = await self._asked(action, again)
             self._rollout.count("replayed_calls" if again else "environment_calls")
-            state.credit(step if worth is None else replace(step, reward=worth(step)), None if by is None else by.node)
-            return self._answered(action, step, live=True)
+            if writer is not None:
+                state.credit(step if worth is None else replace(step, reward=worth(step)), writer)
+            return self._answered(action, step, writer, live=True)
 
     async def _asked(self, action: str, again: bool) -> StepResult:
         """The world's answer; where it depends on the actions alone, what it has answered is not asked again."""
@@ -260,9 +266,13 @@ class EpisodeView:
 
         Where other episodes share that turn, the last turn has it, as with `StepResult.rewards`; the return of the
         episode is the same.
+
+        Raises:
+            RolloutError: when `turn` is no turn of this episode.
         """
+        paid = self._own(turn, "pay")
         if self._live:
-            self._state.pay(turn.node, amount)
+            self._state.pay(paid, amount)
 
     def finish(self) -> None:
         """Call the episode finished when the worker returns, though the environment has not ended it: for workers that
@@ -318,14 +328,16 @@ class EpisodeView:
         Args:
             context: whose turn it is; gains the prompt and the action.
             segment: running number of the subgoal or plan that the turn belongs to.
-            plan: the turn that contains the plan above this one.
+            plan: the turn of this episode that contains the plan above this one.
             max_tokens: limit of this turn, at most the recipe's.
             stop: strings that end the turn.
 
         Raises:
             EpisodeOver: when a limit of the episode is reached; it is then truncated.
+            RolloutError: when `plan` is no turn of this episode.
         """
         state, graph = self._state, self._rollout.graph
+        above = None if plan is None else self._own(plan, "generate")
         prompt, kept = await off_loop(context.pending_characters, context.prompt)
         most = self._most(max_tokens)
         state.ahead.reach(context)
@@ -344,7 +356,7 @@ class EpisodeView:
                         observation=[] if node else prompt[kept:],
                         messages=[] if node else context.new_messages(kept > 0),
                         segment=segment,
-                        plan=None if plan is None else plan.node,
+                        plan=above,
                         stop=stop,
                     )
                     if state.earlier_nodes:
@@ -368,6 +380,17 @@ class EpisodeView:
         text = node.text if whole else await off_loop(len(action), context.decode, action)
         return Turn(self._rollout, node, context.append_turn(prompt, action, node, text), live)
 
+    def _own(self, turn: Turn, call: str) -> Node:
+        """The node of a turn that a worker names, which its episode must have."""
+        node = turn.node if isinstance(turn, Turn) else None
+        if node is None or all(node is not own for own in self._state.nodes):
+            raise RolloutError(
+                f"worker {self._state.worker} gave `{call}` a turn that its episode does not have; name one that "
+                "`generate` has returned in the same episode; this is a fault of the worker plugin named by "
+                "`hier.worker.name`."
+            )
+        return node
+
     def _most(self, max_tokens: int | None) -> int:
         most = self._rollout.limits.max_tokens_per_turn
         return min(max_tokens or most, most)
@@ -383,8 +406,10 @@ class EpisodeView:
             self._state.told_to_end = True
             raise
 
-    def _answered(self, action: str | None, step: StepResult, live: bool = False) -> StepResult:
+    def _answered(
+        self, action: str | None, step: StepResult, writer: Node | None = None, live: bool = False
+    ) -> StepResult:
         self._live = live
-        self._state.events.append(Event(action=action, step=step))
+        self._state.events.append(Event(action=action, step=step, writer=writer))
         self._state.hear(step)
         return step

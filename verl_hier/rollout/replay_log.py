@@ -12,11 +12,16 @@ from verl_hier.graph.nodes import Node, RolloutGraph
 
 @dataclass(frozen=True)
 class Event:
-    """One answer to a worker: a node for a turn or a piece of it, a step for a reset (no action) or an action."""
+    """One answer to a worker: a node for a turn or a piece of it, a step for a reset (no action) or an action.
+
+    Attributes:
+        writer: the turn that wrote the action; None for an action before the first turn.
+    """
 
     node: Node | None = None
     action: str | None = None
     step: StepResult | None = None
+    writer: Node | None = None
 
 
 class ReplayLog:

@@ -38,7 +38,7 @@ class ToolUse:
         The environment reads the tokens of the turn, because its text lacks special tokens, which are the marks of a
         call in some families of models.
         """
-        step = await episode.act(action_of(turn.tokens) if self._has_tools else turn.text)
+        step = await episode.act(action_of(turn.tokens) if self._has_tools else turn.text, turn=turn)
         message = step.info.get("message")
         if message is not None:
             self._context.read_as(**{name: value for name, value in message.items() if name != "role"})

@@ -12,7 +12,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,7 +135,7 @@ def check_worker(
     and inside a turn, which changes nothing of the past; small limits and budgets end it; it does not act after the
     environment has ended the episode; no text that a policy may generate (empty, cut, garbage, of any script, a million
     characters) and no answer of the environment raises an exception or takes seconds to read; the columns that it
-    declares are there.
+    declares are there. A warning says when a role is paid for actions that it never wrote.
 
     Args:
         spec: the registered worker.
@@ -192,6 +194,66 @@ def check_replay(subject: _Subject) -> None:
             )
 
 
+@dataclass
+class _Paid:
+    """What a role was paid for.
+
+    Attributes:
+        own: actions of which its turn alone has a word.
+        foreign: an action of which its turn has none and a turn of another role has one, and that role.
+    """
+
+    own: int = 0
+    foreign: tuple[str, str] | None = None
+
+
+class _Writers(SideBySide):
+    """Episodes side by side; notes what each role was paid for."""
+
+    def __init__(self) -> None:
+        self.paid: dict[str, _Paid] = {}
+
+    async def sample(self, rollout: Rollout) -> None:
+        await super().sample(rollout)
+        for episode in rollout.episodes:
+            said: dict[str, str] = {}
+            for event in episode.events:
+                if event.node is not None:
+                    said[event.node.role] = f"{said.get(event.node.role, '')} {event.node.text}"
+                elif event.action and event.writer is not None:
+                    text = " ".join(piece.text for piece in rollout.graph.pieces(event.writer))
+                    self._note(event.action, event.writer.role, text, said)
+
+    def _note(self, action: str, role: str, text: str, said: Mapping[str, str]) -> None:
+        paid = self.paid.setdefault(role, _Paid())
+        others = [other for other, words in said.items() if other != role and _wrote(words, action)]
+        if _wrote(text, action):
+            paid.own += not others
+        elif others:
+            paid.foreign = paid.foreign or (action, others[-1])
+
+
+def _wrote(text: str, action: str) -> bool:
+    """Whether a text has an action or a word of it."""
+    return action.strip() in text or not {*re.findall(r"\w+", action)}.isdisjoint(re.findall(r"\w+", text))
+
+
+def check_writers(subject: _Subject) -> None:
+    """Warns of a role that is paid for actions which it never wrote."""
+    writers = _Writers()
+    for seed in range(3):
+        subject.play("in an ordinary episode", sampler=writers, seed=seed)
+    for role, paid in writers.paid.items():
+        if paid.foreign is not None and not paid.own:
+            action, other = paid.foreign
+            warnings.warn(
+                f"{subject.name} gives the role {role!r} the reward and validity of actions that it never wrote; "
+                f"{action[:40]!r}, for instance, stands in a turn of {other!r}: name the turn that wrote an action, "
+                "`episode.act(action, turn=draft)`.",
+                stacklevel=3,
+            )
+
+
 class _Forks(Sampler):
     """An episode, and forks of it everywhere; notes what they change of its past."""
 
@@ -229,9 +291,14 @@ def _noted(node: Node) -> dict[str, Any]:
 
 def check_forks(subject: _Subject) -> None:
     """An episode can be forked between any turns and inside a turn, and its past stays as it was."""
+
+    def understands(number: int, step: StepResult) -> StepResult:
+        # What a world says of a draft when a fork acts on it is true of the draft, and no change by the worker.
+        return dataclasses.replace(step, valid=True)
+
     for seed in range(3):
         sampler = _Forks()
-        subject.play("when an episode is forked", sampler=sampler, seed=seed)
+        subject.play("when an episode is forked", sampler=sampler, twist=understands, seed=seed)
         if sampler.changed:
             subject.fail(
                 f"changes turns of the past when an episode is forked ({sampler.changed}): use `turn.reward` and "
@@ -350,6 +417,7 @@ def _refuse_undeclared(subject: _Subject, columns: Iterable[str]) -> None:
 CHECKS: tuple[Callable[[_Subject], None], ...] = (
     check_spec,
     check_replay,
+    check_writers,
     check_forks,
     check_limits,
     check_answers,

@@ -28,7 +28,7 @@ class WholeHistory(Worker):
         agent.observe(self._options.prompt.format(instruction=episode.instruction, observation=step.text))
         while not (step.done or step.truncated):
             turn = await episode.generate(agent)
-            step = await episode.act(turn.text)
+            step = await episode.act(turn.text)  # pays the last turn; `turn=draft` names an earlier one that wrote it
             agent.observe(step.text)
 
 

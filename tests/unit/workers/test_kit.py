@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -113,7 +114,9 @@ TASKS = {"proposer_solver_judge": {"instruction": "do it", "answer": "left"}}
 def test_every_builtin_passes(name: str, options: dict[str, Any], answer: Answer | None) -> None:
     spec = SPECS[name]
     world = {"environment": AskedLine if spec.needs_info else WORLDS.get(name, Line), "task": TASKS.get(name)}
-    check_worker(spec, build_options(spec, options), answer=answer, **world)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        check_worker(spec, build_options(spec, options), answer=answer, **world)
 
 
 def test_no_builtin_is_left_out() -> None:
@@ -146,6 +149,40 @@ class Acts(Worker):
 
 def test_a_sound_worker_passes() -> None:
     check_worker(WorkerSpec("mine", lambda options: Acts(), roles={"agent": 0}))
+
+
+class Reviewed(Acts):
+    """A critic looks at each draft before it is taken."""
+
+    def __init__(self, named: bool) -> None:
+        self._named = named
+
+    async def run(self, episode):
+        step = await episode.reset()
+        drafter, critic = episode.context("drafter").observe(step.text), episode.context("critic")
+        while not (step.done or step.truncated):
+            draft = await episode.generate(drafter)
+            await episode.generate(critic.observe(draft.text))
+            step = await episode.act(draft.text, turn=draft if self._named else None)
+            drafter.observe(step.text)
+
+
+def approves(prompt: str, sampling: Sampling) -> str:
+    return "fine" if prompt.removesuffix("<act>").endswith("right") else "right"
+
+
+@pytest.mark.parametrize("answer", [None, approves])
+def test_a_role_that_is_paid_for_the_actions_of_another_one_is_named(answer: Answer | None) -> None:
+    roles = {"drafter": 0, "critic": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_worker(WorkerSpec("mine", lambda options: Reviewed(True), roles=roles), answer=answer)
+    sentence = (
+        r"worker 'mine' gives the role 'critic' the reward and validity of actions that it never wrote; 'right', "
+        r"for instance, stands in a turn of 'drafter'"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        check_worker(WorkerSpec("mine", lambda options: Reviewed(False), roles=roles), answer=answer)
 
 
 class Counting(Acts):

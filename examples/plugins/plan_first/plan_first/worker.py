@@ -50,7 +50,7 @@ class PlanFirst(Worker):
             turn = await episode.generate(executor, segment=number, plan=plan)
             if SUB_DONE in turn.text:
                 break
-            step = await episode.act(turn.text)
+            step = await episode.act(turn.text)  # pays the last turn; `turn=draft` names an earlier one that wrote it
             if step.done or step.truncated:
                 break
             executor.observe(step.text)

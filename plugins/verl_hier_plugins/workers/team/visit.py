@@ -53,10 +53,9 @@ class Scene:
         """Whether the environment has ended the episode."""
         return self.last.done or self.last.truncated
 
-    async def act(self, action: str, by: tuple[Turn, ...] = ()) -> StepResult:
-        """Apply an action, which an earlier turn has made where `by` names one."""
-        self.last = await self.episode.act(action, by[0] if by else None)
-        return self.last
+    async def act(self, action: str, turn: Turn) -> None:
+        """Apply an action that a turn wrote."""
+        self.last = await self.episode.act(action, turn=turn)
 
     def context(self, name: str, agent: str | None = None) -> Context:
         """A new context of a role."""
@@ -134,7 +133,7 @@ class Visit:
             self.said = scene.message(self.name, turn.text if inner is None else inner, (turn,))
             return
         if failure is None or not role.message_tag:
-            await scene.act(str(role.action).format(content=content or ""))
+            await scene.act(str(role.action).format(content=content or ""), turn)
         self._go_on(turn, repeated)
 
     def _failure(self, inner: str | None, content: str | None, acts: bool) -> str | None:

@@ -32,8 +32,8 @@ class Team(Worker):
             answer = await talk.hold()
             if options.ratings is not None and not scene.over:
                 await talk.rate(options.ratings)
-            if answer is not None and not scene.over:
-                await scene.act(options.answer_action.format(content=answer.text), answer.turns[-1:])
+            if answer is not None and answer.said is not None and answer.turn is not None and not scene.over:
+                await scene.act(options.answer_action.format(content=answer.said.text), answer.turn)
             if options.topology.each == "task":
                 return
             scene.segment += 1
@@ -48,15 +48,17 @@ class _Conversation:
         self._contexts: dict[str, Context] = {}
         self._read: dict[str, int] = {}
 
-    async def hold(self) -> Message | None:
-        """Let roles speak until the order or the environment ends it; returns the message of the role that answers."""
+    async def hold(self) -> Visit | None:
+        """Let roles speak until the order or the environment ends it; returns the last visit of the role that
+        answers."""
         options, order = self._scene.options, self._scene.options.order
-        begun, spoken, name, answer = len(self._said), dict.fromkeys(options.roles, 0), order.names[0], None
+        begun, spoken, name = len(self._said), dict.fromkeys(options.roles, 0), order.names[0]
+        answer: Visit | None = None
         alone = self._chosen()
         if alone is not None:
             visit = await self._speak(alone, begun)
             self._said += [] if visit.said is None else [visit.said]
-            return visit.said if options.answer_from is not None else None
+            return visit if options.answer_from is not None else None
         while name != END and spoken[name] < (order.rounds or 1) and not self._scene.over:
             spoken[name] += 1
             if name in self._scene.episode.stand_ins:
@@ -65,7 +67,7 @@ class _Conversation:
             visit = await self._speak(name, begun)
             if visit.said is not None:
                 self._said.append(visit.said)
-                answer = visit.said if name == options.answer_from else answer
+                answer = visit if name == options.answer_from else answer
             text = "" if visit.turn is None else visit.turn.text
             following = order.after(name, text)
             if following is None and visit.turn is not None:
@@ -153,7 +155,7 @@ class _Lead:
             tasks = self._read(turn)
             if tasks and tasks[0].role == ANSWER:
                 turn.mark(answered=1)
-                await scene.act(scene.options.answer_action.format(content=tasks[0].text))
+                await scene.act(scene.options.answer_action.format(content=tasks[0].text), turn)
                 return
             failure = "no_tag" if not tasks else "too_many_tasks" if len(tasks) > topology.parallel else None
             if failure:
