@@ -132,12 +132,12 @@ def test_solutions_are_counted_by_their_tool(used, name):
     for won in (True, False):
         episode = rollout_of().start()
         grow(episode)
-        episode.last_result = StepResult("x", done=True, info={"won": won, "used_tool": used})
+        episode.hear(StepResult("x", done=True, info={"won": won, "used_tool": used}))
         episode.end("finished", None)
         assert episode.rollout.graph.counts == ({name: 1} if won else {})
         assert episode.record.success is won
     silent = rollout_of().start()
-    silent.last_result = StepResult("x", done=True, info={"won": True})
+    silent.hear(StepResult("x", done=True, info={"won": True}))
     silent.end("finished", None)
     assert silent.rollout.graph.counts == {} and silent.record.success is True
 
@@ -158,19 +158,18 @@ def test_turns_are_numbered_by_what_is_whole():
 
 def test_answers_are_credited_to_who_acted():
     episode = rollout_of().start()
-    episode.credit(StepResult("before any turn", 9.0))
     first, second = grow(episode, "a"), grow(episode, "b")
-    episode.credit(StepResult("x", 1.0, valid=False, truncated=True))
+    episode.credit(StepResult("x", 1.0, valid=False, truncated=True), second)
     assert (second.reward, second.valid, second.truncated, second.done) == (1.0, False, True, False)
-    episode.credit(StepResult("x", 0.5))
+    episode.credit(StepResult("x", 0.5), second)
     assert (second.reward, second.valid, second.truncated) == (1.5, False, False)
-    episode.credit(StepResult("x", 2.0, valid=False, done=True), by=first)
+    episode.credit(StepResult("x", 2.0, valid=False, done=True), first)
     assert (first.reward, first.valid, second.reward, second.done) == (2.0, False, 1.5, True)
-    episode.credit(StepResult("x", 0.25, rewards={"a": 10.0, "c": 100.0}))
+    episode.credit(StepResult("x", 0.25, rewards={"a": 10.0, "c": 100.0}), second)
     assert (first.reward, second.reward) == (12.0, 101.75)
     assert episode.rollout.graph.counts == {"rewards_without_turn": 1}
     assert episode.ret == first.reward + second.reward == 113.75
-    episode.credit(StepResult("x", 0.5, info={"tool_rewards": 1}), by=second)
+    episode.credit(StepResult("x", 0.5, info={"tool_rewards": 1}), second)
     assert second.reward == 102.25
 
 
@@ -181,9 +180,9 @@ def test_a_shared_turn_takes_no_reward_of_one_episode_alone():
     other = rollout.start()
     other.record.leaf = first.id
     last = grow(episode, "b")
-    episode.credit(StepResult("x", 1.0, valid=False), by=first)
-    assert (first.reward, first.valid, last.reward, last.valid) == (0.0, True, 1.0, False)
-    episode.credit(StepResult("x", 0.0, rewards={"a": 5.0}))
+    episode.credit(StepResult("x", 1.0, valid=False), first)
+    assert (first.reward, first.valid, last.reward, last.valid) == (0.0, False, 1.0, True)
+    episode.credit(StepResult("x", 0.0, rewards={"a": 5.0}), last)
     episode.pay(first, 3.0)
     assert (first.reward, last.reward) == (0.0, 9.0) and rollout.earlier_rewards == []
     other.record.leaf = -1
@@ -1018,7 +1017,7 @@ def test_calls_are_made_by_tokens_where_there_are_tools():
         said = []
 
         class Answers:
-            async def act(self, action):
+            async def act(self, action, turn):
                 said.append(action)
                 return answer
 
