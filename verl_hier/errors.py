@@ -13,6 +13,8 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where a file cannot grow: the disk is full, or the user's quota or limit is reached."""
+LONGEST_LINE = 1000
+"""Characters of what is quoted of another package's error."""
 MAKE_ROOM = "make room there, or write to another disk"
 _FULL_IN_WORDS = re.compile(
     "|".join(
@@ -92,8 +94,12 @@ def refusal(error: OSError) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another package says, without the lines below and the full stop: fit for a sentence of ours."""
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What an error of another package says, without the lines below and the full stop: fit for a sentence of ours.
+
+    A line may hold what a server has answered, so it is cut at `LONGEST_LINE` characters.
+    """
+    line = next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
 
 
 def raised(error: BaseException) -> str:

@@ -9,23 +9,30 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import time
+import tracemalloc
+import zlib
 from pathlib import Path
 
+import httpx2
 import pytest
 from aiohttp import web
 
 from tests.fixtures.http_server import serving
+from tests.fixtures.openenv_server import SCHEMA
 from tests.fixtures.retriever import PLAIN
 from verl_hier.environments.asynchronous import AsyncOptions
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
-from verl_hier.errors import HierError
-from verl_hier.http_clients import LARGEST_ANSWER
+from verl_hier.errors import HierError, RolloutError
+from verl_hier.http_clients import LARGEST_ANSWER, TooLarge, aiohttp_session, httpx_options, read_answer
+from verl_hier.served import client as served
 from verl_hier.served.client import ChatClient
 from verl_hier_plugins.environments.mcp import SPEC as MCP
 from verl_hier_plugins.environments.mcp.options import McpOptions
 from verl_hier_plugins.environments.openenv import SPEC as OPENENV
 from verl_hier_plugins.environments.openenv.options import OpenenvOptions
 from verl_hier_plugins.environments.retrieval import SPEC as RETRIEVAL
+from verl_hier_plugins.environments.retrieval import client as retrieval
 from verl_hier_plugins.environments.retrieval.options import RetrievalOptions
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +53,9 @@ NO_CLIENTS = {
     "examples/agents/agents_sdk.py",
 }
 KEY = "sk-secret-123456"
-REDIRECTS = (301, 302, 303, 307, 308)
+HOUSE = {"name": "house", "version": "1"}
+NO_METHOD = {"code": -32601, "message": "no such method"}
+REDIRECTS = (302, 307, *(pytest.param(status, marks=pytest.mark.slow) for status in (301, 303, 308)))
 
 
 def _imported(tree):
@@ -234,8 +243,8 @@ class Endless:
     ("status", "content_type", "before"),
     [
         (200, "application/json", b'{"result": "'),
-        (200, "text/event-stream", b"data: "),
-        (400, "application/json", b'{"error": "'),
+        pytest.param(200, "text/event-stream", b"data: ", marks=pytest.mark.slow),
+        pytest.param(400, "application/json", b'{"error": "', marks=pytest.mark.slow),
         (500, "text/html", b"<html>"),
     ],
 )
@@ -246,3 +255,162 @@ def test_an_endless_answer_is_not_read(file, number, status, content_type, befor
         said = PLAYED[file][number][0](f"http://127.0.0.1:{port}", monkeypatch, tmp_path)
     assert said is None or isinstance(said, str), said
     assert server.sent <= LARGEST_ANSWER + READ_AHEAD
+
+
+def test_an_endless_message_of_a_websocket_is_not_read():
+    """One text of OpenEnv's protocol in fragments that do not end."""
+    sent = 0
+
+    async def answer(request):
+        nonlocal sent
+        if request.path == "/schema":
+            return web.json_response(SCHEMA)
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        part = b"\x7f" + (2**18).to_bytes(8, "big") + b"x" * 2**18
+        while sent < ENDLESS and not request.transport.is_closing():
+            request.transport.write((b"\x00" if sent else b"\x01") + part)
+            sent += 2**18
+            while request.transport.get_write_buffer_size() > 2**20 and not request.transport.is_closing():
+                await asyncio.sleep(0.001)
+        return socket
+
+    with serving(answer) as port:
+        said = _episode(OPENENV, OpenenvOptions(url=f"http://127.0.0.1:{port}", pool=3, validation=2))
+    assert isinstance(said, str)
+    assert 0 < sent <= LARGEST_ANSWER + READ_AHEAD
+
+
+def test_a_bomb_of_gzip_takes_no_memory():
+    """A gigabyte that is a megabyte on its way."""
+    packer = zlib.compressobj(wbits=31)
+    bomb = b"".join(packer.compress(bytes(2**20)) for _ in range(1024)) + packer.flush()
+
+    async def answer(request):
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+    async def read(url):
+        async with aiohttp_session() as client, client.get(url) as answered:
+            with pytest.raises(TooLarge, match=f"more than {LARGEST_ANSWER} bytes"):
+                await read_answer(answered)
+        async with httpx2.AsyncClient(**httpx_options()) as client:
+            with pytest.raises(TooLarge, match="compressed"):
+                await client.get(url)
+
+    with serving(answer) as port:
+        tracemalloc.start()
+        asyncio.run(read(f"http://127.0.0.1:{port}/"))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 8 * LARGEST_ANSWER
+
+
+def test_no_cookie_of_a_server_is_kept():
+    heard = []
+
+    async def answer(request):
+        heard.append(request.headers.get("Cookie"))
+        return web.Response(headers={"Set-Cookie": f"c{len(heard)}=1; Path=/; Max-Age=1000"})
+
+    async def ask(url):
+        async with aiohttp_session() as client, httpx2.AsyncClient(**httpx_options()) as other:
+            for _ in range(3):
+                await client.get(url)
+                await other.get(url)
+
+    with serving(answer) as port:
+        asyncio.run(ask(f"http://localhost:{port}/"))
+    assert heard == [None] * 6
+
+
+def test_an_answer_that_drips_is_waited_for_no_longer_than_said(monkeypatch):
+    """Each byte comes in time, and the answer never."""
+    monkeypatch.setattr(ChatClient, "retries", 0)
+    monkeypatch.setattr(served, "PAUSE_S", 0.0)
+
+    async def answer(request):
+        answered = web.StreamResponse()
+        await answered.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(60):
+                await answered.write(b" ")
+                await asyncio.sleep(0.1)
+        return answered
+
+    async def ask(url):
+        client = ChatClient(url, "m", timeout_s=0.5)
+        with pytest.raises(RolloutError, match="does not answer"):
+            await client.ask([{"role": "user", "content": "hello"}])
+        await client.close()
+
+    with serving(answer) as port:
+        begun = time.monotonic()
+        asyncio.run(ask(f"http://127.0.0.1:{port}/v1"))
+        assert time.monotonic() - begun < 3.0
+
+
+@pytest.mark.parametrize("status", [307, 400, 401, 404, 500])
+def test_what_a_server_says_makes_no_long_sentence(status, monkeypatch, tmp_path, caplog):
+    said = {"error": {"message": "x" * 2**20}}
+
+    async def answer(request):
+        return web.json_response(said, status=status, headers={"Location": "/" + "y" * 3000} if status < 400 else {})
+
+    with serving(answer) as port:
+        for file, number in HOSTS:
+            if "mcp" not in file:
+                told = PLAYED[file][number][0](f"http://127.0.0.1:{port}", monkeypatch, tmp_path)
+                assert told is None or len(told) <= 2_500
+    assert all(len(record.getMessage()) <= 2_500 for record in caplog.records)
+
+
+@pytest.mark.parametrize("largest", [10, 100_000, 700_000])
+def test_kept_answers_of_a_retriever_have_a_size(largest, monkeypatch):
+    """Each answer takes about 100,000 bytes; two are kept at most where there is room for them."""
+    monkeypatch.setattr(retrieval, "KEPT_BYTES", largest)
+    asked = []
+
+    async def answer(request):
+        asked.append((await request.json())["queries"][0])
+        return web.json_response({"result": [[{"document": {"title": "t", "text": "é" * 100_000}}] * 2]})
+
+    async def search(url):
+        async with aiohttp_session() as client:
+            collection = retrieval.RemoteCollection(client, "retriever", url, "url", kept=4)
+            for query in "aabbccddeeffgghhgfedcba":
+                await collection.search(query, 2)
+                kept = sum(retrieval._size(found) for found in collection._kept.values())
+                assert kept == collection._kept_bytes <= largest
+            return len(collection._kept)
+
+    with serving(answer) as port:
+        kept = asyncio.run(search(f"http://127.0.0.1:{port}/"))
+    assert (kept, len(asked)) == {10: (0, 23), 100_000: (0, 23), 700_000: (4, 12)}[largest]
+
+
+@pytest.mark.parametrize("tools", [0, 1, 100])
+def test_a_list_of_tools_has_an_end(tools, tmp_path, monkeypatch):
+    """An MCP server whose every page of tools names another one."""
+    pages = 0
+
+    async def answer(request):
+        nonlocal pages
+        if request.method != "POST":
+            return web.Response(status=405)
+        said = await request.json()
+        if "id" not in said:
+            return web.Response(status=202)
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": HOUSE}
+        if said["method"] == "tools/list":
+            pages += 1
+            listed = [{"name": f"t{pages}_{n}", "inputSchema": {"type": "object"}} for n in range(tools)]
+            result = {"tools": listed, "nextCursor": str(pages)}
+        elif said["method"] != "initialize":
+            return web.json_response({"jsonrpc": "2.0", "id": said["id"], "error": NO_METHOD})
+        return web.json_response({"jsonrpc": "2.0", "id": said["id"], "result": result})
+
+    with serving(answer) as port:
+        said = _mcp(f"http://127.0.0.1:{port}", monkeypatch, tmp_path)
+    assert "lists more tools than can be shown" in said
+    assert pages <= 2000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from verl_hier.cli.main import main
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import HierError
 from verl_hier.graph.build_table import build_table
@@ -215,6 +217,27 @@ def test_rewards_of_proposers():
     assert proposer_reward("mae", Question(False, 1.0, (0.0,)), 0.7) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("lines", "noted"),
+    [
+        ([], False),
+        (["hier.worker.verify_prompt=null"], True),
+        (["hier.worker.verify_prompt=null", "hier.worker.solvers=2", "hier.worker.answers_by=judge"], True),
+        (["hier.worker.verify_prompt=null", "hier.worker.reward=learnable"], False),
+        (["hier.worker.verify_prompt=null", "hier.worker.reward=mae"], False),
+    ],
+)
+def test_pay_for_what_nobody_can_answer_is_noted_before_a_run(monkeypatch, capfd, lines, noted):
+    """Only a verifier keeps a proposer from earning most with a question that has no answer."""
+    monkeypatch.setattr(sys, "argv", ["verl-hier", "check", "search_self_play_search", *lines])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out = capfd.readouterr().out
+    said = [line for line in out.splitlines() if line.startswith("note: hier.worker.verify_prompt: ")]
+    assert (end.value.code or 0, len(said)) == (0, int(noted)), out
+    assert all("zero_sum pays a proposer most for a question that nobody can answer" in line for line in said)
+
+
 def test_guards_and_verdicts():
     assert fault_of("a b c", "", 3, 10, 0.9) is None and fault_of(None, "", 3, 10, 0.9) == "no_question"
     assert likeness("a b", "b c") == pytest.approx(1 / 3) and likeness("", "") == 0.0
@@ -229,6 +252,10 @@ def test_guards_and_verdicts():
         ({"policies": {"judge": "big"}}, "the worker asks for the policy 'big'; this run has"),
         ({"lowest": 3, "highest": 3}, "highest must be above lowest"),
         ({"questions": "task", "verify_prompt": "{question}"}, "needs no verifier"),
+        ({"verify_prompt": "is it right?"}, r"not told the question cannot answer it; write \{question\}"),
+        ({"verify_prompt": ""}, r"not told the question cannot answer it; write \{question\}"),
+        ({"verify_prompt": "{evidence} {{question}}"}, r"not told the question cannot answer it"),
+        ({"verify_prompt": "{question"}, "cannot be read"),
         ({"reward": "comas"}, "comas needs `evaluator: true` and `questions: task`"),
     ],
 )

@@ -29,6 +29,8 @@ BUSY = (429, 502, 503, 504)
 SAMPLE = "verl_hier_plugins.environments.mcp.sample"
 LONGEST_ANSWER = 200_000
 """Characters of one answer of a tool."""
+MOST_TOOLS, MOST_SHOWN = 2_000, 2**24
+"""Tools of a server, and characters of all of their descriptions."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,27 @@ class Connection:
         return self
 
     async def tools(self) -> dict[str, Tool]:
-        """The tools of the server by name."""
+        """The tools of the server by name.
+
+        Raises:
+            WrongServer: when it lists more than an observation can show, or pages without an end.
+        """
         tools: dict[str, Tool] = {}
-        cursor = None
-        while True:
+        cursor, shown = None, 0
+        for _ in range(MOST_TOOLS):
             page = await self._with_owner(self._client.result().list_tools(cursor=cursor))
-            tools |= {tool.name: tool_of(tool) for tool in page.tools}
+            found = {tool.name: tool_of(tool) for tool in page.tools}
+            tools |= found
+            shown += sum(len(tool.shown()) for tool in found.values())
             cursor = page.next_cursor
+            if len(tools) > MOST_TOOLS or shown > MOST_SHOWN:
+                break
             if cursor is None:
                 return tools
+        raise WrongServer(
+            f"hier.environment: the MCP server lists more tools than can be shown, {len(tools)} by now, with {shown} "
+            f"characters; there may be {MOST_TOOLS}, with {MOST_SHOWN} characters."
+        )
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Said:
         """Call a tool.
@@ -88,7 +102,7 @@ class Connection:
             return _said(await self._with_owner(self._client.result().call_tool(name, dict(arguments))))
         except MCPError as error:
             if error.error.code == INVALID_PARAMS:
-                return Said(error.error.message, error=True)
+                return Said(cut(error.error.message, LONGEST_ANSWER), error=True)
             self.lost = True
             raise SessionLost(f"the server could not answer a call of {name}: {error.error.message}") from error
 

@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,8 @@ from verl_hier.http_clients import TooLarge, read_answer
 from verl_hier.text import repaired
 from verl_hier_plugins.environments.search.corpus import Found
 
+KEPT_BYTES = 2**28
+"""Memory of the answers that a collection keeps, beside their number."""
 LONGEST_NAME, LONGEST_TEXT = 500, 50_000
 """Characters of a document's title and name, and of its text, that are kept."""
 NOT_THE_KEY = (401, 403)
@@ -118,6 +121,11 @@ FORMS = {
 }
 
 
+def _size(found: Sequence[Found]) -> int:
+    """Bytes of memory of the texts of documents."""
+    return sum(getsizeof(text) for document in found for text in (document.name, document.title, document.text))
+
+
 class RemoteCollection:
     """A collection behind a server."""
 
@@ -128,7 +136,7 @@ class RemoteCollection:
             form: one of `FORMS`.
             url: address of the server; empty is that of the form.
             line: the option to name in errors.
-            kept: number of the latest answers that are kept.
+            kept: number of the latest answers that are kept, where they are not larger than `KEPT_BYTES`.
             key: the user's key, if one is needed.
         """
         self._client = client
@@ -140,6 +148,7 @@ class RemoteCollection:
         self._answered = False
         self._room = kept
         self._kept: dict[tuple[str, int], Sequence[Found]] = {}
+        self._kept_bytes = 0
 
     async def search(self, query: str, k: int) -> Sequence[Found]:
         """At most `k` documents, best first.
@@ -164,10 +173,15 @@ class RemoteCollection:
                 await self._require_plain(k)
             raise
         self._answered = True
-        self._kept[query, k] = found
-        if len(self._kept) > self._room:
-            del self._kept[next(iter(self._kept))]
+        self._keep(query, k, found)
         return found
+
+    def _keep(self, query: str, k: int, found: Sequence[Found]) -> None:
+        """Keep an answer, and forget the oldest ones where there are too many."""
+        self._kept_bytes += _size(found) - _size(self._kept.pop((query, k), ()))
+        self._kept[query, k] = found
+        while self._kept and (len(self._kept) > self._room or self._kept_bytes > KEPT_BYTES):
+            self._kept_bytes -= _size(self._kept.pop(next(iter(self._kept))))
 
     async def _require_plain(self, k: int) -> None:
         """See that the server answers a plain query, so that it was the query that it has refused."""

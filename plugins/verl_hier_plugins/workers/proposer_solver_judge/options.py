@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from verl_hier.errors import did_you_mean
-from verl_hier.host.constraints import Count, Template, ZeroToOne
+from verl_hier.host.constraints import Count, Template, ZeroToOne, field_names
 from verl_hier.rollout.prompts import check_action_template
 from verl_hier_plugins.workers.proposer_solver_judge.rewards import Shape
 
@@ -107,6 +107,10 @@ class ProposerSolverJudgeOptions:
                     )
         if self.verify_prompt is not None and self.questions == "task":
             raise ValueError("verify_prompt: a task's own question needs no verifier; leave it out")
+        if self.verify_prompt is not None and "question" not in field_names(self.verify_prompt):
+            raise ValueError(
+                "verify_prompt: a verifier that is not told the question cannot answer it; write {question} into it"
+            )
         if self.reward == "comas" and not (self.evaluator and self.questions == "task"):
             raise ValueError("reward: comas needs `evaluator: true` and `questions: task`")
 
