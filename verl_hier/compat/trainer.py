@@ -49,7 +49,7 @@ from verl_hier.training.policy_loss import clip_range
 from verl_hier.training.process_reward import LOG_PROBS
 from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.sharing import Sharing
-from verl_hier.training.step import TrainingStep, train_step
+from verl_hier.training.step import CORRECTED_MASK, TrainingStep, train_step
 from verl_hier.training.store import StepInStore, Writer, drawn
 from verl_hier.training.value_heads import values_of
 
@@ -239,10 +239,13 @@ class HierTrainerMixin(
         output = corrected if native else self._rollout_correction(data, metrics)
         if self.hier.replay is not None:
             self._learn_values(self._contexts(batch, self._step), metrics)
+        known = {name: data[name] for name in columns if name in data}
+        if MASK in output:
+            known[CORRECTED_MASK] = output[MASK]
         result = train_step(
             self._step,
             keys=list(batch.keys),
-            columns={name: [row.numpy() for row in data[name].unbind()] for name in columns if name in data},
+            columns={name: [row.numpy() for row in rows.unbind()] for name, rows in known.items()},
             host=self.host,
             estimator=self.parts.estimator,
             guards=self.hier.guards,
@@ -259,7 +262,7 @@ class HierTrainerMixin(
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
             # Only the masks and the loss weights may exist already: verl's correction makes them too.
             output[name] = row_products(output[name], ours) if name in output else ours
-        if MASK in result:
+        if MASK in output:
             # verl divides losses by the tokens of a copy of the mask.
             output[MASK] = output["loss_mask"] = output[MASK].to(data[MASK].dtype)
         self._begin_store()

@@ -201,6 +201,34 @@ class Ledger:
             )
         }
 
+    def reject(self, before: NDArray[Any], left: NDArray[Any]) -> None:
+        """Take turns and episodes of which a correction has left no token out of what is compared and trained.
+
+        They are no longer `trained` in the table, and `return` and `leaves` of shared turns are those of the other
+        episodes. A turn goes with its last trained token, and an episode with the last trained token on its path.
+
+        Args:
+            before: (N,) 1 on tokens that would be trained without the correction.
+            left: (N,) 1 on those that are left.
+        """
+        table, turn = self.table, np.maximum(self._runs.turn, 0)
+        had, has = (
+            np.bincount(turn, self._runs.count(self._runs.of_turns(mask)), len(table)) > 0 for mask in (before, left)
+        )
+        if not (had & ~has).any():
+            return
+        episodes = len(table["episodes.trained"])
+        once, still = (np.bincount(table.step_episode, each[table.step_turn], episodes) > 0 for each in (had, has))
+        table.turns["trained"] = np.asarray(table["trained"], bool) & ~(had & ~has)
+        gone = once & ~still
+        table.episodes["trained"] = np.asarray(table["episodes.trained"], bool) & ~gone
+        steps = ~gone[table.step_episode]
+        turns, returns = table.step_turn[steps], np.asarray(table["episodes.return"])[table.step_episode[steps]]
+        leaves = np.bincount(turns, minlength=len(table))
+        sums = np.bincount(turns, returns, len(table))
+        table.turns["return"] = np.where(leaves > 0, sums / np.maximum(leaves, 1), table["return"])
+        table.turns["leaves"] = leaves
+
     def turn_means(self, values: NDArray[Any], mask: NDArray[Any]) -> Floats:
         """(T,) mean over the trained tokens of each turn; 0 for turns without one. The reverse of `spread`.
 

@@ -34,6 +34,9 @@ from verl_hier.training.process_reward import add_step_rewards, learned_weights
 from verl_hier.training.schedule import Schedule
 from verl_hier.training.value_heads import Heads, add_values, head_metrics, learned_fields
 
+CORRECTED_MASK = "corrected_mask"
+"""Column of `train_step`: `response_mask` without the tokens that verl's rollout correction has rejected."""
+
 Rows = list[NDArray[Any]]
 RowLosses = tuple[NDArray[np.int64], NDArray[np.float64]]
 """(R,) task of each row, as in the turn table, and (R,) its loss."""
@@ -121,7 +124,9 @@ def train_step(
         step: rows and rollouts; what credit each node gets is noted in it.
         keys: keys of the batch in its present order, padding included.
         columns: `response_mask`, `old_log_probs`, `rollout_log_probs`, `entropy`, `values` as one array a row, in that
-            order, where the trainer has them; those that `values_of` names for each head;
+            order, where the trainer has them; `CORRECTED_MASK` where a correction of the mismatch between rollout and
+            training has rejected tokens, which then neither count in comparisons nor weigh; those that `values_of`
+            names for each head;
             `advantages` too, where verl has computed them (`EstimatorSpec.native`).
         host: enabled plugins, for the credit events.
         estimator: spec and options.
@@ -162,6 +167,9 @@ def train_step(
             difference = np.abs(np.subtract(flat["rollout_log_probs"], flat["old_log_probs"], dtype=np.float64))
         metrics.update(logprob_metrics(ledger.table, ledger.turn, mask, difference))
     metrics["hier/guards/alarms"] = float(alarm(metrics, guards, estimator.spec.needs_groups))
+    if CORRECTED_MASK in flat:
+        ledger.reject(mask, flat[CORRECTED_MASK])
+        mask = flat[CORRECTED_MASK]
     native = estimator.spec.native
     if native:
         credit = Credit(ledger.turn_means(flat["advantages"], mask))
