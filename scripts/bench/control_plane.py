@@ -89,7 +89,9 @@ class PreparedPolicy:
         self.spent += time.process_time() - started
         return made
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`."""
         return Scored([-0.1] * len(tokens))
 

@@ -174,7 +174,7 @@ class _Prompt(Rollout):
         self._changed.set()
         return await answer
 
-    async def score(self, prompt: list[int], tokens: list[int], *_: Any) -> Scored:
+    async def score(self, prompt: list[int], tokens: list[int], *_: Any, **__: Any) -> Scored:
         """Not recorded."""
         raise HierError("the recording has no scores of given tokens.")
 

@@ -340,7 +340,9 @@ class PreparedTurns:
         self.cut = self.cut or len(tokens) > sampling.max_tokens
         return Generation(tokens[: sampling.max_tokens], [])
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`."""
         raise RolloutError("hier.sampler.name: prepared turns have no log-probs; use `independent`.")
 

@@ -145,7 +145,9 @@ class ExpertPolicy:
             self._planning = self._context
         return Generation(tokens, [0.0] * len(tokens), "completed")
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`."""
         raise RolloutError("hier.sampler.name: an expert has no log-probs; use `independent`.")
 

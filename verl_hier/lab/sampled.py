@@ -104,7 +104,9 @@ class TablePolicy:
             entropy=[self._entropy[state]],
         )
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `Policy.score`."""
         state = prompt[-1]
         logs = [self._logs[state][token - self._states] for token in tokens]

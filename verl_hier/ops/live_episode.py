@@ -99,7 +99,9 @@ class Person:
         text = "\n".join(line.removesuffix("\\") for line in lines)
         return Generation(self._messages.turn(text), [], "stop")
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`."""
         raise RolloutError("hier.sampler.name: a person has no log-probs; use `independent`.")
 

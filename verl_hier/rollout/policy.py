@@ -66,7 +66,7 @@ class Scored:
     """The policy's log-probs of L tokens that were given to it.
 
     Attributes:
-        logprobs: (L,) log p of each token at temperature 1.
+        logprobs: (L,) log p of each token at the temperature that was asked for.
         top: (L,) lists of the likeliest (token id, log p), likeliest first.
         version: lowest and highest weight version that took part.
     """
@@ -91,7 +91,9 @@ class Policy(Protocol):
             RolloutError: when the server is gone.
         """
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """Read `tokens` after `prompt` without sampling.
 
         Args:
@@ -99,9 +101,10 @@ class Policy(Protocol):
             tokens: token ids to score.
             conversation: see `generate`.
             top: number of the likeliest tokens to return for each position.
+            temperature: of the log-probs; above 0.
 
         Raises:
-            RolloutError: when the server is gone or returns no log-probs of prompts.
+            RolloutError: when the server is gone, or returns no log-probs of prompts, or not at this temperature.
         """
 
 

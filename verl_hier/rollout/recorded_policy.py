@@ -51,7 +51,9 @@ class RecordedPolicy:
             entropy=_joined(nodes, "entropy")[forced:],
         )
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`; knows the tokens that were forced in turns."""
         for nodes in self._nodes.values():
             forced = nodes[0].decision.get("forced", 0)

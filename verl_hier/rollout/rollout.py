@@ -166,7 +166,7 @@ class Episode(EpisodeState):
         Args:
             tokens: token ids; none takes back what was given before.
             logprobs: log p of each of them; omitted: the server is asked, which has to score prompts
-                (`SamplerSpec.needs_scores`). It answers at temperature 1.
+                (`SamplerSpec.needs_scores`). It answers at the temperature of the turn.
         """
         self.forced = Forced(list(tokens), None if logprobs is None else list(logprobs))
 

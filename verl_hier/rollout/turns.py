@@ -46,7 +46,9 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
     policy, version = rollout.policy(request.context.policy), (0, 0)
     logprobs = forced.logprobs or []
     if given and forced.logprobs is None:
-        scored = await policy.score(prompt, forced.tokens, rollout.conversation)
+        # At the temperature of the turn, as of tokens that are sampled; those of greedy ones are at 1.
+        at = sampling.temperature or 1.0
+        scored = await policy.score(prompt, forced.tokens, rollout.conversation, temperature=at)
         logprobs, version = scored.logprobs, scored.version
     if given and (sampling.max_tokens < 1 or _ended(rollout.renderer, forced.tokens, request)):
         generation = Generation([], [], version=version)

@@ -132,7 +132,9 @@ class ServedPolicy:
         tokens = self._messages.turn(text, cut=answer.finish_reason == "length") if text else []
         return Generation(tokens, [], answer.finish_reason, counted_tokens=answer.tokens)
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`."""
         raise RolloutError("hier.sampler.name: a served model cannot score tokens; use `independent`.")
 

@@ -90,7 +90,9 @@ class ScriptedPolicy:
         tokens = [*self.tokenizer.encode(text), 1][: sampling.max_tokens]
         return Generation(tokens, [-1.0] * len(tokens), "completed")
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`; log-probs are -1 each."""
         return Scored([-1.0] * len(tokens), [[(token, -1.0)] for token in tokens])
 

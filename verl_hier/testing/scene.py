@@ -131,10 +131,12 @@ class Speaker(ScriptedPolicy):
         self.tokens += len(logprobs)
         return Generation(tokens[: sampling.max_tokens], logprobs, reason, top_logprobs=top)
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`."""
         self.asked.add("scores")
-        return await super().score(prompt, tokens, conversation, top)
+        return await super().score(prompt, tokens, conversation, top, temperature)
 
 
 class SlowSpeaker(Speaker):

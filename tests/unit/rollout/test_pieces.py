@@ -40,7 +40,7 @@ def roll(run, body, answer=lambda prompt, sampling: "right", **options):
 class Reads(ScriptedPolicy):
     """Reads tokens with another log p than it samples them with."""
 
-    async def score(self, prompt, tokens, conversation, top=0) -> Scored:
+    async def score(self, prompt, tokens, conversation, top=0, temperature=1.0) -> Scored:
         return Scored([-3.0] * len(tokens), version=(7, 8))
 
 

@@ -34,7 +34,7 @@ class Asked(ScriptedPolicy):
         top = [[(token, -0.5), (7, -2.0)] for token in found.token_ids] if sampling.top_logprobs else []
         return replace(found, version=(3, 4), cached_tokens=2, top_logprobs=top)
 
-    async def score(self, prompt, tokens, conversation, top=0) -> Scored:
+    async def score(self, prompt, tokens, conversation, top=0, temperature=1.0) -> Scored:
         self.scored.append((list(prompt), list(tokens), top))
         return Scored([-3.0] * len(tokens), [[(token, -0.5)] * top for token in tokens], version=(7, 8))
 

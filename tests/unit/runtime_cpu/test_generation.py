@@ -216,6 +216,23 @@ def test_prompt_logprobs_from_a_token_on_reuse_what_comes_before(harness, start)
     assert h.engine.counters.prefill_tokens == len(prompt) - max(min(start, len(prompt)) - 1, 0)
 
 
+@pytest.mark.parametrize("temperature", [0.3, 0.5, 1.0, 1.7])
+def test_given_tokens_are_as_likely_as_when_they_are_sampled(harness, temperature):
+    h = harness()
+    prompt = random_prompts(1, 8, 9)[0]
+    sampled = h.add("sampled", prompt, seed=3, max_tokens=12, temperature=temperature, logprobs=0)
+    h.run()
+    given = h.add(
+        "given", [*prompt, *sampled.output], max_tokens=1, prompt_logprobs=0,
+        prompt_logprobs_start=len(prompt), prompt_logprobs_temperature=temperature,
+    )  # fmt: skip
+    h.run()
+    own = torch.tensor(given.prompt_token_logprobs)
+    torch.testing.assert_close(own, torch.tensor(sampled.log_probs), atol=1e-5, rtol=0)
+    expected = plain_log_probs(h.model, [*prompt, *sampled.output], temperature)[len(prompt) - 1 :]
+    torch.testing.assert_close(own, expected[range(len(own)), sampled.output], atol=1e-5, rtol=0)
+
+
 def test_tokens_outside_of_the_tokenizer_are_never_chosen(harness):
     h = harness(vocab_limit=7)
     for i in range(20):

@@ -50,7 +50,7 @@ def test_which_failures_were_corrected(text, attempts, left_out):
 class Reads(Steady):
     """Reads tokens with another log p than it samples them with."""
 
-    async def score(self, prompt, tokens, conversation, top=0) -> Scored:
+    async def score(self, prompt, tokens, conversation, top=0, temperature=1.0) -> Scored:
         return Scored([-4.0] * len(tokens))
 
 

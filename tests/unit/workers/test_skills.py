@@ -38,7 +38,9 @@ class Likes(kit.ScriptedPolicy):
         super().__init__(tokenizer, answer)
         self.scored: list[str] = []
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         text = self.tokenizer.decode(tokens)
         self.scored.append(text)
         return Scored([0.0 if "a" in text else -9.0] * len(tokens))

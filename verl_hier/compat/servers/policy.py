@@ -37,11 +37,20 @@ def sampling_params(engine: str, sampling: Sampling) -> dict[str, Any]:
     return params
 
 
-def scoring_params(engine: str, start: int, top: int) -> dict[str, Any]:
+def scoring_params(engine: str, start: int, top: int, temperature: float = 1.0) -> dict[str, Any]:
     """verl's `sampling_params` for reading a prompt from token `start` on: a request that generates one token.
 
     `prompt_logprobs` is what verl's own servers take (`extract_prompt_logprobs` for vLLM, its twin for SGLang).
+
+    Raises:
+        RolloutError: when the server reads prompts at temperature 1 alone.
     """
+    server = rollout_server(engine)
+    if temperature != 1 and not server.scores_at_temperature:
+        raise RolloutError(
+            f"actor_rollout_ref.rollout.temperature: {temperature:g}: the rollout server {engine!r} returns log-probs "
+            f"of given tokens at temperature 1 alone; set it to 1, or use {servers_with('scores_at_temperature')}."
+        )
     params = {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -51,8 +60,10 @@ def scoring_params(engine: str, start: int, top: int) -> dict[str, Any]:
         "logprobs": False,
         "prompt_logprobs": top,
     }
-    if rollout_server(engine).scores_from:
+    if server.scores_from:
         params["prompt_logprobs_start"] = start
+    if temperature != 1:
+        params["prompt_logprobs_temperature"] = temperature
     return params
 
 
@@ -81,7 +92,9 @@ class ServerPolicy:
             top_logprobs=[_possible(position) for position in extra.get("top_logprobs") or []],
         )
 
-    async def score(self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0) -> Scored:
+    async def score(
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int = 0, temperature: float = 1.0
+    ) -> Scored:
         """See `rollout.Policy.score`.
 
         One request that reads `prompt + tokens` and generates a token that is thrown away. vLLM returns with `top` the
@@ -94,24 +107,24 @@ class ServerPolicy:
             raise ValueError("the first token of a sequence has no probability: prompt must not be empty")
         if not tokens:
             return Scored([], [])
-        ids, values, own, version = await self._read(prompt, tokens, conversation, top)
+        ids, values, own, version = await self._read(prompt, tokens, conversation, top, temperature)
         if top == 0:
             return Scored(own or [row[0] for row in values], [[] for _ in tokens], version)
         best = [_possible(zip(i, v, strict=True)) for i, v in zip(ids, values, strict=True)]
         if own is None:
             found = [dict(position).get(token) for position, token in zip(best, tokens, strict=True)]
             if None in found:
-                _, values, _, _ = await self._read(prompt, tokens, conversation, 0)
+                _, values, _, _ = await self._read(prompt, tokens, conversation, 0, temperature)
                 found = [row[0] for row in values]
             own = [float(value) for value in found if value is not None]
         return Scored(own, best, version)
 
     async def _read(
-        self, prompt: list[int], tokens: list[int], conversation: str, top: int
+        self, prompt: list[int], tokens: list[int], conversation: str, top: int, temperature: float
     ) -> tuple[list[list[int]], list[list[float]], list[float] | None, tuple[int, int]]:
         """Ids and log-probs at the position of each of `tokens`, the log-probs of `tokens` themselves where the server
         returns them, and the weight versions that took part."""
-        params = scoring_params(self._engine, len(prompt), top)
+        params = scoring_params(self._engine, len(prompt), top, temperature)
         extra = (await self._ask(prompt + tokens, params, conversation)).extra_fields
         if "prompt_logprobs" not in extra:
             raise RolloutError(

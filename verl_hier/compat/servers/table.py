@@ -27,6 +27,8 @@ class RolloutServer:
     """Returns the log-probs of the tokens of a prompt; verl's TensorRT-LLM server does not."""
     scores_from: bool = False
     """Takes `prompt_logprobs_start`: it computes only the scores from there on, the rest comes from its cache."""
+    scores_at_temperature: bool = False
+    """Takes `prompt_logprobs_temperature`: its scores are at any temperature; those of other servers are at 1."""
     in_process: bool = False
     """Can also run in the process of a rollout worker, with a saved model beside the policy."""
     seed: str = "seed"
@@ -40,7 +42,13 @@ SERVERS: dict[str, RolloutServer] = {
     server.name: server
     for server in (
         RolloutServer(
-            "transformers", on_cpu=True, top_logprobs=True, prompt_scores=True, scores_from=True, in_process=True
+            "transformers",
+            on_cpu=True,
+            top_logprobs=True,
+            prompt_scores=True,
+            scores_from=True,
+            scores_at_temperature=True,
+            in_process=True,
         ),
         _VLLM,
         replace(_VLLM, name="vllm_topk", top_logprobs=True),

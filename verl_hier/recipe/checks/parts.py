@@ -226,6 +226,22 @@ def check_saved_roles(recipe: ComposedRecipe) -> None:
 
 
 @rule
+def check_forced_tokens(recipe: ComposedRecipe) -> None:
+    """Refuse a sampler that lets turns begin with given tokens at a temperature at which the server cannot say how
+    likely these are: their log-probs would be at another one than those of training."""
+    sampler, rollout = recipe.parts.sampler, recipe.config["actor_rollout_ref"]["rollout"]
+    server, temperature = rollout_server(str(rollout["name"])), rollout.get("temperature", 1.0)
+    if not sampler.spec.needs("needs_scores", sampler.options) or not server.prompt_scores:
+        return
+    if temperature not in (0, 1) and not server.scores_at_temperature:
+        raise RecipeError(
+            f"actor_rollout_ref.rollout.temperature: {temperature}: sampler {sampler.spec.name!r} needs the log-probs "
+            f"of given tokens, which the rollout server {server.name!r} returns at temperature 1 alone; set it to 1, "
+            f"or use {servers_with('scores_at_temperature')}."
+        )
+
+
+@rule
 def check_sampler(recipe: ComposedRecipe) -> None:
     """Refuse a sampler that branches where nothing can fork, or that asks for log-probs that no server returns."""
     parts, host = recipe.parts, recipe.host

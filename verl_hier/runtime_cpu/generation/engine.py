@@ -357,12 +357,12 @@ def _record_prompt_logprobs(request: Request, logits: torch.Tensor) -> None:
     `prompt_logprobs` gets the layout that verl reads from vLLM: entry i belongs to prompt token i + 1 (the first has no
     probability), a dummy closes the list; with `prompt_logprobs=0` each entry has the prompt's own token, with K the K
     best. `prompt_token_logprobs` has the prompt's own tokens in any case, without a dummy. Both begin at
-    `prompt_logprobs_start`; all are taken at temperature 1.
+    `prompt_logprobs_start`; all are taken at `prompt_logprobs_temperature`.
     """
     count = request.params.prompt_logprobs or 0
     start = max(request.params.prompt_logprobs_start, 1)
     rows = logits[start - 1 - request.computed : request.prompt_length - 1 - request.computed]
-    log_probs = torch.log_softmax(rows.float(), dim=-1)
+    log_probs = torch.log_softmax(rows.float() / request.params.prompt_logprobs_temperature, dim=-1)
     following = torch.tensor(request.tokens[start : request.prompt_length], dtype=torch.long).unsqueeze(1)
     own = log_probs.gather(1, following)
     values, ids = (own, following) if count == 0 else log_probs.topk(count, dim=-1)

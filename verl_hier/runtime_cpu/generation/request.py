@@ -24,7 +24,8 @@ class SamplingParams:
     `logprobs` is None (no log-probabilities), 0 (those of the chosen tokens) or K (the K best tokens as well).
     `seed` None means: drawn by the engine (or derived from the prompt in deterministic mode).
     `prompt_logprobs` is as in vLLM; with `prompt_logprobs_start` they begin at that token of the prompt, and what comes
-    before it may be taken from the cache.
+    before it may be taken from the cache, and with `prompt_logprobs_temperature` they are at another temperature than
+    vLLM's, which are at 1.
     """
 
     max_tokens: int
@@ -41,6 +42,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    prompt_logprobs_temperature: float = 1.0
     skip_special_tokens: bool = True
 
     @property
@@ -92,6 +94,8 @@ class SamplingParams:
             raise ValueError(f"repetition_penalty must be positive, got {self.repetition_penalty}.")
         if self.prompt_logprobs_start < 0:
             raise ValueError(f"prompt_logprobs_start must not be negative, got {self.prompt_logprobs_start}.")
+        if not self.prompt_logprobs_temperature > 0:
+            raise ValueError(f"prompt_logprobs_temperature must be positive, got {self.prompt_logprobs_temperature}.")
 
 
 def _parse_logprobs(value: Any) -> int | None:
