@@ -38,8 +38,9 @@ from verl_hier.rollout.branching import (
 )
 from verl_hier.rollout.budget import Budget, BudgetOptions, BudgetSpent, Grant
 from verl_hier.rollout.context import Context
+from verl_hier.rollout.episode_view import EpisodeView
 from verl_hier.rollout.off_loop import LONG, off_loop
-from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.rollout.plain_renderer import PlainRenderer, completes
 from verl_hier.rollout.prompts import check_action_template, content_of, fill, observe, source_nodes
 from verl_hier.rollout.recorded_policy import RecordedPolicy, differences
 from verl_hier.rollout.recorded_world import RecordedWorld, keep_answer, keep_reset, kept_answer
@@ -350,7 +351,7 @@ def test_a_limit_of_time_ends_all_turns():
     budget = Budget(BudgetOptions(wall_s=60.0))
     assert budget.turns_left == math.inf and 0 < budget.left("wall_s") <= 60
     budget._started -= 60
-    assert budget.left("wall_s") == 0 and budget.turns_left == 0 and budget.report()["wall_s"][0] >= 60
+    assert budget.left("wall_s") == 0 and budget.turns_left == 0 and 60 <= budget.report()["wall_s"][0] < 600
     assert asyncio.run(budget.grant(2, 5)) == []
 
 
@@ -364,6 +365,13 @@ def test_grants_are_equal_shares_of_what_is_left():
     assert asyncio.run(shares(BudgetOptions(environment_calls=7), 2, 1)) == [{"environment_calls": 3}] * 2
     assert asyncio.run(shares(BudgetOptions(), 2, 1)) == [{}, {}]
     assert asyncio.run(shares(BudgetOptions(turns=1), 0, 1)) == []
+    assert asyncio.run(shares(BudgetOptions(turns=9), 2, 1)) == [{"turns": 1}] * 2
+
+    async def takes_the_last():
+        budget = Budget(BudgetOptions(turns=2))
+        return [await asyncio.wait_for(budget.grant(1, 5), 5) for _ in range(2)]
+
+    assert [len(grants) for grants in asyncio.run(takes_the_last())] == [1, 1]
 
     async def waits():
         budget = Budget(BudgetOptions(tokens=6))
@@ -504,6 +512,17 @@ def test_points_on_a_path_are_counted_in_tokens():
     twin.record.leaf, twin.record.status = episode.record.leaf, "finished"
     assert [place.episode for place in inner_fork_points([episode, twin])] == [episode]
     assert inner_fork_points([rollout.start()]) == []
+    long, beside = rollout.start(), rollout.start()
+    for number in range(3):
+        grow(long)
+        if not number:
+            beside.record.leaf = long.record.leaf
+    grow(beside)
+    grow(beside)
+    for each in (long, beside):
+        each.end("finished", None)
+    found = [(place.episode.id, place.after) for place in inner_fork_points([long, beside])]
+    assert found == [(long.id, 1), (long.id, 2), (beside.id, 2)]
 
 
 def test_outcomes_are_success_or_else_the_scaled_return():
@@ -689,11 +708,14 @@ def test_a_context_grows_and_is_never_rewritten():
     context.append_turn(second, tokenizer.encode("f"), node, "f")
     assert [m.content for m in context.new_messages(False)] == ["a b", "cc", "def"]
     assert context.new_messages(False)[-1].sources == (node, node, node)
+    assert [message["content"] for message in context._chat] == ["a b", "cc", "def"]
     context.read_as("said", tool_calls=[1])
     assert context._chat[-1] == {"role": "assistant", "content": "said", "tool_calls": [1]}
     context._tokens = [999]
     context._renderer = type("Anew", (), {"render": lambda self, *arguments: [1, 2]})()
     assert context.prompt() == ([1, 2], 0)
+    context._tokens = [1]
+    assert context.prompt() == ([1, 2], 1)
 
 
 def test_a_renderer_that_raises_is_named_with_the_last_message():
@@ -705,7 +727,7 @@ def test_a_renderer_that_raises_is_named_with_the_last_message():
     with pytest.raises(RolloutError, match=r"'role'.*KeyError.*begins with ''"):
         context.prompt()
     with pytest.raises(RolloutError, match="begins with 'the last"):
-        context.observe("first").observe("the last one").prompt()
+        context.observe("first").observe("second").observe("the last one").prompt()
 
 
 @settings(max_examples=25, deadline=None)
@@ -861,6 +883,10 @@ def test_answers_are_given_again_in_their_order():
     first = replace(node, action=[2])
     log.cut(node, first)
     assert log.step("x").text == "X" and not log.goes_on
+    begun = ReplayLog([Event(step=StepResult("reset")), Event(node=node)], "W")
+    begun.step(None)
+    begun.cut(node, first)
+    assert [event.node for event in begun.left] == [first, node]
     fresh = ReplayLog([Event(node=node)], "W")
     fresh.cut(node, first)
     assert [event.node for event in fresh.left] == [first, node]
@@ -1072,3 +1098,161 @@ def test_long_texts_are_worked_on_beside_the_loop():
 
     assert LONG == 50_000
     assert asyncio.run(thread_of(LONG)) == (3, True) and asyncio.run(thread_of(LONG + 1)) == (3, False)
+
+
+def test_random_numbers_come_from_the_root_seed():
+    for seed in (5, 0, None):
+        rollout = rollout_of(seed=seed)
+        assert rollout._environment_seed == derive(seed or 0, "environment", 7)
+        assert rollout.rng("a").random() == random.Random(derive(seed or 0, rollout.seed_name, "a")).random()
+        rng = EpisodeView(rollout.start()).rng
+        assert rng.random() == random.Random(derive(seed or 0, f"{rollout.seed_name}/0", "worker")).random()
+
+
+def test_the_last_turn_is_paid_for_roles_whose_last_turn_is_shared():
+    rollout = rollout_of()
+    trunk = rollout.start()
+    for agent in ("a", "b", "b", "b"):
+        grow(trunk, agent, text=agent)
+    fork = rollout.start()
+    fork.record.leaf = 0
+    for _ in range(3):
+        grow(fork, "c")
+    for episode in (trunk, fork):
+        episode.end("finished", None)
+    asyncio.run(rate(rollout.graph, {}, {"x": Reward(lambda episode: 1.0, roles=("a",))}))
+    assert [node.reward for node in rollout.graph.nodes] == [0, 0, 0, 1, 0, 0, 1]
+
+
+def test_only_the_first_piece_of_a_turn_is_limited_where_nobody_watches():
+    pieces = []
+
+    async def body(rollout):
+        (episode,) = start_episodes(rollout, 1)
+        await advance_turn(rollout, [episode], 2)
+        pieces.extend(len(node.action) for node in episode.nodes)
+
+    roll(body, answer="a b c d e")
+    assert pieces == [2, 6]
+
+
+def test_a_piece_that_is_cut_keeps_the_text_before_it():
+    texts = []
+
+    async def body(rollout):
+        (episode,) = start_episodes(rollout, 1)
+        for tokens in (1, 1, 3):
+            await episode.step(tokens)
+        last = episode.last_node
+        first = rollout.split(last, 1)
+        texts.extend([node.text for node in episode.nodes])
+        assert first.partial and "".join(texts) == rollout.renderer.decode(action_tokens(episode))
+
+    roll(body, answer=lambda prompt, sampling: {">": "a b c d", "a": "b c d", "b": "c d e"}.get(prompt[-1], "z"))
+    assert texts == ["a", " b", " c", " d e"]
+
+
+def test_a_resumed_turn_begins_without_what_happened_to_it():
+    async def leaves(rollout):
+        episode = await rollout.start().run(turns=2)
+        episode.nodes[0].truncated = True
+        episode.prune(EndReason.LEFT_UNFINISHED)
+
+    first, policy = roll(
+        leaves,
+        answer=lambda prompt, sampling: "left" if prompt.startswith("at 0 <act>") and len(prompt) < 12 else "right",
+    )
+    assert first.nodes[0].reward == pytest.approx(-0.1) and first.nodes[0].cached_tokens == 2
+
+    async def resumes(rollout):
+        (unfinished,) = rollout.unfinished
+        await rollout.resume(unfinished, why="again").run()
+
+    left = list(UnfinishedEpisode.left_in(first))
+    again, _ = roll(resumes, step=2, unfinished=left, tokenizer=policy.tokenizer)
+    assert [node.reward for node in again.nodes[:2]] == [node.reward for node in first.nodes]
+    assert [node.truncated for node in again.nodes] == [False] * len(again.nodes) and again.episodes[
+        0
+    ].status == "finished"
+    assert [(node.prompt_tokens, node.cached_tokens) for node in again.nodes[:2]] == [(0, 0)] * 2
+    assert [node.decision.get("carried") for node in again.nodes[:3]] == [1, 1, None]
+    assert [node.decision.get("why") for node in again.nodes[:2]] == ["again", None]
+    assert again.counts["carried_tokens"] == sum(len(node.action) for node in first.nodes)
+    assert [node.valid for node in again.nodes[:2]] == [False, True]
+
+
+def test_one_turn_may_be_left_unfinished():
+    rollout = rollout_of(step=4)
+    grow(rollout.start())
+    rollout.episodes[0].prune(EndReason.LEFT_UNFINISHED)
+    del rollout.graph.request["validate"]
+    (left,) = UnfinishedEpisode.left_in(rollout.graph)
+    assert len(left.nodes) == 1 and left.worker_seed_name == "4/7/0/0"
+    kept = UnfinishedEpisodes(1)
+    for task in ("a", "a", "b"):
+        kept.keep(task, rollout.graph)
+    assert kept.take("a", 5) == () and len(kept.take("b", 5)) == 1
+
+
+def test_the_first_error_of_several_is_raised():
+    async def fails():
+        raise RolloutError("this one.")
+
+    async def waits():
+        await asyncio.sleep(60)
+
+    async def both():
+        await rollout_of().gather([waits(), fails()])
+
+    with pytest.raises(RolloutError, match="this one"):
+        asyncio.run(both())
+
+
+def test_a_world_that_forks_is_opened_once():
+    opened = []
+
+    class Counted(InlinePool):
+        async def open(self, task, seed):
+            opened.append(seed)
+            return await super().open(task, seed)
+
+    async def opens(forks):
+        rollout = rollout_of()
+        setup = replace(rollout.setup, environments=Counted(Corridor, forks))
+        rollout = Rollout(rollout.request, setup, rollout.make_worker)
+        handles = [(await rollout.open_environment())[0] for _ in range(3)]
+        await rollout.close()
+        return len({id(handle) for handle in handles})
+
+    assert asyncio.run(opens("native")) == 3 and len(opened) == 1
+    assert asyncio.run(opens("replay")) == 3 and len(opened) == 4
+
+
+def test_a_sampler_that_is_too_slow_by_itself_is_an_error():
+    async def body(rollout):
+        raise asyncio.TimeoutError
+
+    for budget in (BudgetOptions(), BudgetOptions(wall_s=600.0)):
+        with pytest.raises(asyncio.TimeoutError):
+            roll(body, budget=budget)
+
+    async def sleeps(rollout):
+        await asyncio.sleep(60)
+
+    graph, _ = roll(sleeps, budget=BudgetOptions(wall_s=0.05))
+    assert graph.counts["budget_ended"] == 1
+
+
+def test_texts_are_tokenised_without_special_tokens():
+    class Marked(WordTokenizer):
+        def encode(self, text, add_special_tokens=True):
+            return [*([0] if add_special_tokens else []), *super().encode(text)]
+
+        def decode(self, token_ids, skip_special_tokens=False):
+            return super().decode([each for each in token_ids if each > 1 or not skip_special_tokens])
+
+    tokenizer = Marked()
+    renderer = PlainRenderer(tokenizer)
+    assert 0 not in renderer.render([], [], [{"role": "user", "content": "a b"}])
+    a = tokenizer.encode("a", False)[0]
+    assert not renderer.ends([a, a], ("<end>",)) and not completes(tokenizer, [a, 1], ("<end>",))
