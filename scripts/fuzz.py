@@ -1,9 +1,10 @@
-"""What strangers may send, made at random and sent by the thousand: files to commands, outputs to workers.
+"""What strangers may send, by the thousand: files to commands, outputs to workers, texts to readers and scorers.
 
     python scripts/fuzz.py files --count 500             # hostile files through all commands that read one, in rounds
     python scripts/fuzz.py files --count 1 --changed 500 # one round, with at least 500 files for each command
     python scripts/fuzz.py outputs --minutes 60          # hostile outputs over all workers, one target a worker
     python scripts/fuzz.py outputs --worker react --count 200000
+    python scripts/fuzz.py parsers --count 2000          # hostile texts to each reader and scorer, and long ones
 
 Every other rollout of `outputs` has a byte-pair tokenizer, which raises on halves of characters as those of models do;
 in the others a text is one token, so that long ones cost nothing.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import random
 import shutil
 import sys
@@ -27,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.fixtures import hostile_commands, hostile_files, hostile_outputs
+from tests.fixtures import hostile_commands, hostile_files, hostile_outputs, hostile_parsers
 from tests.fixtures.hostile_rollouts import roll, roll_in_byte_pairs, workers
 
 
@@ -65,6 +67,27 @@ def fuzz_outputs(name: str, corpus: Path, seed: int, goes_on: Callable[[int], bo
             tally.broke += 1
             print(f"{name}: {problem}")
             keep(corpus / name, said)
+
+
+def fuzz_parsers(corpus: Path, seed: int, count: int, tally: Tally) -> None:
+    """Give each reader and scorer hostile texts, which must not raise, and long ones, which must take linear time."""
+    logging.disable()
+    for name, call in hostile_parsers.targets().items():
+        chance, folder = random.Random(f"{name}-{seed}"), corpus / name.replace(":", "-").replace(" ", "-")
+        broke, started = tally.broke, time.monotonic()
+        for _ in range(count):
+            text = hostile_parsers.hostile(chance)
+            problem = hostile_parsers.problem(call, text)
+            if problem:
+                tally.broke += 1
+                print(f"{name}: {problem:.200}")
+                keep(folder, [text])
+        slow = hostile_parsers.slow(call)
+        tally.tried, tally.broke = tally.tried + count, tally.broke + len(slow)
+        for piece in slow:
+            print(f"{name}: {piece!r} by the thousand takes more than linear time")
+        took = time.monotonic() - started
+        print(f"{name}: {count} texts, {tally.broke - broke} broke something, {took:.0f} s", flush=True)
 
 
 def keep(folder: Path, texts: list[str]) -> None:
@@ -118,7 +141,7 @@ def _send(
 def main() -> int:
     """Fuzz what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", choices=("files", "outputs"))
+    parser.add_argument("target", choices=("files", "outputs", "parsers"))
     parser.add_argument("--worker", action="append", help="only this worker; may be repeated")
     parser.add_argument("--command", action="append", help="only this command of `files`; may be repeated")
     parser.add_argument(
@@ -141,7 +164,9 @@ def main() -> int:
         until = started + 60 * (given.minutes or 1) * (number + 1) / shares
         return lambda tried: tried < given.count if given.count else time.monotonic() < until
 
-    if given.target == "files":
+    if given.target == "parsers":
+        fuzz_parsers(given.corpus / "parsers", given.seed, given.count or 2000, tally)
+    elif given.target == "files":
         fuzz_files(given.corpus, given.seed, limits(0), tally, given.command, given.changed)
     else:
         for number, name in enumerate(names):

@@ -18,7 +18,6 @@ LONGEST = 190
 """Bytes of a command that the interpreter's buffer holds, with some to spare."""
 
 _TAG = re.compile(r"\[[^]]+\]\n?")
-_PROMPT = re.compile(r"\n>[^\n]*-=[^\n]*$|\n>\s*$")
 _SENTENCE = re.compile(r"[\w' -]+")
 _INTERPRETER_WORDS = frozenset(
     (
@@ -79,14 +78,24 @@ def is_game_command(command: str) -> bool:
 
 def events(said: str) -> tuple[str, ...]:
     """Actions among the tags of a traced answer. A tag with parentheses is a rule of the game, not an action."""
-    tags = (tag.strip()[1:-1] for tag in _TAG.findall(said))
+    tags = (tag.strip()[1:-1] for tag in _TAG.findall(said[: _tags_end(said)]))
     done = (tag[: tag.index(" - succeeded")] for tag in tags if " - succeeded" in tag)
     return tuple(tag for tag in done if "(" not in tag and ")" not in tag)
 
 
 def clean(said: str) -> str:
-    """An answer without tags and prompt."""
-    return _PROMPT.sub("", _TAG.sub("", said).rstrip()).strip("\n")
+    """An answer without tags and prompt. The prompt is the last line, with the status line where there is one."""
+    end = _tags_end(said)
+    text = (_TAG.sub("", said[:end]) + said[end:]).rstrip()
+    above, newline, last = text.rpartition("\n")
+    prompted = newline and last.startswith(">") and (last == ">" or "-=" in last)
+    return (above if prompted else text).strip("\n")
+
+
+def _tags_end(said: str) -> int:
+    """Where the last tag ends: behind it, each bracket would be searched for an end that is not there."""
+    end = said.rfind("]") + 1
+    return end + said.startswith("\n", end) if end else 0
 
 
 def _without_title(said: str) -> str:
