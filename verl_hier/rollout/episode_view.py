@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
+from verl_hier.environments.reward_values import reward_of
 from verl_hier.environments.wire import to_step
 from verl_hier.errors import RolloutError
 from verl_hier.graph.nodes import CONTINUED, Node, cut_spans
@@ -100,7 +101,12 @@ class Turn:
             piece.segment = segment
 
     def reward(self, amount: float) -> None:
-        """Add a reward that the worker gives the turn, for instance a format penalty."""
+        """Add a reward that the worker gives the turn, for instance a format penalty.
+
+        Raises:
+            TypeError, ValueError: for what is no reward, see `reward_of`.
+        """
+        amount = reward_of("what `turn.reward` is given", amount)
         if self._live:
             self._node.reward += amount
 
@@ -225,6 +231,7 @@ class EpisodeView:
             EpisodeOver: when the budget has no further call, or the environment failed; the episode is then lost and
                 counted.
             RolloutError: when `turn` is no turn of this episode.
+            TypeError, ValueError: when what `worth` returns is no reward, see `reward_of`.
         """
         state, action = self._state, without_halves(action)
         writer = state.last_node if turn is None else self._own(turn, "act")
@@ -239,7 +246,10 @@ class EpisodeView:
             step = await self._asked(action, again)
             self._rollout.count("replayed_calls" if again else "environment_calls")
             if writer is not None:
-                state.credit(step if worth is None else replace(step, reward=worth(step)), writer)
+                earned = (
+                    step.reward if worth is None else reward_of("what `worth` of `episode.act` returns", worth(step))
+                )
+                state.credit(replace(step, reward=earned), writer)
             return self._answered(action, step, writer, live=True)
 
     async def _asked(self, action: str, again: bool) -> StepResult:
@@ -269,8 +279,9 @@ class EpisodeView:
 
         Raises:
             RolloutError: when `turn` is no turn of this episode.
+            TypeError, ValueError: for what is no reward, see `reward_of`.
         """
-        paid = self._own(turn, "pay")
+        paid, amount = self._own(turn, "pay"), reward_of("what `episode.pay` is given", amount)
         if self._live:
             self._state.pay(paid, amount)
 

@@ -195,3 +195,39 @@ def test_a_turn_of_another_episode_or_branch_is_refused(call: str, strange: str,
     spec = WorkerSpec("careless", lambda options: Careless(call, strange), roles={"drafter": 0})
     with pytest.raises(RolloutError, match=rf"worker Careless gave `{call}` a turn that its episode does not have"):
         asyncio.run(roll_out_scripted(worker=spec, sampler=sampler(), n=2, answer=lambda prompt, sampling: "right"))
+
+
+class Generous(Worker):
+    """Gives a reward by one of the three ways."""
+
+    def __init__(self, way: str, amount: Any) -> None:
+        self._way, self._amount = way, amount
+
+    async def run(self, episode: EpisodeView) -> None:
+        step = await episode.reset()
+        turn = await episode.generate(episode.context("drafter").observe(step.text))
+        if self._way == "reward":
+            turn.reward(self._amount)
+        elif self._way == "pay":
+            episode.pay(turn, self._amount)
+        else:
+            await episode.act(turn.text, worth=lambda step: self._amount)
+
+
+def given(way: str, amount: Any) -> list[float]:
+    spec = WorkerSpec("generous", lambda options: Generous(way, amount), roles={"drafter": 0})
+    graph, _ = asyncio.run(roll_out_scripted(worker=spec, n=2, answer=lambda prompt, sampling: "right"))
+    return [node.reward for node in graph.nodes]
+
+
+@pytest.mark.parametrize("way", ["reward", "pay", "worth"])
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -float("inf"), 1e7, -1e300, "1.0", None, [1.0]])
+def test_a_worker_gives_no_reward_that_is_none(way: str, amount: Any) -> None:
+    with pytest.raises(RolloutError, match=rf"worker Generous raised (Type|Value)Error: what `(\w+\.)?{way}`"):
+        given(way, amount)
+
+
+@pytest.mark.parametrize("way", ["reward", "pay", "worth"])
+@pytest.mark.parametrize("amount", [True, np.float32(0.5), np.int64(-3), 1e6])
+def test_a_worker_gives_numbers_of_any_type(way: str, amount: Any) -> None:
+    assert given(way, amount) == [float(amount)] * 2
