@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from verl_hier import __version__
 from verl_hier.compat.versions import SHOWN, installed
+from verl_hier.ops.resumed import data_files, fingerprint
+from verl_hier.recipe.catalogue import find
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,7 +30,8 @@ def run_record(recipe: str, overrides: Sequence[str], config: DictConfig, metric
     Returns:
         `name`, `overrides`, `recipe` (the composed config, every interpolation resolved), `parts` (kind to name),
         `seeds`, `versions` (distribution to version, null where it is missing), `revision` (git's, of a source checkout
-        of verl-hier; else null) and `metrics` (a path).
+        of verl-hier; else null), `metrics` (a path), `recipe_file` (SHA-256 of a recipe file of the user's own, else
+        empty) and `data` (line to path to SHA-256 of the files that the run is trained or measured on).
     """
     from omegaconf import OmegaConf
 
@@ -43,6 +46,8 @@ def run_record(recipe: str, overrides: Sequence[str], config: DictConfig, metric
         "versions": {"verl-hier": __version__, **{name: installed(name) for name in SHOWN}},
         "revision": _revision(Path(__file__).parents[2]),
         "metrics": str(metrics),
+        "recipe_file": fingerprint(find(recipe)),
+        "data": data_files(content),
     }
 
 

@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from verl_hier.errors import MAKE_ROOM, HierError, RunEnded
 from verl_hier.graph.bounded_reading import read_text
 from verl_hier.ops.last_words import Cause, LastWords, line_of_code
 from verl_hier.ops.progress import Progress
+from verl_hier.ops.resumed import Asked, since
 from verl_hier.ops.run_record import run_record
 from verl_hier.ops.runs import RUNS, Run, write_whole
 from verl_hier.ops.stored import RECORD
@@ -53,6 +54,7 @@ class Plan:
         overrides: Hydra overrides, as on the command line.
         config: the composed config, in which the run's files lie in its folder.
         checkpoint: the one from which it goes on; None for a run that starts from the model.
+        notes: what differs from the recorded run, where it goes on.
     """
 
     run: Run
@@ -60,6 +62,7 @@ class Plan:
     overrides: tuple[str, ...]
     config: DictConfig
     checkpoint: Path | None
+    notes: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -102,7 +105,7 @@ def plan_run(
         RecipeError: when the recipe does not compose.
         HierError: when the run cannot be resumed, or another process is training in its folder.
     """
-    runs = RUNS / find(recipe).name
+    runs, asked = RUNS / find(recipe).name, tuple(overrides)
     if name is not None and (not name.strip(".") or Path(name).name != name):
         raise HierError(f"--name: {name!r} cannot be the name of a folder.")
     if resume:
@@ -129,7 +132,23 @@ def plan_run(
             f"{plan.checkpoint} is the end of a run of {plan.total} steps; to go on from there add for instance "
             f"trainer.total_training_steps={2 * plan.total}."
         )
-    return plan
+    return _compared(plan, asked, resume) if plan.continues else plan
+
+
+def _compared(plan: Plan, given: tuple[str, ...], resume: bool) -> Plan:
+    """The plan of a run that goes on, with what it keeps of its record.
+
+    Raises:
+        RecipeError: when it would go on with something else than it was begun with.
+    """
+    from omegaconf import OmegaConf
+
+    run, config = plan.run, plan.config
+    asked = Asked(tuple(run.command[1:]), given, resume)
+    changes = since(run.folder, run.recipe(), run.folder / RECORD, find(plan.recipe), config, asked)
+    for line, value in changes.kept.items():
+        OmegaConf.update(config, line, value)
+    return replace(plan, notes=changes.notes)
 
 
 def _run_to_resume(runs: Path, name: str | None) -> Run:
@@ -205,6 +224,8 @@ def start(
         OSError: when the folder cannot be written to.
     """
     report(_prepare(plan))
+    for note in plan.notes:
+        report(note)
     arguments = _arguments(plan)
     run, progress = plan.run, Progress(plan.total)
     steps = Tail(run.metrics_file)
