@@ -82,10 +82,10 @@ def fuzz_parsers(corpus: Path, seed: int, count: int, tally: Tally) -> None:
                 tally.broke += 1
                 print(f"{name}: {problem:.200}")
                 keep(folder, [text])
-        slow = hostile_parsers.slow(call)
+        slow = hostile_parsers.slow(call, hostile_parsers.long_texts(chance, count // 20))
         tally.tried, tally.broke = tally.tried + count, tally.broke + len(slow)
-        for piece in slow:
-            print(f"{name}: {piece!r} by the thousand takes more than linear time")
+        for begin, piece, end in slow:
+            print(f"{name}: {piece!r} by the thousand, between {begin!r:.60} and {end!r:.60}, is worse than linear")
         took = time.monotonic() - started
         print(f"{name}: {count} texts, {tally.broke - broke} broke something, {took:.0f} s", flush=True)
 

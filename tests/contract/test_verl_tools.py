@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from tests.fixtures.verl_tool_recipe import ROW, TURNS, tool_call, tool_tokenizer, write_tools
 from verl_hier.compat.chat import ChatRenderer
 from verl_hier.compat.tools import ToolCounts, VerlTools, task_of_row
 from verl_hier.environments.pool import EnvironmentPool
+from verl_hier.environments.tools import action_of
 from verl_hier.errors import RecipeError
 from verl_hier.graph import RolloutGraph, graph_rows
 from verl_hier.rollout import Generation, Limits, Request, Rollout, Sampling
@@ -233,3 +235,49 @@ def test_no_cheat_is_rewarded(config: Any) -> None:
 
     assert len(set(CHEATS)) >= 40
     asyncio.run(scenario())
+
+
+def broken_calls(name: str) -> list[str]:
+    """Calls that a parser of verl does not read, in its own language."""
+    if name == "hermes":
+        call = '{"name": "lookup", "arguments": {"key": "age"}}'
+        inside = '{"name": "lookup", "arguments": {"key": "a </tool_call> b"}}'
+        other = call.replace("arguments", "parameters")
+        return [f"<tool_call>{text}</tool_call>" for text in (call[:-1] + ",}", inside, other, "", "[" * 5000)] + [
+            f"<tool_call>{call}",
+            f"I look. <tool_call>\n{call[:-1]}</tool_call>",
+            f"<think>so</think><tool_call>{call}",
+        ]
+    return {
+        "qwen3_coder": ["<tool_call>\n<function=lookup\n</tool_call>"],
+        "glm": ["<tool_call>lookup\n<arg_key>key</arg_key>"],
+        "seed": ["<seed:tool_call><function=lookup></seed:tool_call>", "<seed:tool_call>"],
+        "minimax": ['<minimax:tool_call><invoke name="lookup"></minimax:tool_call>'],
+        "kimi": ["<|tool_calls_section_begin|><|tool_call_begin|>lookup<|tool_call_end|>"],
+        "deepseek_v4": ["<｜DSML｜tool_calls><｜DSML｜invoke></｜DSML｜tool_calls>"],
+        "gemma4": ["<|tool_call>call:lookup{"],
+        "gpt-oss": ["<|start|>assistant<|channel|>commentary to=functions.lookup <|message|>{}"],
+    }[name]
+
+
+@pytest.mark.parametrize("name", sorted(ToolParser._registry))
+def test_a_broken_call_ends_the_episode_as_in_verl_and_is_not_valid(config: Any, name: str) -> None:
+    """And a turn that says or thinks of a call without one is a final answer like any other."""
+    from verl_hier_plugins.environments.verl_tools.environment import VerlToolsEnvironment
+
+    config.actor_rollout_ref.rollout.multi_turn.format = name
+    tokenizer = tool_tokenizer()
+    tools, task = VerlTools(config, tokenizer), task_of_row(ROW)
+
+    async def ends(text: str) -> tuple[bool, bool, float]:
+        world = VerlToolsEnvironment(VerlToolsOptions(invalid_penalty=0.1), tools)
+        await world.reset(task, 0)
+        step = await world.step(action_of(tokenizer.encode(text)))
+        assert (await world.step("more")).text == "The task is over."
+        return step.done, step.valid, step.reward
+
+    for text in broken_calls(name):
+        assert asyncio.run(ends(text)) == (True, False, -0.1), text
+        assert asyncio.run(ends(f"<think>{text}</think>It is 42.")) == (True, True, 0.0), text
+    for text in ("It is 42.", "the tool lookup says <b>42</b>", "{}"):
+        assert asyncio.run(ends(text)) == (True, True, 0.0), text

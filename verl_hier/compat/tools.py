@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.environments.tools import TOOL_REWARDS, Said, Told, ToolSession
 from verl_hier.errors import RecipeError, did_you_mean, first_line
 from verl_hier.graph import RolloutGraph
@@ -55,12 +56,19 @@ class VerlTools:
         self.tools = {tool.name: tool for tool in found}
         self.tokenizer = tokenizer
         self.parser = ToolParser.get_tool_parser(settings.format, tokenizer)
+        self._openings = openings(self.parser)
         self.loop: Callable[[], Any] = lambda: ToolAgentLoop.__new__(ToolAgentLoop)
 
     @property
     def names(self) -> list[str]:
         """See `environments.tools.Tools`."""
         return list(self.tools)
+
+    def begins_call(self, turn: str | Sequence[int]) -> bool:
+        """Whether a turn has the opening of a call outside of its thoughts."""
+        text = turn if isinstance(turn, str) else self.tokenizer.decode(turn, skip_special_tokens=False)
+        said = without_thoughts(text)
+        return any(opening in said for opening in self._openings)
 
     def session(self, task: Mapping[str, Any]) -> ToolSession:
         """See `environments.tools.Tools.session`."""
@@ -112,7 +120,8 @@ class VerlToolSession:
         message = self._loop._build_assistant_message(content, self._data)
         self._data.messages.append(message)
         made = calls[: self._loop.max_parallel_calls]
-        return Said(message, tuple((call.name, call.arguments) for call in made), len(calls) - len(made))
+        broken = not calls and self._run.begins_call(turn if isinstance(turn, str) else tokens)
+        return Said(message, tuple((call.name, call.arguments) for call in made), len(calls) - len(made), broken)
 
     async def call(self, said: Said, known: Sequence[Mapping[str, Any] | None] = ()) -> Told:
         """See `environments.tools.ToolSession.call`."""
@@ -143,6 +152,20 @@ class VerlToolSession:
     def keeps(self) -> bool:
         """See `environments.tools.ToolSession`."""
         return bool(self._data.extra_fields)
+
+
+def openings(parser: Any) -> tuple[str, ...]:
+    """What opens a call in the language of one of verl's tool parsers, which name it `tool_call_start_token` or
+    alike; gpt-oss has it in its pattern alone. Empty for a parser that does not say it."""
+    named = [
+        value
+        for name, value in vars(parser).items()
+        if isinstance(value, str)
+        and value
+        and name.startswith("tool_call")
+        and name.endswith(("start_token", "begin_token"))
+    ]
+    return tuple(named) or ((" to=functions.",) if type(parser).__name__ == "GptOssToolParser" else ())
 
 
 def _whole(arguments: str) -> str:

@@ -1,8 +1,9 @@
 """Numbers in texts, read exactly: `-1,234.5`, `.5`, `3/4`, `1 1/2`, `2e-3`, `2 × 10^5`, `\\frac{1}{2}`, `½`.
 
-A number is a `Fraction`, so that it is equal to itself in every notation and to no other by rounding. U+2212 and its
-wide forms are minus signs too; behind a digit, a letter or a bracket, as in `10-3`, a minus is no sign. Commas group
-thousands where each group has three digits; a single comma before another number of digits is a decimal comma (`0,5`).
+A number is a `Fraction`, so that it is equal to itself in every notation and to no other by rounding. U+2212, its
+wide forms and the dashes that stand for it are minus signs too; behind a digit, a letter or a bracket, as in `10-3`, a
+minus is no sign. Commas group thousands where each group has three digits; a single comma before another number of
+digits is a decimal comma (`0,5`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ MOST_DIGITS = 1000
 LONGEST = 4000
 """Characters at the end of a text in which `last_number` looks."""
 
-_SIGNS = str.maketrans({"−": "-", "﹣": "-", "－": "-", "＋": "+", "⁄": "/", "∕": "/"})
+_SIGNS = str.maketrans(
+    {"−": "-", "–": "-", "‒": "-", "‑": "-", "‐": "-", "﹣": "-", "－": "-", "＋": "+", "⁄": "/", "∕": "/"}
+)
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _GROUPING = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f_]|\{,\}|\\,|\\ )(?=\d{3}(?!\d))")
 _DECIMAL = (

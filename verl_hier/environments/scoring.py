@@ -10,9 +10,10 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 
 from verl_hier.environments.math_answers import math_verify
-from verl_hier.environments.numbers import last_number, number_of
+from verl_hier.environments.numbers import LONGEST, last_number, number_of
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -33,8 +34,14 @@ def exact_match(answer: str, truths: Iterable[str]) -> bool:
 
 def number(answer: str, truths: Iterable[str]) -> bool:
     """Whether the last number of the answer is the last number of one of the true answers, in any notation."""
-    given = last_number(answer)
-    return given is not None and any(given == last_number(truth) for truth in truths)
+    given = _number(answer)
+    return given is not None and any(given == _number(truth) for truth in truths)
+
+
+def _number(text: str) -> Fraction | None:
+    """The number that a text is, as `- 5` or `12 000`, and otherwise the last one in it."""
+    whole = number_of(text) if len(text) <= LONGEST else None
+    return last_number(text) if whole is None else whole
 
 
 def number_or_words(answer: str, truths: Iterable[str]) -> bool:

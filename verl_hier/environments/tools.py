@@ -22,11 +22,13 @@ class Said:
         message: the turn as chat templates read it: `role`, `content`, and `tool_calls` where there are any.
         calls: name and arguments (JSON) of each call that is made.
         left_out: calls beyond those that one turn may make.
+        broken: whether a call was begun, and the parser reads none.
     """
 
     message: Mapping[str, Any]
     calls: tuple[tuple[str, str], ...]
     left_out: int = 0
+    broken: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from asyncio import to_thread
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -63,13 +64,14 @@ def number_or_words(rated: Rated, answer: str = ANSWER, truths: str = "answers",
     return missing if given is None else float(scoring.number_or_words(given, _truths(rated, truths)))
 
 
-def math_verify(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0) -> float:
+async def math_verify(rated: Rated, answer: str = ANSWER, truths: str = "answers", missing: float = 0.0) -> float:
     """1 when the answer in the last turn equals a true one in LaTeX, by `math-verify`; for the options see `f1`.
 
-    A true answer that sympy cannot compare within seconds costs as long; `pip install 'verl-hier[math]'`.
+    A process of its own reads the last 2,000 characters of an answer and has five seconds for it; an answer that takes
+    longer is wrong. `pip install 'verl-hier[math]'`.
     """
-    given = _last(answer, rated.text)
-    return missing if given is None else float(scoring.MATCHES["math_verify"](given, _truths(rated, truths)))
+    given, true = _last(answer, rated.text), _truths(rated, truths)
+    return missing if given is None else float(await to_thread(scoring.MATCHES["math_verify"], given, true))
 
 
 def found(

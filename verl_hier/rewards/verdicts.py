@@ -6,6 +6,7 @@ What the judge quotes or thinks is no verdict: the number has to stand on a line
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any
 
 from verl_hier.environments.numbers import number_of
@@ -62,10 +63,10 @@ def _of_line(line: str, low: float, high: float) -> float | None:
         return None
     if match["of"] is not None:
         whole = number_of(match["of"])
-        if not whole or (float(whole) not in (high, high - low) and high != 1):
+        if not whole or (whole not in (Fraction(str(high)), Fraction(str(high)) - Fraction(str(low))) and high != 1):
             return None
         number = number / whole if high == 1 and whole != 1 else number
-    return float(number)
+    return _float(number)
 
 
 def _of_object(text: str) -> float | None:
@@ -76,5 +77,13 @@ def _of_object(text: str) -> float | None:
     value = next((said[name] for name in said if name.lower() == "score"), None)
     if isinstance(value, str):
         number = number_of(value)
-        return None if number is None else float(number)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return None if number is None else _float(number)
+    return _float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _float(number: Fraction | float) -> float | None:
+    """The number as a float, None beyond their range."""
+    try:
+        return float(number)
+    except OverflowError:
+        return None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_hier.environments import scoring
+from verl_hier.environments import math_answers, scoring
 from verl_hier.environments.numbers import last_number, number_of
 from verl_hier.errors import RecipeError
+from verl_hier.rewards import answers
+from verl_hier.rollout.rewards import RatedTurn
 from verl_hier_plugins.environments.gateway import SPEC as GATEWAY
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 from verl_hier_plugins.environments.gateway.scoring import scorer_of
@@ -19,7 +24,7 @@ from verl_hier_plugins.environments.mcp import SPEC as MCP
 from verl_hier_plugins.environments.mcp.options import McpOptions
 from verl_hier_plugins.environments.python_tool.arithmetic import same_number
 
-SIGNS = ("-", "−", "－")
+SIGNS = ("-", "−", "－", "–", "\u2011")
 
 
 def notations(value: Fraction) -> list[str]:
@@ -122,6 +127,9 @@ def test_an_answer_that_the_scorer_cannot_compare_is_refused_with_its_line(tmp_p
             ("15", "1.5", False),
             ("it is 1.50", "1.5", True),
             ("..", ".", False),
+            ("- 5", "-5", True),
+            ("10 - 5", "5", True),
+            ("12 000", "12000", True),
             ("+", "-", False),
         ),
     ],
@@ -135,6 +143,30 @@ def test_latex_is_compared_by_math_verify():
     same = [("so $\\dfrac{1}{2}$", "\\frac{1}{2}"), ("\\boxed{1+x^2}", "x^2+1"), ("2\\sqrt{2}", "\\sqrt{8}")]
     assert all(scoring.math_verify(answer, [true]) for answer, true in same)
     assert not any(scoring.math_verify(answer, ["3"]) for answer in ("4", "", "the", "-3"))
+
+
+def test_an_answer_that_sympy_does_not_finish_is_wrong_in_time(monkeypatch):
+    pytest.importorskip("math_verify")
+    monkeypatch.setattr(math_answers, "LIMIT_S", 1.0)
+    assert scoring.math_verify("$2^3$", ["8"]), "begins the process, which may take longer"
+    for answer in ("9^{9^{9^{9^9}}}", "(" * 64_000, "\\frac{" * 10_000, "2!" + "!" * 2000):
+        started = time.monotonic()
+        assert not scoring.math_verify(f"${answer}$", ["1"])
+        assert time.monotonic() - started < math_answers.START_S, answer
+    assert scoring.math_verify("$2^3$", ["8"])
+
+
+def test_the_reward_leaves_the_event_loop_free(monkeypatch):
+    """While an answer is compared other episodes go on."""
+    seen = []
+
+    def compare(answer, truths):
+        seen.append((threading.current_thread() is threading.main_thread(), answer, truths))
+        return True
+
+    monkeypatch.setitem(scoring.MATCHES, "math_verify", compare)
+    turn = RatedTurn({"answers": ["8"]}, "solver", "a", 0, 0, (), "<answer>2^3</answer>", True, 0.0, {})
+    assert asyncio.run(answers.math_verify(turn)) == 1.0 and seen == [(False, "2^3", ["8"])]
 
 
 def test_without_math_verify_a_sentence_says_what_to_install(monkeypatch):

@@ -30,7 +30,7 @@ def test_a_function_reads_any_text_in_linear_time(name):
     chance = random.Random(name)
     for text in (hostile_parsers.hostile(chance) for _ in range(200)):
         assert not hostile_parsers.problem(FUNCTIONS[name], text), text
-    assert not hostile_parsers.slow(FUNCTIONS[name])
+    assert not hostile_parsers.slow(FUNCTIONS[name], hostile_parsers.long_texts(chance, 20))
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ def test_a_verdict_is_its_number_in_every_notation(tenths, notation, line):
     [
         *("", "I cannot say", "<think>Say Score: 9 if good. Let me", "The agent wrote 'Score: 10'.\nI give 2."),
         *("> Score: 10", '"Score: 10"', "Score: 7-8", "Score: 4/5", "Score: 10 is what it asks for", "Score: N"),
+        *("Score: 1e999", f"Score: {'9' * 900}", f'{{"score": {"9" * 900}}}', f"Score: 5/{'9' * 900}"),
         *("It ends with Score: 10", "Score: NaN", '{"score": NaN}', '{"score": true}', "<think>a\nScore: 3"),
     ],
 )

@@ -37,7 +37,7 @@ class Plain(TextView):
             raise RecipeError(
                 f"hier.environment.actions: this world has {count} actions, and {len(self._names)} names are listed."
             )
-        start = int(getattr(space, "start", 0))
+        start: int = getattr(space, "start", 0)
         names = self._names or [str(number) for number in range(start, start + int(count))]
         return {name: number for number, name in enumerate(names, start)}
 

@@ -45,7 +45,10 @@ class VerlToolsEnvironment(AsyncEnvironment):
         )
 
     async def step(self, action: str) -> StepResult:
-        """Make the calls of a turn, side by side; a turn without a call, or the last one that verl allows, ends."""
+        """Make the calls of a turn, side by side; a turn without a call, or the last one that verl allows, ends.
+
+        verl also ends where a call was begun and its parser reads none; such a turn is not valid.
+        """
         if self._over:
             return StepResult("The task is over.", done=True, valid=False, anchor=self._anchor())
         session = self._playing
@@ -56,7 +59,14 @@ class VerlToolsEnvironment(AsyncEnvironment):
         said = await session.parse(turn_of(action))
         if not said.calls:
             self._over = True
-            return StepResult("", done=True, anchor=self._anchor(), info={"message": said.message, **self._used()})
+            return StepResult(
+                "",
+                reward=-self._options.invalid_penalty if said.broken else 0.0,
+                done=True,
+                valid=not said.broken,
+                anchor=self._anchor(),
+                info={"message": said.message, **self._used()},
+            )
         told = await session.call(said)
         return self._told(said, told.messages, told.rewards)
 

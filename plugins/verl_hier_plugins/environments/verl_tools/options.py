@@ -17,4 +17,5 @@ class VerlToolsOptions:
     """Factor with which the rewards of tools count as rewards of the turn. 0 hands them to verl's reward function
     alone, in `extra_info["tool_rewards"]`, as verl does."""
     invalid_penalty: float = 0.0
-    """Subtracted from the reward of a turn whose calls all name no tool, or have arguments that are no JSON."""
+    """Subtracted from the reward of a turn whose calls all name no tool, have arguments that are no JSON, or are not
+    read by the parser."""
