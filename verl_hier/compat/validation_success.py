@@ -19,7 +19,8 @@ from verl_hier.graph.success import WITHOUT_WORD, success_of
 ACCURACY = "acc"
 OPEN = "hier_open"
 """Beside `acc`: whether the episode ended without a word of a world that does not declare whether it says `won`."""
-SUCCESS, SOLVED, JUDGED, RETURN = (f"hier/validation/{name}" for name in ("success", "solved", "judged", "return"))
+SUCCESS, SOLVED = "hier/validation/success", "hier/validation/solved"
+JUDGED, RETURN = "hier/validation/judged", "hier/validation/return"
 
 
 def accuracy(graph: RolloutGraph, record: EpisodeRecord, validate: bool) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _episodes(
     last = _last_steps(step_episode)
     count, first = len(last), np.append(0, last + 1)[: len(last)]
     reward = np.asarray(columns["reward"], np.float64)[step_turn]
-    total = np.bincount(step_episode, reward, count)
+    total: Array = np.bincount(step_episode, reward, count)
     if "return" in columns:
         total = np.asarray(columns["return"], np.float64)[step_turn[last]]
     trained = np.bincount(step_episode, columns["trained"][step_turn], count) > 0

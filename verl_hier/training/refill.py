@@ -77,11 +77,11 @@ def scores_of(graph: RolloutGraph, score: str) -> list[float]:
         return [episode.ret for episode in trained if math.isfinite(episode.ret)]
     if score == "success":
         # Who compares by success has a world that says `won`, though none of these episodes may have heard it.
-        known = [success_of(episode.success, WITHOUT_WORD in graph.counts) for episode in trained]
-        found = [float(success) for success in known if success is not None]
+        said = (success_of(episode.success, WITHOUT_WORD in graph.counts) for episode in trained)
+        found = [float(success) for success in said if success is not None]
     else:
-        said = (episode.reward_info[score] for episode in trained if score in episode.reward_info)
-        found = [value for value in said if math.isfinite(value)]
+        scores = (episode.reward_info[score] for episode in trained if score in episode.reward_info)
+        found = [value for value in scores if math.isfinite(value)]
     if trained and not found:
         known = sorted({name for episode in trained for name in episode.reward_info})
         raise RecipeError(

@@ -120,7 +120,7 @@ def _light(tasks: pa.Table, episodes: pa.Table, nodes: pa.Table, rows: pa.Table)
     if not any(marked):
         return light
     complete, is_open = complete_episodes(light.columns), np.repeat(marked, light.sizes("episodes"))
-    success = decided_column(episodes["success"], complete, is_open)
+    success = decided_column(episodes["success"], complete.tolist(), is_open.tolist())
     place = episodes.column_names.index("success")
     return replace(light, columns=replace(light.columns, episodes=episodes.set_column(place, "success", success)))
 
