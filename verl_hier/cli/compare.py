@@ -20,23 +20,31 @@ def compare(
     png: Annotated[Path | None, new_file("Write a picture of the curves.", ".png")] = None,
 ) -> None:
     """Compare training runs at equal tokens, episodes and time."""
+    from verl_hier.ops.compare import by_tasks
     from verl_hier.ops.compare import compare as compared
     from verl_hier.ops.compare_page import HEAD, page, picture, rows
     from verl_hier.ops.runs import Run
 
-    found = compared(map(Run.open, runs), metric)
-    line(found.measure)
-    table(rows(found), head=HEAD, width=LIST)
-    differences = found.differences()
-    if differences:
+    groups, why = by_tasks([Run.open(run) for run in runs], metric)
+    comparisons = [compared(group, metric) for group in groups]
+    if why:
+        line(why)
         line()
-        line("in what the recipes differ")
-        table(((key, *words) for key, words in differences), ("key", *(arm.name for arm in found.arms)), LIST)
+    for number, found in enumerate(comparisons):
+        if number:
+            line()
+        line(found.measure)
+        table(rows(found), head=HEAD, width=LIST)
+        differences = found.differences()
+        if differences:
+            line()
+            line("in what the recipes differ")
+            table(((key, *words) for key, words in differences), ("key", *(arm.name for arm in found.arms)), LIST)
     if png is not None:
         png.parent.mkdir(parents=True, exist_ok=True)
-        picture(found, png, "png")
+        picture(comparisons, png, "png")
         line(f"{png}: curves")
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(page(found), encoding="utf-8")
+        html.write_text(page(*comparisons, why=why), encoding="utf-8")
         line(f"{html}: curves and tables")

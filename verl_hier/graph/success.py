@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 from verl_hier.graph.nodes import EpisodeRecord, RolloutGraph
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 WITHOUT_WORD = "ended_without_word"
 """In `RolloutGraph.counts`: episodes that ended without a word of a world which does not declare whether it says
@@ -67,7 +69,9 @@ def decided(graphs: Sequence[RolloutGraph]) -> list[list[tuple[EpisodeRecord, bo
     ]
 
 
-def decided_column(success: pa.ChunkedArray, complete: Sequence[bool], is_open: Sequence[bool]) -> pa.ChunkedArray:
+def decided_column(
+    success: pa.ChunkedArray, complete: NDArray[np.bool_], is_open: NDArray[np.bool_]
+) -> pa.ChunkedArray:
     """The same for a column of the episodes of one world.
 
     Args:
@@ -82,7 +86,7 @@ def decided_column(success: pa.ChunkedArray, complete: Sequence[bool], is_open: 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    counted = np.asarray(complete, bool)
+    counted = np.asarray(complete)
     known = ~np.asarray(success.is_null(), bool) & counted
     if not known.any():
         return success

@@ -1,6 +1,8 @@
 """Runs side by side: what they reached at equal tokens, episodes and time, and in what their recipes differ.
 
-Runs whose recipes differ in nothing but seeds and folders are one arm; their spread is that of the seeds.
+Every figure is one that a run has measured, and says where; nothing is read off between two measurements or before the
+first. Runs of unlike tasks are not compared, see `ops.tasks_of_runs`. Runs whose recipes differ in nothing but seeds
+and folders are one arm; their spread is that of the seeds.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from verl_hier.errors import HierError, did_you_mean
 from verl_hier.ops.progress import validation_of
 from verl_hier.ops.runs import Run
+from verl_hier.ops.tasks_of_runs import alike, sentence
 
 HELD_OUT = "held-out success"
 _SUCCESS, _RETURN = "hier/episodes/success", "hier/episodes/return_mean"
@@ -38,6 +41,20 @@ BUDGETS: dict[str, Callable[[Mapping[str, Any]], float]] = {
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A figure of a run.
+
+    Attributes:
+        value: the measurement, or the mean of several.
+        first, last: what the run had spent at the first and the last of them.
+    """
+
+    value: float
+    first: float
+    last: float
+
+
+@dataclass(frozen=True)
 class Curve:
     """A measure of one run over what was spent; all arrays have a place for each of its P measurements."""
 
@@ -48,13 +65,21 @@ class Curve:
     spent: Mapping[str, NDArray[np.float64]]
     """By name of a budget, what the run had spent before each measurement."""
 
-    def at(self, budget: str, amount: float) -> float:
-        """The value at an amount: between the two measurements around it, or a mean over the last third of it."""
+    def at(self, budget: str, amount: float) -> Measured | None:
+        """What was measured within an amount: on held-out tasks the last measurement; in training the mean of those in
+        the last third of the amount, or the last one. None when nothing was measured by then."""
         spent = self.spent[budget]
-        if self.held_out:
-            return float(np.interp(amount, spent, self.values))
-        late = (spent <= amount) & (_LAST * (amount - spent) <= amount)
-        return float(self.values[late].mean() if late.any() else np.interp(amount, spent, self.values))
+        within = np.flatnonzero(spent <= amount)
+        if not within.size:
+            return None
+        late = within[_LAST * (amount - spent[within]) <= amount]
+        places = within[-1:] if self.held_out or not late.size else late
+        return Measured(float(self.values[places].mean()), float(spent[places[0]]), float(spent[places[-1]]))
+
+    def first(self, budget: str) -> Measured:
+        """The first measurement."""
+        spent = float(self.spent[budget][0])
+        return Measured(float(self.values[0]), spent, spent)
 
 
 @dataclass(frozen=True)
@@ -71,8 +96,8 @@ class Arm:
     recipe: Mapping[str, Any]
     curves: tuple[Curve, ...]
 
-    def at(self, budget: str, amount: float) -> list[float]:
-        """The value of each run at an amount."""
+    def at(self, budget: str, amount: float) -> list[Measured | None]:
+        """What each run had measured within an amount."""
         return [curve.at(budget, amount) for curve in self.curves]
 
 
@@ -105,13 +130,16 @@ def compare(runs: Iterable[Run], metric: str | None = None) -> Comparison:
             run has measured that on held-out tasks less than twice.
 
     Raises:
-        HierError: when a run has measured nothing, or not this metric.
+        HierError: when a run has measured nothing, or not this metric, or when they play unlike tasks.
     """
     read = [(run, [_numbers(record) for record in run.metrics()]) for run in runs]
     for run, records in read:
         if not any("timing_s/step" in record for record in records):
             raise HierError(f"{run.folder} has no metrics of a finished step yet.")
     measure = metric or _shared_measure([records for _, records in read])
+    groups, why = by_tasks([run for run, _ in read], measure)
+    if len(groups) > 1:
+        raise HierError(why)
     found: dict[str, tuple[Mapping[str, Any], list[Curve]]] = {}
     for run, records in read:
         recipe = _flat(run.recipe())
@@ -122,13 +150,34 @@ def compare(runs: Iterable[Run], metric: str | None = None) -> Comparison:
     return Comparison(_TITLES.get(measure, measure), tuple(arms))
 
 
+def by_tasks(runs: Sequence[Run], metric: str | None = None) -> tuple[list[list[Run]], str]:
+    """The runs in groups of one set of tasks each, and a sentence on why they are apart; empty for one group.
+
+    Args:
+        runs: to group.
+        metric: that they are compared by; see `compare`.
+
+    Raises:
+        HierError: when the recipe of a run cannot be read.
+    """
+    held_out = metric is None or _is_held_out(metric)
+    recipes = [_flat(run.recipe()) for run in runs]
+    groups = alike(recipes, held_out)
+    why = sentence([recipes[group[0]] for group in groups], held_out) if len(groups) > 1 else ""
+    return [[runs[place] for place in group] for group in groups], why
+
+
+def _is_held_out(measure: str) -> bool:
+    return measure == HELD_OUT or measure.startswith(("val-", "hier/validation/"))
+
+
 def curve_of(run: Run, records: Sequence[Mapping[str, Any]], measure: str) -> Curve:
     """The curve of a measure, from the metrics of a run.
 
     Raises:
         HierError: when the run has never measured it.
     """
-    held_out = measure == HELD_OUT or measure.startswith("val-")
+    held_out = _is_held_out(measure)
     total = dict.fromkeys(BUDGETS, 0.0)
     spent: dict[str, list[float]] = {budget: [] for budget in BUDGETS}
     values: list[float] = []

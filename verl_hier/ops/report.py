@@ -11,7 +11,7 @@ from verl_hier.errors import HierError
 from verl_hier.graph.outline import examples, outline
 from verl_hier.ops import pages
 from verl_hier.ops.compare import BUDGETS, Comparison, compare
-from verl_hier.ops.compare_page import said, svg
+from verl_hier.ops.compare_page import figure, said, svg, told
 from verl_hier.ops.pages import Block, Heading, Listing, Picture, Sentence, Table
 from verl_hier.ops.progress import summary
 from verl_hier.ops.runs import Run, write_whole
@@ -87,11 +87,17 @@ def _what_ran(record: Mapping[str, Any]) -> str:
 def _reached(comparison: Comparison) -> Iterator[tuple[str, str]]:
     (arm,) = comparison.arms
     (curve,) = arm.curves
-    yield "nothing", f"{curve.values[0]:.3g}"
-    for part in (1 / 2, 1):
-        amounts = {budget: part * comparison.amounts[budget] for budget in BUDGETS}
+    last = len(curve.values) - 1
+    # Of a few held-out measurements each says something; a single step of training says little.
+    places = sorted({0, last // 2, last} if curve.held_out else {0})
+    for place in places:
+        amounts = {budget: float(curve.spent[budget][place]) for budget in BUDGETS}
         words = ", ".join(said(budget, amount) for budget, amount in amounts.items())
-        yield words, f"{curve.at('tokens', amounts['tokens']):.3g}"
+        yield words if any(amounts.values()) else "nothing", figure(float(curve.values[place]))
+    if not curve.held_out and last:
+        amounts = comparison.amounts
+        words = ", ".join(said(budget, amount) for budget, amount in amounts.items())
+        yield words, f"mean {told(arm.at('tokens', amounts['tokens']), 'tokens')}"
 
 
 def _rollouts(run: Run, steps: Sequence[Step], guards: Mapping[str, Any]) -> Iterator[Block]:
