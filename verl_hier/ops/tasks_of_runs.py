@@ -65,8 +65,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same_file(one: Any, other: Any) -> bool:
-    files = [Path(value).expanduser() for value in (one, other) if isinstance(value, str)]
+    if not (isinstance(one, str) and isinstance(other, str)):
+        return False
+    first, second = Path(one).expanduser(), Path(other).expanduser()
     try:
-        return len(files) == 2 and all(file.is_file() for file in files) and filecmp.cmp(*files, shallow=False)
+        return first.is_file() and second.is_file() and filecmp.cmp(first, second, shallow=False)
     except (OSError, ValueError):
         return False

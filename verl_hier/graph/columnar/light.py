@@ -119,8 +119,8 @@ def _light(tasks: pa.Table, episodes: pa.Table, nodes: pa.Table, rows: pa.Table)
     marked = [WITHOUT_WORD in counts for counts in light.counts]
     if not any(marked):
         return light
-    complete, is_open = complete_episodes(light.columns), np.repeat(marked, light.sizes("episodes"))
-    success = decided_column(episodes["success"], complete.tolist(), is_open.tolist())
+    is_open = np.repeat(np.asarray(marked, bool), light.sizes("episodes"))
+    success = decided_column(episodes["success"], complete_episodes(light.columns), is_open)
     place = episodes.column_names.index("success")
     return replace(light, columns=replace(light.columns, episodes=episodes.set_column(place, "success", success)))
 

@@ -22,12 +22,13 @@ class Plain(TextView):
 
     def actions(self, world: Any) -> Mapping[str, Any]:
         """See `TextView.actions`; all of them, as nothing says which are possible now."""
-        space = getattr(world, "action_space", None)
+        space: Any = getattr(world, "action_space", None)
         if self._names and space is None:
             return {name: number for number, name in enumerate(self._names)}
         count = getattr(space, "n", None)
         # An action of gymnasium's MultiBinary, which has `n` as well, is an array of this shape.
-        if not isinstance(count, Integral) or getattr(space, "shape", ()):
+        shape: Any = getattr(space, "shape", None)
+        if not isinstance(count, Integral) or shape:
             raise RecipeError(
                 f"hier.environment.view: the actions of this world are {space}, not the numbers of a Discrete space; "
                 "name a view whose `action` says what a text means, or list their names in `actions` where the world "
