@@ -94,7 +94,7 @@ def test_a_copy_under_a_taken_name_is_what_verls_main_runs(tmp_path: Path, monke
     check_runs(["himac_alfworld", "evaluation"], tmp_path, monkeypatch, "hier.sampler.plans=2", "+trainer.new=1")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_taken_and_every_odd_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them in one folder, whose name no shell and no grammar likes either."""
     odd = tmp_path / "папка with=signs @%# 🌲"

@@ -77,7 +77,7 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("self_play", {"seats": {"a": {}, "b": {"by": "random"}}}, None),
     ("single_turn", {}, None),
     ("memory", {"piece_words": 1}, pick("add right", "right", "noop", "delete 1")),
-    ("skills", {"conclude": 1.0}, pick("right", "<skill>go right</skill>")),
+    ("skills", {"conclude": 1.0}, pick("right", "<skill>walk to the goal</skill>")),
     ("skill_functions", {}, pick("<python>def f(): pass</python>", "<python>f()</python>", "right")),
     ("team", {"topology": {"each": "step"}}, None),
     ("tool_agent", {}, None),
