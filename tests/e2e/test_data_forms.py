@@ -90,7 +90,8 @@ def test_a_form_that_the_check_refuses_ends_before_ray_starts(folder: Path, tmp_
     ended = subprocess.run([*command, *lines], cwd=tmp_path, capture_output=True, text=True)
     said = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
     assert ended.returncode != 0 and "| ray\n" not in ended.stderr
-    assert len(said) == 1 and said[0].startswith(f"verl-hier: data.train_files: row 0 of {form} asks for an interaction"), said
+    sentence = f"verl-hier: data.train_files: row 0 of {form} asks for an interaction"
+    assert len(said) == 1 and said[0].startswith(sentence), said
     assert not list(tmp_path.iterdir())
 
 
@@ -100,7 +101,7 @@ def test_a_form_that_the_check_refuses_ends_before_ray_starts(folder: Path, tmp_
 def test_every_form_trains_or_is_refused(
     train: Trainer, folder: Path, tmp_path: Path, environment: str, form: str
 ) -> None:
-    """Rows that `check` refuses are not trained in silence: the trainer fails on them as well, or `check` says why not."""
+    """What `check` refuses, for a row that its sentence names, does not get so far."""
     said = checked(composed(folder, environment, FORMS[form], True))
     if said:
         assert said.startswith("data.train_files: row 0 of")
