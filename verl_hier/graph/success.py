@@ -12,7 +12,7 @@ asked the world; such episodes have no success in any world.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from verl_hier.graph.nodes import EpisodeRecord, RolloutGraph
@@ -26,7 +26,8 @@ WITHOUT_WORD = "ended_without_word"
 """In `RolloutGraph.counts`: episodes that ended without a word of a world which does not declare whether it says
 `won`."""
 LAST_WORD_SINCE = 4
-"""Schema version from which on `EpisodeRecord.success` is what is defined here; before it was the last answer's."""
+"""Schema version from which on `EpisodeRecord.success` is what is defined here; before it was the last answer's. From
+then on `Node.stop_reason` also says that a turn was cut when its tokens say so; before it was what the server said."""
 
 
 def success_of(word: bool | None, says_won: bool | None) -> bool | None:
@@ -66,6 +67,23 @@ def decided(graphs: Sequence[RolloutGraph]) -> list[list[tuple[EpisodeRecord, bo
     return [
         [(record, success_of(record.success, says_won and WITHOUT_WORD in graph.counts)) for record in graph.complete()]
         for graph in graphs
+    ]
+
+
+def said_of_older(versions: Mapping[int, int]) -> list[str]:
+    """A sentence where stored figures mean something else than they do now; none for rollouts of this version.
+
+    Args:
+        versions: by the number of each step the oldest schema version of its graphs.
+    """
+    older = sorted(step for step, version in versions.items() if version < LAST_WORD_SINCE)
+    if not older:
+        return []
+    steps = f"step {older[0]}" if len(older) == 1 else f"{len(older)} steps from {older[0]} to {older[-1]}"
+    return [
+        f"An earlier version wrote {steps}, and their figures are shown as it stored them: success is what the last "
+        "answer of the environment said, empty where that refused the action, and a turn counts as cut only where the "
+        "server said so."
     ]
 
 

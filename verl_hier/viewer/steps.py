@@ -14,16 +14,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from verl_hier.errors import FileError, GraphError
-from verl_hier.graph import RolloutGraph, read_graphs
+from verl_hier.graph import SCHEMA_VERSION, RolloutGraph, read_graphs
 from verl_hier.graph.bounded_reading import folder_entries, parquet_metadata, parquet_table, parse_json
 from verl_hier.graph.columnar.encode import encode, encode_records, encode_whole, uid_of
 from verl_hier.graph.columnar.layout import CREDIT, INDEX, STORED, WHOLE, Columns
 from verl_hier.graph.columnar.reading import read_columns, shards
 from verl_hier.graph.steps import MARK, is_step
 from verl_hier.graph.storage import graph_parts
+from verl_hier.graph.success import said_of_older
 
 Floats = NDArray[np.float64]
-_TASK = pa.schema([INDEX.field(name) for name in ("uid", "task", "phase", "started")])
+_TASK = pa.schema([INDEX.field(name) for name in ("uid", "task", "phase", "started", "version")])
 _GROUP = pa.schema([INDEX.field(name) for name in ("uid", "row_group")])
 _NODES = pa.schema([*(STORED["nodes"].field(name) for name in ("uid", "node")), *WHOLE["nodes"]])
 _CREDITED = ("uid", "node", "credit")
@@ -46,6 +47,7 @@ class Step:
         difference: (M,) mean |log p(rollout) - log p(training)| of the trained tokens of each node, NaN where that is
             not known.
         source: folder of the step, or the file that holds it.
+        version: the oldest schema version of its graphs.
     """
 
     number: int
@@ -56,6 +58,7 @@ class Step:
     credit: Floats
     difference: Floats
     source: Path
+    version: int
 
     def uids(self) -> list[str]:
         """The uid of each task."""
@@ -206,7 +209,8 @@ class Reading:
                 if step.number in found:
                     notes.append(f"{part.name}: step {step.number} is there twice; the first one is shown.")
                 found.setdefault(step.number, step)
-        return [found[number] for number in sorted(found)], notes
+        ordered = [found[number] for number in sorted(found)]
+        return ordered, [*notes, *said_of_older({step.number: step.version for step in ordered})]
 
 
 def _number(part: Path) -> int | None:
@@ -238,7 +242,7 @@ def _stored_step(folder: Path) -> Step:
     credit[first[place] + node] = table["credit"].to_numpy()
     if _DIFFERENCE in stored:
         difference[first[place] + node] = table[_DIFFERENCE].to_numpy()
-    return Step(number, columns, *_said(tasks), credit, difference, folder)
+    return Step(number, columns, *_said(tasks), credit, difference, folder, _oldest(tasks))
 
 
 def _steps_of_file(file: Path) -> Iterator[Step]:
@@ -250,12 +254,16 @@ def _step_of(number: int, graphs: Sequence[RolloutGraph], file: Path) -> Step:
     credit = [graph.credit or [np.nan] * len(graph.nodes) for graph in graphs]
     tasks = encode_records(graphs)
     flat = np.concatenate([np.asarray(each, np.float64) for each in credit])
-    return Step(number, encode(graphs), *_said(tasks), flat, np.full(len(flat), np.nan), file)
+    return Step(number, encode(graphs), *_said(tasks), flat, np.full(len(flat), np.nan), file, _oldest(tasks))
 
 
 def _said(tasks: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]], NDArray[np.int64]]:
     task, phase = ([_mapping(text) for text in tasks[name].to_pylist()] for name in ("task", "phase"))
     return task, phase, tasks["started"].to_numpy()
+
+
+def _oldest(tasks: pa.Table) -> int:
+    return min(tasks["version"].to_pylist(), default=SCHEMA_VERSION)
 
 
 def _mapping(text: str | None) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -20,6 +22,12 @@ GOOD = rollout_graphs.hierarchical().to_dict()
 def test_it_is_a_schema_of_this_version():
     jsonschema.Draft202012Validator.check_schema(json_schema())
     assert json_schema()["properties"]["version"]["const"] == SCHEMA_VERSION
+
+
+def test_the_page_says_what_each_version_has_changed():
+    page = (Path(__file__).parents[3] / "docs/rollout_graph.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|", page.split("## Versions")[1], re.MULTILINE)
+    assert [int(row) for row in rows] == list(range(1, SCHEMA_VERSION + 1))
 
 
 @pytest.mark.parametrize("name", rollout_graphs.ROLLED_OUT)

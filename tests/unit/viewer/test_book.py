@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from tests.fixtures import rollout_graphs
 from tests.fixtures.viewed_run import METHODS, disagree, log_step
 from verl_hier.cli.view import book_of
 from verl_hier.errors import HierError
-from verl_hier.graph import read_graphs, write_graphs
+from verl_hier.graph import SCHEMA_VERSION, read_graphs, write_graphs, write_step
 from verl_hier.graph.columnar.encode import uid_of
+from verl_hier.graph.records import CUT
+from verl_hier.graph.success import LAST_WORD_SINCE
 from verl_hier.ops.offline import credit
 from verl_hier.ops.stored import Stored
 from verl_hier.viewer import steps
@@ -51,6 +54,30 @@ def test_the_overview_counts_what_the_graphs_hold(runs):
     flat = next(alarm for alarm in found["alarms"] if alarm["name"] == "flat")
     assert {found["groups"][place]["uid"] for place in flat["places"]} == {"task-2"} and flat["many"] == 2
     assert [step["step"] for step in found["steps"]] == [1, 2]
+
+
+@pytest.mark.parametrize("version", [*rollout_graphs.OLDER, SCHEMA_VERSION])
+@pytest.mark.parametrize("stored", [False, True], ids=["file", "store"])
+def test_figures_of_an_earlier_version_are_shown_as_it_stored_them_and_a_note_says_so(version, stored, tmp_path):
+    """What `success` and `stop_reason` mean has changed; nobody knows what they would be today."""
+    golden = read_graphs(rollout_graphs.OLDER.get(version, rollout_graphs.GOLDEN))
+    graphs = sorted(golden, key=lambda graph: graph.step)
+    for number, graph in enumerate(graphs):
+        graph.task["uid"] = f"u{number}"
+    source = tmp_path / "graphs.jsonl"
+    if stored:
+        source = tmp_path / "store"
+        for number, members in groupby(graphs, key=lambda graph: graph.step):
+            write_step(source, number, list(members))
+    else:
+        write_graphs(source, graphs)
+    found = book(source).overview()
+    won = [sum(bool(episode.success) for episode in graph.complete()) for graph in graphs]
+    cut = [sum(node.stop_reason in CUT for node in graph.nodes) for graph in graphs]
+    assert [group["succeeded"] for group in found["groups"]] == won
+    assert sum(cut) == sum(group["cut"] for group in found["groups"])
+    said = [note for note in found["notes"] if "An earlier version wrote" in note and "as it stored them" in note]
+    assert len(said) == (version < LAST_WORD_SINCE) and len(found["notes"]) == len(said)
 
 
 def test_lost_and_lonely_episodes_are_alarms(tmp_path):
