@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROWS = 12
 """Steps that are shown; all of them are in the file of the metrics."""
-COLUMNS = ("step", "trained", "success", "return", "tokens/s", "seconds", "validation", "alarms")
+COLUMNS = ("step", "trained", "success", "return", "tokens/s", "seconds", "validation", "cut", "alarms")
 
 
 class RunTable:

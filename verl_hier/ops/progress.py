@@ -37,6 +37,7 @@ class Progress:
         parts += [f"{name} {cells[name]}" for name in REACHED if name in cells]
         parts += [f"{cells['tokens']:>5} tokens", f"{cells['seconds']:>5} s"]
         parts += [f"{cells['left']} left"] if "left" in cells else []
+        parts += [f"{cells['cut']} of the turns cut"] if "cut" in cells else []
         parts += [f"{cells['alarms']} alarm(s)"] if "alarms" in cells else []
         return "  ".join([*parts, *validation])
 
@@ -44,7 +45,8 @@ class Progress:
         """What there is to say of a step, by name.
 
         `step` and `validation`, and of a step that trained `trained` (its phase and roles), `success`, `return`,
-        `tokens`, `tokens/s`, `seconds`, `alarms`, and the time that is `left`.
+        `tokens`, `tokens/s`, `seconds`, the share of turns that were `cut` by their token limit, `alarms`, and the time
+        that is `left`; the last three where there is something to say.
         """
         step, held_out = record["step"], validation_of(record)
         cells = {} if held_out is None else {"validation": f"{held_out:.2f}"}
@@ -60,6 +62,8 @@ class Progress:
             "tokens/s": count(tokens / seconds) if seconds > 0 else "",
             "seconds": f"{seconds:.1f}",
         }
+        if record.get("hier/turns/cut_share"):
+            cells["cut"] = f"{record['hier/turns/cut_share']:.1%}"
         if record.get("hier/guards/alarms"):
             cells["alarms"] = f"{record['hier/guards/alarms']:.0f}"
         if self._total is not None and step < self._total:

@@ -59,7 +59,9 @@ def test_a_pipe_gets_a_line_for_each_step(capsys: pytest.CaptureFixture[str]) ->
     with RunTable(4) as shown:
         shown.said("it begins")
         shown.step({"step": 0, "val-core/w/acc/mean@1": 0.5})
-        shown.step({"step": 1, **STEP, "hier/guards/alarms": 2.0})
-    first, before, step = capsys.readouterr().out.splitlines()
+        shown.step({"step": 1, **STEP, "hier/guards/alarms": 2.0, "hier/turns/cut_share": 0.125})
+        shown.step({"step": 2, **STEP, "hier/turns/cut_share": 0.0})
+    first, before, step, whole = capsys.readouterr().out.splitlines()
     assert (first, before) == ("it begins", "before step 1  validation 0.50")
-    assert step.startswith("step 1/4  ") and step.endswith("6 s left  2 alarm(s)")
+    assert step.startswith("step 1/4  ") and step.endswith("6 s left  12.5% of the turns cut  2 alarm(s)")
+    assert whole.endswith(" left"), "nothing is said of turns that were not cut"
