@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+from verl_hier.compat.template import ChatTemplate
 from verl_hier.graph.nodes import CONTINUED
 from verl_hier.rollout.plain_renderer import completes
 from verl_hier.runtime_cpu.end_ids import end_ids
@@ -18,8 +19,13 @@ _PREFIX = 3
 
 
 class ChatRenderer:
-    """Renders with verl's continuous-token builder (verl/utils/tokenizer/continuous_token.py), so that a context is
-    tokenised exactly as verl's agent loops would."""
+    """Continues a context as the model's template writes a conversation.
+
+    The first prompt and the results of tools are those of verl's continuous-token builder
+    (verl/utils/tokenizer/continuous_token.py). It renders other messages behind two synthetic ones of the system and
+    the user, which a template may refuse, and which says neither what separates an answer from the next message
+    nor how a cut answer ends; those are rendered behind an answer, and the part behind it is taken.
+    """
 
     def __init__(
         self,
@@ -37,7 +43,8 @@ class ChatRenderer:
         """
         self._tokenizer = tokenizer
         stops = end_ids(*generation, tokenizer)
-        ended = end_of_template(tokenizer, template_options) - stops
+        self.template = ChatTemplate(tokenizer, template_options)
+        ended = frozenset() if self.template.end is None else frozenset({self.template.end}) - stops
         self._ends, self._stop_tokens = stops | ended, tuple(sorted(ended))
         self._dropped = self._ends | {tokenizer.pad_token_id}
         self._builder = create_continuous_token_builder(
@@ -55,11 +62,29 @@ class ChatRenderer:
         """See `Renderer.render`."""
         schemas = list(tools) or None
         if not tokens:
-            return list(self._builder.build_initial_tokens(history + pending, tools=schemas))
+            first = self.template.fitted(history + pending)
+            return list(self._builder.build_initial_tokens(first, tools=schemas))
         if pending and pending[-1]["role"] == CONTINUED:
             text = "".join(message["content"] for message in pending)
             return tokens + list(self._tokenizer.encode(text, add_special_tokens=False))
-        return list(self._builder.merge_context_tokens(history, history + pending, tokens, tools=schemas).token_ids)
+        later = self.template.fitted(pending, later=True)
+        if history and history[-1]["role"] == "assistant":
+            if {message["role"] for message in later} <= {"user", "system"}:
+                behind = self.template.behind_answer(later, tools)
+                if behind is not None:
+                    return tokens + self._without_end(tokens, behind)
+            if self.template.end is not None and tokens[-1] not in self._ends:
+                tokens = [*tokens, self.template.end]
+        return list(self._builder.merge_context_tokens(history, history + later, tokens, tools=schemas).token_ids)
+
+    def _without_end(self, tokens: list[int], behind: list[int]) -> list[int]:
+        """What the template writes behind an answer, without its end where the policy has written one itself."""
+        if tokens[-1] not in self._ends:
+            return behind
+        place = next((number for number, token in enumerate(behind) if token in self._ends), None)
+        if place is None or self._tokenizer.decode(behind[:place]).strip():
+            return behind
+        return behind[place + 1 :]
 
     def decode(self, tokens: list[int]) -> str:
         """See `Renderer.decode`."""
@@ -78,25 +103,6 @@ class ChatRenderer:
     def stop_tokens(self) -> tuple[int, ...]:
         """See `Renderer.stop_tokens`."""
         return self._stop_tokens
-
-
-def end_of_template(tokenizer: Any, options: Mapping[str, Any]) -> frozenset[int]:
-    """The token of its own that a chat template writes behind what an assistant said; empty when it writes a text.
-
-    Args:
-        tokenizer: with a chat template.
-        options: further arguments of the template.
-    """
-    said = "what was said"
-    conversation = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": said}]
-    try:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
-    except Exception:  # a template may refuse any conversation, and verl's builder then says what it wants
-        return frozenset()
-    rest = text.rpartition(said)[2].lstrip()
-    first = next(iter(tokenizer.encode(rest, add_special_tokens=False)), None) if rest else None
-    added = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
-    return frozenset() if first is None else frozenset({first} & added)
 
 
 def _render_prefixes_once(builder: Any) -> None:

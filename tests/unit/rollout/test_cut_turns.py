@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.fixtures.byte_model import write_byte_model
-from verl_hier.compat.chat import ChatRenderer, end_of_template
+from verl_hier.compat.chat import ChatRenderer
+from verl_hier.compat.template import ChatTemplate
 from verl_hier.graph import RolloutGraph, build_table
 from verl_hier.graph.columnar.light import light_of
 from verl_hier.graph.records import CUT
@@ -180,13 +181,13 @@ def test_a_chat_turn_ends_with_the_ids_at_which_generation_stops(byte_tokenizer,
 
 def test_the_end_of_the_template_stops_generation_too(byte_tokenizer):
     end = byte_tokenizer.eos_token_id
-    assert end_of_template(byte_tokenizer, {}) == {end} and ChatRenderer(byte_tokenizer, "qwen2", {}).stop_tokens == ()
+    assert ChatTemplate(byte_tokenizer).end == end and ChatRenderer(byte_tokenizer, "qwen2", {}).stop_tokens == ()
     # As some conversions of models have it: the tokenizer names another end than the one of its template.
     byte_tokenizer.eos_token = "<|im_start|>"
     renderer = ChatRenderer(byte_tokenizer, "qwen2", {})
     assert renderer.stop_tokens == (end,) and renderer.ends([5, end])
     byte_tokenizer.chat_template = "{% for m in messages %}{{ m.content }};{% endfor %}"
-    assert end_of_template(byte_tokenizer, {}) == set()
+    assert ChatTemplate(byte_tokenizer).end is None
 
 
 def test_a_plain_turn_ends_with_its_end_token_or_a_stop_string():

@@ -214,6 +214,7 @@ def test_what_verl_puts_in_front_of_a_message_is_rendered_once(tmp_path, monkeyp
     tokenizer = AutoTokenizer.from_pretrained(write_byte_model(tmp_path))
     verls = create_continuous_token_builder(tokenizer, hf_model_type="qwen2", chat_template_kwargs={})
     ours, rendered = ChatRenderer(tokenizer, "qwen2", {}), []
+    assert ours.template.takes_tools, "asked once for each renderer"
     template = type(tokenizer).apply_chat_template
 
     def counted(self, messages, **options):
@@ -225,13 +226,15 @@ def test_what_verl_puts_in_front_of_a_message_is_rendered_once(tmp_path, monkeyp
     for number, role in enumerate(("user", "tool", "user", "tool", "user")):
         said = [*history, {"role": "assistant", "content": f"a{number}"}]
         heard = {"role": role, "content": f"seen {number}"}
+        answer = [*tokenizer.encode(f"a{number}", add_special_tokens=False), tokenizer.eos_token_id]
+        tokens, other = tokens + answer, list(other) + answer
         other = verls.merge_context_tokens(said, [*said, heard], other).token_ids
         monkeypatch.setattr(type(tokenizer), "apply_chat_template", counted)
         tokens = ours.render(tokens, said, [heard])
         monkeypatch.undo()
         assert tokens == list(other)
         history = [*said, heard]
-    assert len(rendered) == 5 + 2, "a message each, and what stands in front of a user's and of a tool's once"
+    assert len(rendered) == 5 + 1, "a message each, and what stands in front of a tool's once"
 
 
 def test_what_a_later_step_goes_on_with_is_heard_anew():
