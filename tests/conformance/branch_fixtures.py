@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tests.conformance.builtin_parts import plugin_module
 from tests.conformance.layout import ActorConfig, Case, Outputs, on_mask
 from verl_hier.credit.tables import make_table
 from verl_hier.credit.trees import under_tasks
+from verl_hier.graph.turn_table import TurnTable
 from verl_hier.testing.builtin import credit_of, estimator
 
 
@@ -84,7 +87,13 @@ def at2po_policy_loss(case: Case) -> Outputs:
 
 
 def branpo(case: Case) -> Outputs:
-    """One row an ending; the base stands in the row of the first ending of its trajectory."""
+    """Credit on the masks of bases and endings."""
+    scale = "sample" if case["norm_by_std"] else "none"
+    return {"advantages": on_rows(case, lambda table: credit_of("branpo", table, scale=scale))}
+
+
+def on_rows(case: Case, credit: Callable[[TurnTable], NDArray[Any]]) -> NDArray[Any]:
+    """Credit of rows, one an ending; the base stands in the row of the first ending of its trajectory."""
     base_mask, end_mask = np.asarray(case["base_mask"]), np.asarray(case["branch_mask"])
     turns: list[dict[str, Any]] = []
     base_of: dict[tuple[str, int], int] = {}
@@ -98,8 +107,8 @@ def branpo(case: Case) -> Outputs:
             end_at[row] = len(turns)
             turns.append(_turn(case, row, base_of.get(place, -1), "reward", suffix=1))
     table = make_table({name: np.asarray([turn[name] for turn in turns]) for name in turns[0]})
-    credit = np.append(credit_of("branpo", table, scale="sample" if case["norm_by_std"] else "none"), 0.0)
-    return {"advantages": on_mask(credit[base_at], base_mask) + on_mask(credit[end_at], end_mask)}
+    found = np.append(credit(table), 0.0)
+    return on_mask(found[base_at], base_mask) + on_mask(found[end_at], end_mask)
 
 
 def _turn(case: Case, row: int, parent: int, reward: str, suffix: int) -> dict[str, Any]:

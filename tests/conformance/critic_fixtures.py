@@ -68,12 +68,16 @@ HIPER_OPTIONS = {
 HIPER_UNUSED = ("value_key_low", "value_key_high", "value_key_term", "include_tags_mask")
 
 
+def hiper_options(cfg: Case) -> dict[str, Any]:
+    """The released configuration as options of the estimator, with the released defaults."""
+    given = {HIPER_OPTIONS.get(key, key): value for key, value in cfg.items() if key not in HIPER_UNUSED}
+    return {"norm_adv": False, "format_penalty": 0.0, "keep_penalty_mode": "fixed"} | given
+
+
 def hiper(case: Case) -> Outputs:
     """All three levels at their masked places, and the sum over tokens."""
     table = hiper_table(case)
-    cfg = {HIPER_OPTIONS.get(key, key): value for key, value in case["cfg"].items() if key not in HIPER_UNUSED}
-    defaults = {"norm_adv": False, "format_penalty": 0.0, "keep_penalty_mode": "fixed"}
-    options = estimator("hiper").options(**defaults | cfg)
+    options = estimator("hiper").options(**hiper_options(case["cfg"]))
     module = plugin_module("estimators.hiper")
     levels = module.hae(table, module.shaped_rewards(table, options), options)
     turn = table["tokens.turn"]

@@ -1,6 +1,7 @@
 """Run fixture files: one adapter a method turns a case into a turn table, the plugin does the rest.
 
-A file holds `{method, source, note, cases: [{input, output}]}`. Floats are compared with rtol 2e-4, since the recorded
+A file holds `{method, source, note, cases: [{input, output}]}`, or is one of `loops.LOOPS`, which go by its name and
+ask a composed recipe. Floats are compared with rtol 2e-4, since the recorded
 values come from float32 code.
 """
 
@@ -8,12 +9,12 @@ from __future__ import annotations
 
 import resource
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -21,9 +22,13 @@ import psutil
 from verl_hier.errors import FileError, HierError, first_line
 from verl_hier.graph.bounded_reading import read_json
 
+if TYPE_CHECKING:
+    from tests.conformance.loops import Loop
+    from verl_hier.recipe.composed import ComposedRecipe
+
 RTOL = 2e-4
 ATOL = 2e-5
-CASE_S, CASE_BYTES = 2, 8 * 2**30
+CASE_S, LOOP_S, CASE_BYTES = 2, 30, 8 * 2**30
 """Processor time of a case, and address space beside that of the process; the recorded ones take milliseconds."""
 CASES = Path(__file__).with_name("cases")
 """The recorded cases of this checkout."""
@@ -83,6 +88,8 @@ def run_file(path: str | Path) -> list[Result]:
     file = Path(path)
     try:
         data = read_json(file)
+        if (loops := find_loops(file.stem)) and not (isinstance(data, Mapping) and "cases" in data):
+            return _run_loops(file, data, loops)
         method, cases = str(data["method"]), list(data["cases"])
     except (FileError, KeyError, TypeError) as error:
         raise HierError(f"{file} is not a conformance fixture: {first_line(error)}.") from error
@@ -90,6 +97,36 @@ def run_file(path: str | Path) -> list[Result]:
     if run is None:
         return [Result(file.name, method, -1, "failed", f"no adapter knows the method {method!r}")]
     return [_run_case(file.name, method, number, case, run) for number, case in enumerate(cases)]
+
+
+def find_loops(stem: str) -> tuple[Loop, ...]:
+    """What asks recipes about the cases of the file of this name; nothing where there is none."""
+    from tests.conformance.loops import LOOPS  # it composes recipes
+
+    return LOOPS.get(stem, ())
+
+
+def _run_loops(file: Path, data: Any, loops: Sequence[Loop]) -> list[Result]:
+    """The cases of a whole training loop, once for each recipe that they ask."""
+    from tests.conformance.loops import at_node, cases_of
+
+    results = []
+    for loop in loops:
+        recipe = at_node(loop.recipe)
+        results += [run_loop(file.name, number, case, loop, recipe) for number, case in enumerate(cases_of(data))]
+    return results
+
+
+def run_loop(file: str, number: int, case: Case, loop: Loop, recipe: ComposedRecipe) -> Result:
+    """One case of a whole training loop, asked of a composed recipe."""
+    try:
+        with bounded(LOOP_S):
+            computed = loop.run(recipe, case)
+        problem = compare(computed, loop.expected(case))
+    except Exception as error:  # a crash of one case must not hide the others
+        problem = f"{type(error).__name__}: {error}"
+    name = f"{loop.recipe}, {case['case']}" if "case" in case else loop.recipe
+    return Result(file, loop.recipe, number, "failed" if problem else "passed", f"{name}: {problem}" if problem else "")
 
 
 def find_adapter(method: str) -> Adapter | None:

@@ -10,6 +10,7 @@ import numpy as np
 from tests.conformance.builtin_parts import part, plugin_module
 from tests.conformance.layout import Case, Outputs
 from verl_hier.credit.tables import make_table
+from verl_hier.graph.turn_table import TurnTable
 from verl_hier.testing.builtin import full_credit
 
 _SCORE = {"debias_scores_ema": "ema", "debias_scores": "mean"}
@@ -139,15 +140,12 @@ def rae(case: Case) -> Outputs:
     return {"advantages": advantages, "baselines_after": after}
 
 
-def spiral_rae(case: Case) -> Outputs:
+Played = list[tuple[int, int, int, bool]]
+"""(game, player, turn, cut) of each turn."""
+
+
+def played_games(case: Case) -> tuple[TurnTable, Played]:
     """Games of two players on one policy; a player's reward comes with the last of their turns."""
-    schedule = part(
-        "schedule",
-        "rae",
-        decay=case["decay"] if case["use_role_baseline"] else 1.0,
-        score="role",
-        reward_scale=case["reward_scaling"],
-    )
     rows = [
         (game, player, turn, cut)
         for game, played in enumerate(case["games"])
@@ -165,7 +163,20 @@ def spiral_rae(case: Case) -> Outputs:
         "complete": [not cut for *_, cut in rows],
         "trained": [player in case["train_players"] for _, player, *_ in rows],
     }
-    table = make_table(turns)
+    return make_table(turns), rows
+
+
+def spiral_rae(case: Case) -> Outputs:
+    """The turns of each game that are trained, with their credit."""
+    schedule = part(
+        "schedule",
+        "rae",
+        decay=case["decay"] if case["use_role_baseline"] else 1.0,
+        score="role",
+        reward_scale=case["reward_scaling"],
+    )
+    table, rows = played_games(case)
+    games = case["games"]
     schedule.table_ready(table, 1)
     options = {
         "gamma": case["gamma"] if case["use_intermediate_rewards"] else 1.0,

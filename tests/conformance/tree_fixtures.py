@@ -45,22 +45,29 @@ def tree_diff(case: Case) -> Outputs:
     }
 
 
-def treerl(case: Case) -> Outputs:
-    """Accumulated scores, node values and rewards along every leaf's path."""
+def treerl_table(case: Case) -> tuple[TurnTable, dict[str, str], int]:
+    """The table of a tree, the options of the estimator that its case names, and how many leaves there are."""
     reward = np.empty(len(case["parent"]))
     reward[case["leaf_ids"]] = case["leaf_reward"]
     is_leaf = np.isin(np.arange(len(reward)), case["leaf_ids"])
     table = without_root(case, reward[is_leaf], n_tokens=np.asarray(case["n_tokens"])[1:])
-    spec, module = estimator("treerl"), plugin_module("estimators.treerl")
-    style = case["overall_norm_style"]
+    style, damping = case["overall_norm_style"], case["weighted_value_style"]
     centre = style if style in ("token", "step") else "none"
-    damping = case["weighted_value_style"]
-    options = spec.options(centre=centre, damping="none" if damping == "original" else damping)
+    options = {"centre": centre, "damping": "none" if damping == "original" else damping}
+    return table, options, int(is_leaf.sum())
+
+
+def treerl(case: Case) -> Outputs:
+    """Accumulated scores, node values and rewards along every leaf's path."""
+    table, named, _ = treerl_table(case)
+    is_leaf = np.isin(np.arange(len(case["parent"])), case["leaf_ids"])
+    spec, module = estimator("treerl"), plugin_module("estimators.treerl")
+    options = spec.options(**named)
     scores = module.leaf_scores(table, options)
     value, root = module.node_values(table, options)
     leaves = np.append(len(scores), table["leaves"])
     values = np.append(root[0], value)
-    spread = np.zeros(len(reward))
+    spread = np.zeros(len(is_leaf))
     spread[is_leaf] = scores
     total = np.asarray(estimate(spec, table, options).values)
     paths = [table.step_turn[table.step_episode == episode] for episode in range(len(scores))]
