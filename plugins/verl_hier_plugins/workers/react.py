@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
@@ -11,6 +11,10 @@ from verl_hier.host.constraints import NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
+from verl_hier_plugins.workers.tag_pairs import has_chinese
+
+LONGEST_GUESS = 30
+"""Characters at the end of a turn without an action that verl-agent's reader plays."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class ReactOptions:
     required_tags: tuple[str, ...] = ()
     """Further tags, such as `think`, that a turn has to have for its format to count as right; its action is taken in
     any case."""
+    reading: Literal["last", "first"] = "last"
+    """Which action of a turn is played: the `last` complete one, or, as verl-agent reads ALFWorld, the `first` one, in
+    small letters and whatever the capitals of its tags. With `first`, a turn without an action plays its last 30
+    characters, `required_tags` may stand anywhere, and a Chinese character makes the format wrong."""
+    quoted: Literal["turn", "action"] = "turn"
+    """What {history} quotes of an earlier turn: all of it, or its action alone."""
     format_penalty: NonNegative = 0.0
     """Taken from the reward, and so from the return, of a turn without its tags. Estimators have an option of this name
     that leaves the return as it is."""
@@ -43,6 +53,8 @@ class ReactOptions:
     def __post_init__(self) -> None:
         if self.history < 0:
             raise ValueError(f"history must not be negative, got {self.history}")
+        if self.reading == "first" and not self.action_tag:
+            raise ValueError("reading: first looks for the action in a tag; set action_tag too")
 
 
 def parse_action(text: str, tag: str | None) -> str | None:
@@ -61,6 +73,45 @@ def parse_action(text: str, tag: str | None) -> str | None:
             break
         found, end = text[start + len(opening) : stop].strip(), stop + len(closing)
     return found
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a turn says.
+
+    Attributes:
+        action: what the environment is given; None when the action is missing and nothing stands for it.
+        complete: whether the action is there.
+        format: whether the format is right.
+    """
+
+    action: str | None
+    complete: bool
+    format: bool
+
+
+def read_last(text: str, options: ReactOptions) -> Said:
+    """The last action of a turn; see `parse_action`."""
+    action = parse_action(text, options.action_tag)
+    form = action is not None and all(parse_action(text, tag) is not None for tag in options.required_tags)
+    return Said(action, action is not None, form)
+
+
+def first_action(text: str, tag: str) -> str | None:
+    """What stands between the first opening and the first closing of a tag, in small letters; empty where the closing
+    comes first, None where one is missing."""
+    low = text.lower()
+    start, stop = low.find(f"<{tag}>"), low.find(f"</{tag}>")
+    return None if start < 0 or stop < 0 else low[start + len(tag) + 2 : stop].strip()
+
+
+def read_first(text: str, options: ReactOptions) -> Said:
+    """The first action of a turn, as verl-agent's projection of ALFWorld reads it."""
+    action = first_action(text, options.action_tag or "")
+    if action is None:
+        return Said(text.lower()[-LONGEST_GUESS:], False, False)
+    tagged = all(f"<{tag}>" in text and f"</{tag}>" in text for tag in options.required_tags)
+    return Said(action, True, tagged and not has_chinese(text))
 
 
 class React(Worker):
@@ -84,19 +135,22 @@ class React(Worker):
             observe(context, options, name, known)
             turn = await episode.generate(context)
             opening = False
-            seen, step = step.text, await self._act(episode, turn)
-            past.append(f"{seen} > {turn.text[: episode.longest_quote]}")
+            said = self._read(turn.text)
+            seen, step = step.text, await self._act(episode, turn, said, step)
+            quoted = turn.text if options.quoted == "turn" else said.action or ""
+            past.append(f"{seen} > {quoted[: episode.longest_quote]}")
 
-    async def _act(self, episode: EpisodeView, turn: Turn) -> StepResult:
-        options = self._options
-        action = parse_action(turn.text, options.action_tag)
-        if action is None:
+    def _read(self, text: str) -> Said:
+        return (read_first if self._options.reading == "first" else read_last)(text, self._options)
+
+    async def _act(self, episode: EpisodeView, turn: Turn, said: Said, before: StepResult) -> StepResult:
+        """Mark the turn and play its action in the state that `before` describes."""
+        if not said.complete:
             turn.mark(valid=False)
-        form = action is not None and all(parse_action(turn.text, tag) is not None for tag in options.required_tags)
-        turn.mark(format=int(form))
-        if options.format_penalty and not form:
-            turn.reward(-options.format_penalty)
-        return await episode.act(action or "")
+        turn.mark(format=int(said.format))
+        if self._options.format_penalty and not said.format:
+            turn.reward(-self._options.format_penalty)
+        return await episode.act(said.action or "")
 
 
 @hookimpl

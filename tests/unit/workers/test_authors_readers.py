@@ -1,0 +1,148 @@
+"""What a turn says, against outputs of the authors' own readers and rules (tests/fixtures/authors_cases).
+
+Each case is a rollout of the worker and the options that the composed recipe names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_hier.environments.base import Environment, StepResult
+from verl_hier.graph import RolloutGraph
+from verl_hier.host.specs import NoOptions
+from verl_hier.recipe.catalogue import find
+from verl_hier.recipe.compose import compose
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.testing import BytePairTokenizer
+from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier_plugins.samplers.independent import Independent
+
+CASES = Path(__file__).parents[2] / "fixtures" / "authors_cases"
+RIGHT, LEFT = "<action>right</action>", "<action>left</action>"
+
+
+class Stage(Environment):
+    """Takes some actions, refuses others, and ends after so many steps."""
+
+    def __init__(self, admissible: tuple[str, ...], steps: int, won: bool) -> None:
+        self.played: list[str] = []
+        self._admissible, self._steps, self._won = admissible, steps, won
+
+    def reset(self, task: Any, seed: int) -> StepResult:
+        return self._answer(True)
+
+    def step(self, action: str) -> StepResult:
+        self.played.append(action)
+        return self._answer(action in self._admissible)
+
+    def _answer(self, valid: bool) -> StepResult:
+        done = len(self.played) == self._steps
+        info = {"won": done and self._won, "overview": "hall"}
+        return StepResult("hall", 0.0, done, valid=valid, admissible=self._admissible, info=info)
+
+
+@cache
+def at_node(recipe: str, *overrides: str) -> ComposedRecipe:
+    words = next(words for words in find(recipe).combinations() if "size=node" in words)
+    return ComposedRecipe.of(OmegaConf.to_container(compose(recipe, [*words, *overrides]), resolve=True))
+
+
+def cases(name: str) -> list[dict[str, Any]]:
+    return json.loads((CASES / f"{name}.json").read_text("utf-8"))
+
+
+def play(
+    recipe: ComposedRecipe, said: list[str], admissible: tuple[str, ...] = (), won: bool = False
+) -> tuple[RolloutGraph, list[str], list[str]]:
+    """The graph of one episode, the actions that the world was given, and the prompts of the turns."""
+    turns, world = iter(said), Stage(admissible, len(said), won)
+    graph, policy = asyncio.run(
+        roll_out_scripted(
+            environment=lambda: world,
+            worker=recipe.parts.worker.spec,
+            options=recipe.parts.worker.options,
+            sampler=Independent(NoOptions()),
+            answer=lambda prompt, sampling: next(turns),
+            n=1,
+            tokenizer=BytePairTokenizer(),
+        )
+    )
+    return graph, world.played, [BytePairTokenizer().decode(prompt) for prompt in policy.prompts]
+
+
+def projected(recipe: ComposedRecipe, text: str) -> dict[str, Any]:
+    graph, played, _ = play(recipe, [text])
+    return {"action": played[0], "format": graph.nodes[0].extra["format"]}
+
+
+@pytest.mark.parametrize("recipe", ["gigpo_alfworld", "hgpo_alfworld", "t2po_alfworld"])
+@pytest.mark.parametrize("case", cases("alfworld_projection"), ids=lambda case: case["case"])
+def test_a_turn_is_projected_as_verl_agent_does(recipe: str, case: dict[str, Any]) -> None:
+    assert projected(at_node(recipe), case["text"]) == case["theirs"]
+
+
+def ruled(recipe: ComposedRecipe, case: dict[str, Any]) -> list[list[float]]:
+    graph, _, _ = play(recipe, case["turns"], tuple(case["admissible"]), case["won"])
+    return [[node.extra[name] for name in ("tag", "tag_reward", "format")] for node in graph.nodes]
+
+
+@pytest.mark.parametrize("case", cases("rlvmr_rules"), ids=lambda case: case["case"])
+def test_rlvmr_rules_a_turn_as_its_authors_do(case: dict[str, Any]) -> None:
+    assert ruled(at_node("rlvmr_alfworld"), case) == case["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("said", "won", "ruled_as"),
+    [
+        # Both kinds of steps in one turn are none; an empty note is none; a plan is paid where the game is won.
+        (["<explore>a</explore><planning>b</planning><action>right</action>"], False, [[-1, 0, 0]]),
+        (["<explore> </explore><action>right</action>"], False, [[-1, 0, 0]]),
+        (["<explore><b></b></explore><action>right</action>"], False, [[-1, 0, 0]]),
+        (["<planning>a</planning><action>right</action>"], True, [[0, 1, 1]]),
+        (["<monitor>a</monitor><action>right</action>"], True, [[-1, 0, 1]]),
+        # An action that the world refused is known all the same.
+        (["<explore>a</explore><action>jump</action>"] * 2, False, [[1, 1, 1], [1, 0, 1]]),
+        # Nothing to correct, and nothing corrected.
+        ([f"<monitor>a</monitor>{RIGHT}", f"<reflection>a</reflection>{LEFT}"], False, [[-1, 0, 1], [2, 0, 1]]),
+        ([f"<monitor>a</monitor>{LEFT}", f"<reflection>a</reflection>{LEFT}"], False, [[-1, 0, 1], [2, 0, 1]]),
+        (["<explore>好</explore><action>right</action>"], False, [[-1, 0, 0]]),
+    ],
+)  # fmt: skip
+def test_rlvmr_rules_other_turns_by_the_same_lines(said: list[str], won: bool, ruled_as: list[list[int]]) -> None:
+    assert ruled(at_node("rlvmr_alfworld"), {"turns": said, "admissible": ["right"], "won": won}) == ruled_as
+
+
+def test_of_several_actions_rlvmr_plays_none() -> None:
+    two = "<explore>b</explore><action>jump</action><action>right</action>"
+    assert play(at_node("rlvmr_alfworld"), [two], ("right",))[1] == [""]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "line"),
+    [
+        ("gigpo_alfworld", "alfworld_projection", "hier.worker.reading=last"),
+        ("rlvmr_alfworld", "rlvmr_rules", "hier.worker.rules=accepted"),
+    ],
+)
+def test_a_recipe_without_its_line_fails_a_case(recipe: str, kind: str, line: str) -> None:
+    reader = {
+        "alfworld_projection": lambda recipe, case: projected(recipe, case["text"]),
+        "rlvmr_rules": ruled,
+    }[kind]
+    other = at_node(recipe, line)
+    assert any(reader(other, case) != case["theirs"] for case in cases(kind))
+
+
+@pytest.mark.parametrize("recipe", ["gigpo_alfworld", "hgpo_alfworld", "t2po_alfworld", "rlvmr_alfworld"])
+def test_the_window_quotes_actions_alone(recipe: str) -> None:
+    said = ["<think>secret</think><planning>secret</planning><action>look</action>"] * 2
+    _, _, prompts = play(at_node(recipe), said, ("look",))
+    assert "look" in prompts[1] and "secret" not in prompts[1]
+    assert "Your last steps" in prompts[1]
