@@ -22,6 +22,7 @@ from verl_hier.credit import (
     rewards_to_go,
     token_chain,
     trained_only,
+    unordered,
 )
 from verl_hier.credit.tokens import row_positions
 from verl_hier.graph.turn_table import TurnTable
@@ -35,10 +36,10 @@ class IGPOOptions:
     """The form decides what the other options mean."""
 
     form: Literal["trainer", "paper", "discounted"] = "trainer"
-    """trainer: each turn by its own reward, minus the mean of the task's rows at the same token position; paper:
-    z-score all turn rewards of the task jointly, then discount from turn to turn; discounted: discount tokens inside a
-    turn, then normalise by the first-token returns of the task's episodes, as the released function of this name that
-    nothing calls."""
+    """trainer: all rewards from a token to the end of its row, minus the mean of the task's rows at the same position;
+    paper: z-score all turn rewards of the task jointly, then discount from turn to turn; discounted: discount tokens
+    inside a turn, then normalise by the first-token returns of the task's episodes, as the released function of this
+    name that nothing calls."""
     gamma: ZeroToOne = 1.0
     """Discount, from turn to turn (paper) or from token to token (discounted); the trainer has none."""
     scale: bool = True
@@ -56,8 +57,13 @@ def advantage(table: TurnTable, options: IGPOOptions) -> Credit:
         keys = group_ids(table["group"])
         pooled = group_advantage(turn_rewards(table), keys, where=trained, eps=options.eps, singleton="zero")
         return Credit(trained_only(table, rewards_to_go(table, options.gamma, pooled))[turn], per="token")
-    returns = token_returns(table, options)
-    values = by_position(table, returns) if options.form == "trainer" else by_first_token(table, returns, options)
+    reward = token_rewards(table)
+    if options.form == "trainer":
+        returns = row_returns(table, reward)
+        values = by_position(table, returns, reward)
+    else:
+        returns = discounted_sum(reward, chain_links(turn), options.gamma)
+        values = by_first_token(table, returns, options)
     return Credit(np.where(trained[turn], values, 0.0), per="token", returns=returns)
 
 
@@ -69,34 +75,37 @@ def turn_rewards(table: TurnTable) -> Floats:
     return reward
 
 
-def token_returns(table: TurnTable, options: IGPOOptions) -> Floats:
-    """(N,) rewards from each token to the end of its turn; `tokens.reward` overrides the reward on the last token."""
+def token_rewards(table: TurnTable) -> Floats:
+    """(N,) rewards on the last tokens of the turns; the column `tokens.reward` overrides them."""
     turn = np.asarray(table["tokens.turn"])
-    links = chain_links(turn)
     reward = optional(table, "tokens.reward")
-    if reward is None:
-        reward = np.where(links, 0.0, turn_rewards(table)[turn])
-    return discounted_sum(reward, links, options.gamma if options.form == "discounted" else 1.0)
+    return np.where(chain_links(turn), 0.0, turn_rewards(table)[turn]) if reward is None else np.asarray(reward)
 
 
-def by_position(table: TurnTable, returns: Floats) -> Floats:
-    """(N,) returns minus the mean over the rows of the task at the same position of the response.
+def row_returns(table: TurnTable, reward: Floats) -> Floats:
+    """(N,) rewards from each token to the end of its row, those of later turns included."""
+    row = np.asarray(table["row"])[np.asarray(table["tokens.turn"])]
+    order = np.lexsort((row_positions(table), row))
+    return unordered(discounted_sum(reward[order], chain_links(row[order]), 1.0), order)
 
-    Every row of the task counts at every position. Where it has no action token it counts as 0, but at the last
-    position before a turn it counts with the return of that turn, which the released recurrence leaves there.
+
+def by_position(table: TurnTable, returns: Floats, reward: Floats) -> Floats:
+    """(N,) returns minus the mean over the rows of the task of what follows at the same position of their responses.
+
+    Every row of the task with a trained turn counts at every position: what it earns from there on, also where it
+    reads an observation, and 0 behind its end.
     """
     turn, row = np.asarray(table["tokens.turn"]), np.asarray(table["row"])
-    trained = np.asarray(table["trained"], bool)[turn]
-    position = row_positions(table)
-    first = np.unique(turn, return_index=True)[1]
-    first = first[(position[first] > 0) & (np.asarray(table["n_prompt"])[turn[first]] > 0)]
-    group = np.asarray(table["group"])[turn]
-    keys = group_ids(np.append(group, group[first]), np.append(position, position[first] - 1))
-    counted = np.append(trained, trained[first])
-    total = np.bincount(keys, np.append(returns, returns[first]) * counted)[keys[: turn.size]]
-    rows = np.unique(np.stack([group[trained], row[turn[trained]]]), axis=1)[0]
-    size = np.bincount(rows, minlength=int(group.max(initial=0)) + 1)
-    return returns - total / np.maximum(size[group], 1)
+    trained, group = np.asarray(table["trained"], bool), np.asarray(table["group"])
+    counts = np.bincount(row[trained], minlength=int(row.max(initial=-1)) + 1) > 0
+    place = np.stack([group[turn], row_positions(table)])
+    places, keys = np.unique(place, axis=1, return_inverse=True)
+    keys = keys.ravel()
+    earned = np.bincount(keys, reward * counts[row[turn]], places.shape[1])
+    following = discounted_sum(earned, chain_links(places[0]), 1.0)
+    rows = np.unique(np.stack([group, row])[:, trained], axis=1)[0]
+    size = np.maximum(np.bincount(rows, minlength=int(group.max(initial=0)) + 1), 1)
+    return returns - following[keys] / size[group[turn]]
 
 
 def by_first_token(table: TurnTable, returns: Floats, options: IGPOOptions) -> Floats:
@@ -123,7 +132,7 @@ def hier_estimators() -> EstimatorSpec:
         "igpo",
         advantage,
         IGPOOptions,
-        summary="information gain of each turn, minus the mean of the task's rows at the same position",
+        summary="information gain from here to the end of the row, minus the mean of the task's rows at that position",
         source="arXiv 2510.14967 §3; GuoqingWang1/IGPO core_algos.py::compute_grpo_outcome_advantage",
         requires=(
             "group",

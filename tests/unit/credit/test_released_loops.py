@@ -146,7 +146,8 @@ def test_igpo_as_its_trainer_runs(seed):
     returns, following = np.zeros(mask.shape), np.zeros(len(mask))
     for position in reversed(range(mask.shape[1])):
         returns[:, position] = rewards[:, position] + following
-        following = returns[:, position] * mask[:, position]
+        # The mask that the trainer hands over is the attention mask: observations between turns do not cut the sum.
+        following = returns[:, position]
     group = np.zeros(len(mask), int)
     group[table["row"]] = table["group"]
     baseline = np.stack([returns[group == g].mean(0) for g in group])
