@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
@@ -15,6 +15,8 @@ from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.off_loop import off_loop
 from verl_hier.rollout.prompts import fields, observe
 from verl_hier.rollout.transcript import Transcript
+from verl_hier_plugins.workers.react import LONGEST_GUESS, first_action
+from verl_hier_plugins.workers.tag_pairs import has_chinese, pairs
 
 TAGS = ("switch", "subgoal", "action")
 SWITCH, KEEP = "SWITCH", "KEEP"
@@ -43,6 +45,14 @@ class SwitchKeepOptions:
     """The whole prompt of a later turn when `history` > 0."""
     longest_subgoal: int = 500
     """Characters of a subgoal that are kept for later prompts."""
+    reading: Literal["last", "first"] = "last"
+    """Which tags of a turn count: the `last` complete ones, which hold no `<`, or, as the released code reads them, the
+    `first` ones. `first` plays the action in small letters and whatever the capitals of its tags, or else the last 30
+    characters of the turn, and a Chinese character makes the format wrong."""
+    quoted: Literal["turn", "action"] = "turn"
+    """What {history} quotes of an earlier turn: all of it, or its action alone."""
+    shown_subgoal: Literal["segment", "turn"] = "segment"
+    """Which subgoal {subgoal} is: the one with which the segment began, or the last one that a turn wrote."""
     format_penalty: NonNegative = 0.0
     """Taken from the reward, and so from the return, of a turn that lacks one of the tags or whose switch says neither
     SWITCH nor KEEP. Estimators have an option of this name that leaves the return as it is."""
@@ -61,12 +71,16 @@ class Reading:
     """The tags of a turn.
 
     Attributes:
-        content: text inside each closed tag; the last one when a tag occurs several times.
+        content: text inside each closed tag; of several tags of a kind inside the last one, or the first one.
         ends: [start, stop) of each tag in characters.
+        action: what the environment is given.
+        complete: whether all three tags are there and the first one says SWITCH or KEEP, so that the format is right.
     """
 
     content: dict[str, str]
     ends: dict[str, tuple[int, int]]
+    action: str
+    complete: bool
 
     @property
     def switches(self) -> bool:
@@ -74,19 +88,27 @@ class Reading:
         text = self.content.get("switch", "").strip()
         return bool(text) and text.upper() != KEEP
 
-    @property
-    def complete(self) -> bool:
-        """Whether all three tags are there and the first one says SWITCH or KEEP."""
-        return set(TAGS) <= set(self.content) and self.content["switch"].upper() in (SWITCH, KEEP)
-
 
 def read(text: str) -> Reading:
-    """Find the tags of a turn, in linear time for any text."""
+    """Find the last tags of a turn, in linear time for any text."""
     found = {tag: list(pattern.finditer(text)) for tag, pattern in _SPAN.items()}
     last = {tag: matches[-1] for tag, matches in found.items() if matches}
-    return Reading(
-        {tag: match[1].strip() for tag, match in last.items()}, {tag: match.span() for tag, match in last.items()}
-    )
+    content = {tag: match[1].strip() for tag, match in last.items()}
+    ends = {tag: match.span() for tag, match in last.items()}
+    return Reading(content, ends, content.get("action", ""), _complete(content, content.get("action")))
+
+
+def read_first(text: str) -> Reading:
+    """Find the first tags of a turn as the released code does, in linear time for any text."""
+    ends = {tag: found[0] for tag in TAGS if (found := pairs(text, tag))}
+    content = {tag: text[start + len(tag) + 2 : stop - len(tag) - 3].strip() for tag, (start, stop) in ends.items()}
+    action = first_action(text, "action")
+    form = _complete(content, action) and not has_chinese(text)
+    return Reading(content, ends, text.lower()[-LONGEST_GUESS:] if action is None else action, form)
+
+
+def _complete(content: dict[str, str], action: str | None) -> bool:
+    return action is not None and "subgoal" in content and content.get("switch", "").upper() in (SWITCH, KEEP)
 
 
 class SwitchKeep(Worker):
@@ -103,6 +125,7 @@ class SwitchKeep(Worker):
         past: list[str] = []
         known_subgoals: dict[str, int] = {}
         subgoal, segment = "", -1
+        reader = read_first if options.reading == "first" else read
         while not (step.done or step.truncated):
             opening = segment < 0
             if options.history and not opening:
@@ -113,11 +136,12 @@ class SwitchKeep(Worker):
             observe(context, options, name, filled)
             # Only the text of the turn shows whether it begins a segment.
             turn = await episode.generate(context, segment=max(segment, 0))
-            reading = await off_loop(len(turn.text), read, turn.text)
+            reading = await off_loop(len(turn.text), reader, turn.text)
             switches = opening or reading.switches
             if switches:
                 segment += 1
                 turn.set_segment(segment)
+            if switches or options.shown_subgoal == "turn":
                 subgoal = reading.content.get("subgoal", subgoal)[: options.longest_subgoal]
             written = reading.content.get("subgoal", "")
             number = known_subgoals.setdefault(written, len(known_subgoals)) if written else -1
@@ -127,13 +151,13 @@ class SwitchKeep(Worker):
             if options.format_penalty and not form:
                 turn.reward(-options.format_penalty)
             seen, step = step.text, await self._act(episode, turn, reading)
-            past.append(f"{seen} > {turn.text[: episode.longest_quote]}")
+            quoted = turn.text if options.quoted == "turn" else reading.action
+            past.append(f"{seen} > {quoted[: episode.longest_quote]}")
 
     async def _act(self, episode: EpisodeView, turn: Turn, reading: Reading) -> StepResult:
-        action = reading.content.get("action")
-        if action is None:
+        if "action" not in reading.content:
             turn.mark(valid=False, failure="no_action_tag")
-        return await episode.act(action or "")
+        return await episode.act(reading.action)
 
 
 def masks_of(context: Context, text: str, tokens: list[int], reading: Reading) -> dict[str, list[list[int]]]:

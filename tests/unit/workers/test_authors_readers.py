@@ -21,7 +21,7 @@ from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.testing import BytePairTokenizer
-from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
 
 CASES = Path(__file__).parents[2] / "fixtures" / "authors_cases"
@@ -59,9 +59,14 @@ def cases(name: str) -> list[dict[str, Any]]:
 
 
 def play(
-    recipe: ComposedRecipe, said: list[str], admissible: tuple[str, ...] = (), won: bool = False
+    recipe: ComposedRecipe,
+    said: list[str],
+    admissible: tuple[str, ...] = (),
+    won: bool = False,
+    tokenizer: WordTokenizer | None = None,
 ) -> tuple[RolloutGraph, list[str], list[str]]:
     """The graph of one episode, the actions that the world was given, and the prompts of the turns."""
+    tokenizer = tokenizer or BytePairTokenizer()
     turns, world = iter(said), Stage(admissible, len(said), won)
     graph, policy = asyncio.run(
         roll_out_scripted(
@@ -71,10 +76,10 @@ def play(
             sampler=Independent(NoOptions()),
             answer=lambda prompt, sampling: next(turns),
             n=1,
-            tokenizer=BytePairTokenizer(),
+            tokenizer=tokenizer,
         )
     )
-    return graph, world.played, [BytePairTokenizer().decode(prompt) for prompt in policy.prompts]
+    return graph, world.played, [tokenizer.decode(prompt) for prompt in policy.prompts]
 
 
 def projected(recipe: ComposedRecipe, text: str) -> dict[str, Any]:
@@ -124,17 +129,61 @@ def test_of_several_actions_rlvmr_plays_none() -> None:
     assert play(at_node("rlvmr_alfworld"), [two], ("right",))[1] == [""]
 
 
+TAKEN_UP = "<switch>SWITCH</switch><subgoal>begin</subgoal><action>look</action>"
+MASKS = ("action", "subgoal", "switch")
+
+
+def read_by_hiper(recipe: ComposedRecipe, case: dict[str, Any]) -> dict[str, Any]:
+    """What the second turn of an episode says, its masks as one 0 or 1 for each character."""
+    text = case["text"]
+    graph, played, _ = play(recipe, [TAKEN_UP, text], tokenizer=CharacterTokenizer())
+    first, turn = graph.nodes
+    covered = {tag: ["0"] * (len(text) + 1) for tag in MASKS}
+    for tag in MASKS:
+        for start, stop in turn.masks[tag]:
+            covered[tag][start:stop] = "1" * (stop - start)
+    said = {"action": played[1], "format": turn.extra["format"], "starts_segment": turn.segment > first.segment}
+    return said | {f"{tag}_chars": "".join(covered[tag][: len(text)]) for tag in MASKS}
+
+
+@pytest.mark.parametrize("case", cases("hiper_reading"), ids=lambda case: case["case"])
+@pytest.mark.parametrize("recipe", ["hiper_alfworld", "hiper_shop"])
+def test_hiper_reads_a_turn_as_its_authors_do(recipe: str, case: dict[str, Any]) -> None:
+    assert read_by_hiper(at_node(recipe), case) == case["theirs"]
+
+
+def test_of_several_switches_the_first_counts() -> None:
+    kept = "<switch>KEEP</switch><switch>SWITCH</switch><subgoal>a</subgoal><action>Go To Bed 1</action>"
+    said = read_by_hiper(at_node("hiper_alfworld"), {"text": kept})
+    assert (said["starts_segment"], said["action"], said["format"]) == (False, "go to bed 1", 1)
+
+
+def test_a_turn_without_an_action_is_all_action_and_plays_its_end() -> None:
+    text = "<switch>KEEP</switch><subgoal>a</subgoal>What Shall I Do Now In This House"
+    said = read_by_hiper(at_node("hiper_alfworld"), {"text": text})
+    assert said["action"] == text.lower()[-30:] and said["format"] == 0 and set(said["action_chars"]) == {"1"}
+
+
+def test_the_prompt_has_the_subgoal_of_the_turn_before() -> None:
+    kept = "<switch>KEEP</switch><subgoal>another</subgoal><action>look</action>"
+    _, _, prompts = play(at_node("hiper_alfworld"), [TAKEN_UP, kept, kept], ("look",))
+    assert "Your subgoal: begin" in prompts[1] and "Your subgoal: another" in prompts[2]
+    assert "KEEP</switch><subgoal>" not in prompts[2]
+
+
 @pytest.mark.parametrize(
     ("recipe", "kind", "line"),
     [
         ("gigpo_alfworld", "alfworld_projection", "hier.worker.reading=last"),
         ("rlvmr_alfworld", "rlvmr_rules", "hier.worker.rules=accepted"),
+        ("hiper_alfworld", "hiper_reading", "hier.worker.reading=last"),
     ],
 )
 def test_a_recipe_without_its_line_fails_a_case(recipe: str, kind: str, line: str) -> None:
     reader = {
         "alfworld_projection": lambda recipe, case: projected(recipe, case["text"]),
         "rlvmr_rules": ruled,
+        "hiper_reading": read_by_hiper,
     }[kind]
     other = at_node(recipe, line)
     assert any(reader(other, case) != case["theirs"] for case in cases(kind))
