@@ -63,11 +63,21 @@ def _row(status: PluginStatus) -> tuple[str, str, str, str]:
     return status.name, state, f"{status.distribution} {status.version}", status.blocked or "; ".join(brings)
 
 
-def doctor(recipe: RecipeOption = None, enable: Enable = None) -> None:
-    """Verify versions, seams to verl, plugins and this machine.
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Folder or name of a model; omitted: this installation is examined."),
+    ] = None,
+    recipe: RecipeOption = None,
+    enable: Enable = None,
+) -> None:
+    """Verify versions, seams to verl, plugins and this machine, or a model of your own.
 
-    Exit code 1 when something is broken.
+    A model is examined by its config and tokenizer alone, without its weights. Exit code 1 when something is broken.
     """
+    if model is not None:
+        _model(model)
+        return
     broken = _versions() + _seams() + _plugins(enabled(recipe, enable))
     _machine()
     line()
@@ -75,6 +85,22 @@ def doctor(recipe: RecipeOption = None, enable: Enable = None) -> None:
         typer.echo(f"verl-hier: {len(broken)} problem(s): {'; '.join(broken)}", err=True)
         raise typer.Exit(1)
     line("everything in order")
+
+
+def _model(model: str) -> None:
+    from verl_hier.compat.examined.model import examine
+    from verl_hier.recipe.checks.resources import COPY_BYTES_PER_PARAMETER, TRAINED_BYTES_PER_PARAMETER
+
+    heading(f"model {model}")
+    findings = list(examine(model, TRAINED_BYTES_PER_PARAMETER, COPY_BYTES_PER_PARAMETER))
+    table((finding.verdict, finding.about, finding.sentence) for finding in findings)
+    line("hours to the last step: unknown, until `verl-hier train` has measured a step of your recipe")
+    broken = [finding.about for finding in findings if finding.verdict == "fails"]
+    line()
+    if broken:
+        typer.echo(f"verl-hier: {len(broken)} problem(s): {', '.join(broken)}", err=True)
+        raise typer.Exit(1)
+    line("nothing stands against a rollout with this model; read the notes")
 
 
 def _versions() -> list[str]:

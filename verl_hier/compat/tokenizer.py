@@ -63,13 +63,13 @@ def load_renderer(
         raise RecipeError(f"{option} {model}: its tokenizer has no chat template; use {plain}.")
     from verl_hier.compat.chat import ChatRenderer
 
-    config, generation = _configs(model)
+    config, generation = configs(model)
     # Without a config verl knows no family and takes its general rules.
     family = model_type or (None if config is None else str(config.model_type))
     return ChatRenderer(tokenizer, family, dict(options or {}), (generation, config))
 
 
-def _configs(model: str | os.PathLike[str]) -> tuple[Any, Any]:
+def configs(model: str | os.PathLike[str]) -> tuple[Any, Any]:
     """The config and the generation config of a model; None for what it does not have, as a tokenizer on its own."""
     from transformers import AutoConfig, GenerationConfig
 

@@ -43,7 +43,24 @@ def refuse_model(module: Any) -> None:
     Raises:
         RecipeError: naming the setting of the model's configuration.
     """
-    whole = module.config
+    refuse_config(module.config)
+    refuse_dropout(module)
+    config = module.config.get_text_config()
+    if getattr(config, "attention_dropout", 0.0):
+        raise _by_chance("attention_dropout")
+    if config._attn_implementation != NAME:
+        raise refused("model.path", f"{type(module).__name__} has an attention of its own, which no tree reaches")
+
+
+def refuse_config(whole: Any) -> None:
+    """Refuse architectures whose layers are not exact on a tree, as far as the model's config says.
+
+    Args:
+        whole: the config as transformers read it.
+
+    Raises:
+        RecipeError: naming the setting of the config.
+    """
     config = whole.get_text_config()
     if getattr(whole, "vision_config", None) is not None or getattr(whole, "audio_config", None) is not None:
         raise refused("model.path", "engine: tree knows no positions of images, videos and sounds")
@@ -55,11 +72,6 @@ def refuse_model(module: Any) -> None:
         raise refused("sliding_window", "the model attends to a window, and engine: tree to whole rows")
     if getattr(config, "output_router_logits", False):
         raise refused("output_router_logits", "the balance of experts is counted over rows, and engine: tree has none")
-    refuse_dropout(module)
-    if getattr(config, "attention_dropout", 0.0):
-        raise _by_chance("attention_dropout")
-    if config._attn_implementation != NAME:
-        raise refused("model.path", f"{type(module).__name__} has an attention of its own, which no tree reaches")
 
 
 def refuse_dropout(module: torch.nn.Module) -> None:

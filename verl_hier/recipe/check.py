@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verl_hier.compat.servers.table import rollout_server
@@ -135,6 +136,7 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         rule.check(recipe)
     model = model_facts(plain["actor_rollout_ref"]["model"], "actor_rollout_ref.model")
     _check_template(recipe.hier, model)
+    _check_model(recipe, model)
     first = (f"verl-hier coldstart {command or recipe.hier.recipe.name}",) if model.missing else ()
     return recipe, Report(
         parts=recipe.parts,
@@ -157,6 +159,21 @@ def _check_template(hier: HierConfig, model: ModelFacts) -> None:
             f"hier.rollout.template: the tokenizer of {model.path!r} has no chat template; set it to `plain`, or add a "
             "chat_template to the tokenizer."
         )
+
+
+def _check_model(recipe: ComposedRecipe, model: ModelFacts) -> None:
+    """Refuse a local model whose tokenizer, template or architecture would fail in the run."""
+    if model.local is None:
+        return
+    from verl_hier.compat.examined.model import refuse_server, refuse_tokenizer
+
+    config, line = recipe.config, "actor_rollout_ref.model.path"
+    if config["actor_rollout_ref"]["rollout"]["name"] == "transformers":
+        refuse_server(model.local, line)
+    tokenizer = Path(str(config["actor_rollout_ref"]["model"].get("tokenizer_path") or model.local)).expanduser()
+    if recipe.hier.rollout.template == "chat" and tokenizer.exists():
+        options = dict(config["data"].get("apply_chat_template_kwargs") or {})
+        refuse_tokenizer(model.local, tokenizer, line, options)
 
 
 def _notes(recipe: ComposedRecipe) -> list[str]:

@@ -30,6 +30,33 @@ def load_model(path: str, config: Any, dtype: torch.dtype, trust_remote_code: bo
     return model.eval().requires_grad_(False)
 
 
+def unsupported(config: Any, model_class: Any) -> str | None:
+    """Why the server cannot have an architecture, as far as its config and class say; None where they say nothing.
+
+    Args:
+        config: of the model.
+        model_class: which transformers makes of it.
+    """
+    name, other = model_class.__name__, "Choose another actor_rollout_ref.model.path."
+    if getattr(config, "is_encoder_decoder", False):
+        return f"{name} is an encoder-decoder; the rollout server 'transformers' serves decoders. {other}"
+    missing = [a for a in _REQUIRED_ARGUMENTS if a not in inspect.signature(model_class.forward).parameters]
+    if missing:
+        return (
+            f"{name}.forward does not take {', '.join(missing)}, which batches of sequences of different lengths "
+            f"need; the rollout server 'transformers' cannot serve it. {other}"
+        )
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return (
+            f"{name} has layers of the kinds {', '.join(sorted(kinds))}; the rollout server 'transformers' keeps "
+            f"one full-attention cache a layer. {other}"
+        )
+    if not getattr(model_class, "_supports_sdpa", True):
+        return f"{name} has no SDPA attention, with which the rollout server 'transformers' loads models. {other}"
+    return None
+
+
 class SlotModel:
     """A causal language model that reads and writes `KVSlots`.
 
@@ -93,25 +120,9 @@ class SlotModel:
         return mask.masked_fill_(hidden, torch.finfo(self.dtype).min).unsqueeze(1)
 
     def _check_interface(self) -> None:
-        config = self.model.config
-        name = type(self.model).__name__
-        if getattr(config, "is_encoder_decoder", False):
-            raise UnsupportedModelError(
-                f"{name} is an encoder-decoder; the rollout server 'transformers' serves decoders. Choose another "
-                "actor_rollout_ref.model.path."
-            )
-        missing = [a for a in _REQUIRED_ARGUMENTS if a not in inspect.signature(self.model.forward).parameters]
-        if missing:
-            raise UnsupportedModelError(
-                f"{name}.forward does not take {', '.join(missing)}, which batches of sequences of different lengths "
-                "need; the rollout server 'transformers' cannot serve it. Choose another actor_rollout_ref.model.path."
-            )
-        kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-        if kinds:
-            raise UnsupportedModelError(
-                f"{name} has layers of the kinds {', '.join(sorted(kinds))}; the rollout server 'transformers' keeps "
-                "one full-attention cache a layer. Choose another actor_rollout_ref.model.path."
-            )
+        why = unsupported(self.model.config, type(self.model))
+        if why:
+            raise UnsupportedModelError(why)
 
     @torch.inference_mode()
     def _make_slots(self) -> KVSlots:
