@@ -20,6 +20,7 @@ from verl_hier.host.specs import NoOptions
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.rollout.rewards import rate
 from verl_hier.testing import BytePairTokenizer
 from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_out_scripted
 from verl_hier_plugins.samplers.independent import Independent
@@ -195,3 +196,74 @@ def test_the_window_quotes_actions_alone(recipe: str) -> None:
     _, _, prompts = play(at_node(recipe), said, ("look",))
     assert "look" in prompts[1] and "secret" not in prompts[1]
     assert "Your last steps" in prompts[1]
+
+
+class Library(Environment):
+    """Finds nothing, and ends with an answer."""
+
+    def reset(self, task: Any, seed: int) -> StepResult:
+        return StepResult("")
+
+    def step(self, action: str) -> StepResult:
+        return StepResult("nothing", done=action.startswith("<answer>"))
+
+
+def rated(recipe: ComposedRecipe, case: dict[str, Any]) -> dict[str, float]:
+    """The terms of the reward of an episode of planner and executors, and their sum."""
+    turns = iter(text for _, text in case["turns"])
+    task = {"instruction": "which city?", "answers": ["Paris"]}
+    graph, _ = asyncio.run(
+        roll_out_scripted(
+            environment=Library,
+            worker=recipe.parts.worker.spec,
+            options=recipe.parts.worker.options,
+            sampler=Independent(NoOptions()),
+            answer=lambda prompt, sampling: next(turns),
+            n=1,
+            task=task,
+            tokenizer=BytePairTokenizer(),
+        )
+    )
+    assert [(node.role, node.text) for node in graph.nodes] == [tuple(turn) for turn in case["turns"]]
+    asyncio.run(rate(graph, task, recipe.rewards))
+    (episode,) = graph.episodes
+    told = {name: recipe.rewards[name].weight * number for name, number in episode.reward_info.items()}
+    return {"format": episode.ret - sum(told.values()), **told, "total": episode.ret}
+
+
+# The planner's half of the same rule: its thoughts are missing, or one is not closed.
+PLANNERS = [
+    {
+        "turns": [
+            ["planner", f"{thought}<executor>find</executor>"],
+            ["executor", "<think>x</think><search>q</search>"],
+            ["executor", "<refine>Paris</refine><result>Paris</result>"],
+            ["planner", "<answer>Paris</answer>"],
+        ],
+        "case": f"planner {thought}",
+        "theirs": {"format": 1.0, "notes": 0.5, "answer": 3.0, "total": 4.5},
+    }
+    for thought in ("", "<think>x")
+]
+
+
+@pytest.mark.parametrize("case", [*cases("coda_reward"), *PLANNERS], ids=lambda case: case["case"])
+def test_coda_rewards_an_episode_as_its_authors_do(case: dict[str, Any]) -> None:
+    assert rated(at_node("coda_search"), case) == pytest.approx(case["theirs"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "~hier.worker.sound_tags",
+        "~hier.worker.agents.executor.sound_tags",
+        "hier.worker.planner_format=0",
+        "hier.worker.executor_format=0",
+        "~hier.rewards.notes",
+        "~hier.rewards.answer",
+        "hier.rewards.notes.options.pattern='<(?:refine|result)>([^<]*)'",
+    ],
+)
+def test_coda_without_one_of_its_lines_fails_a_case(line: str) -> None:
+    recipe = at_node("coda_search", line)
+    assert any(rated(recipe, case) != pytest.approx(case["theirs"]) for case in [*cases("coda_reward"), *PLANNERS])

@@ -26,6 +26,8 @@ class AgentOptions:
     """Beginnings of the actions that it may take, such as `search` or `<search>`; empty: any."""
     turns: int = 12
     """Limit of turns for one task."""
+    sound_tags: tuple[str, ...] = ()
+    """As the planner's of this name, for its conversation about one task."""
 
     def __post_init__(self) -> None:
         if self.turns < 1:
@@ -82,6 +84,10 @@ class DelegationOptions:
     """Reward for a planner that delegates and answers in sound turns (the planner term of PECO's reward)."""
     executor_format: NonNegative = 0.0
     """Reward for agents that act and report in sound turns (the executor term of PECO's reward)."""
+    sound_tags: tuple[str, ...] = ()
+    """When set, the planner's conversation is sound if it has each of these tags and closes each as often as it opens
+    it, as the released code judges it, whatever else it says; without them, if it delegates, answers, and all turns are
+    valid."""
     format_by: Literal["conversation", "turn"] = "conversation"
     """The format rewards are multiplied by the share of sound conversations, one for the planner and one for each task,
     as in the released code, or by the share of sound turns."""

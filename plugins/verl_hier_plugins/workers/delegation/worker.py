@@ -23,21 +23,29 @@ class _Conversation:
         turns, valid: turns, and how many of them were valid.
         worked: whether a task was delegated, or an action was taken.
         ended: whether it came to an answer or a result, or the environment ended with it.
+        tags: tags by which it is judged, if any.
+        texts: what was said.
     """
 
     turns: int = 0
     valid: int = 0
     worked: bool = False
     ended: bool = False
+    tags: tuple[str, ...] = ()
+    texts: list[str] = field(default_factory=list)
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is missing and nothing was invalid."""
+        """Whether nothing is missing and nothing was invalid; or whether it has each of its tags, opened and closed."""
+        if self.tags:
+            said = "\n".join(self.texts)
+            return all(0 < said.count(f"<{tag}>") == said.count(f"</{tag}>") for tag in self.tags)
         return self.worked and self.ended and self.turns == self.valid
 
     def note(self, turn: Turn, failure: str | None) -> None:
         """Count a turn, and mark it when it is invalid."""
         self.turns += 1
+        self.texts.append(turn.text)
         self.valid += failure is None
         if failure is not None:
             turn.mark(valid=False, failure=failure)
@@ -88,7 +96,7 @@ class _Episode:
         self._options = options
         self._tags = tags
         self._episode = episode
-        self._planning = _Conversation()
+        self._planning = _Conversation(tags=options.sound_tags)
         self._tasks: list[_Conversation] = []
         self._refinements: list[_Conversation] = []
         self._planned: Turn | None = None
@@ -161,7 +169,7 @@ class _Episode:
     async def _work(self, planned: Turn | None, number: int, name: str, task: str) -> _Report:
         """One agent on one task, in a context of its own; the task is the planner's, or without one the question."""
         options, episode, agent = self._options, self._episode, self._options.agents[name]
-        talk = _Conversation()
+        talk = _Conversation(tags=agent.sound_tags)
         self._tasks.append(talk)
         context = episode.context("executor", agent=name, system=agent.system)
         known = self._known(task=task, planned="" if planned is None else planned.text)
