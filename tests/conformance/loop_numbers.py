@@ -198,7 +198,9 @@ def metaagentx_steps(recipe: ComposedRecipe, case: Case) -> Mapping[str, Any]:
     parts = divide(_sized(recipe, given), [str(row // rows) for row in range(prompts * rows)], prompts)
     schedule = recipe.parts.schedule
     phases = [schedule.spec.factory(schedule.options).phase(step) for step in range(1, 60)]
-    together = all(phase.learns(role, level) for phase in phases for level, role in enumerate(("designer", "executor")))
+    roles = list(enumerate(("designer", "executor")))
+    alike = [{1.0, *(weight for _, weight in phase.weights)} == {1.0} for phase in phases]
+    together = all(alike) and all(phase.learns(role, level) for phase in phases for level, role in roles)
     return {
         "rows_of_a_mini_batch": max(map(len, parts)),
         "steps_at_least": min(len(parts), wanted["steps_at_least"]),
