@@ -71,9 +71,10 @@ def doctor(
     recipe: RecipeOption = None,
     enable: Enable = None,
 ) -> None:
-    """Verify versions, seams to verl, plugins and this machine, or a model of your own.
+    """Verify this installation and machine, or a model.
 
-    A model is examined by its config and tokenizer alone, without its weights. Exit code 1 when something is broken.
+    An installation is its versions, seams to verl and plugins. A model is examined by its config and tokenizer alone,
+    without its weights. Exit code 1 when something is broken.
     """
     if model is not None:
         _model(model)
