@@ -65,10 +65,11 @@ def play(
     admissible: tuple[str, ...] = (),
     won: bool = False,
     tokenizer: WordTokenizer | None = None,
+    calls: int | None = None,
 ) -> tuple[RolloutGraph, list[str], list[str]]:
     """The graph of one episode, the actions that the world was given, and the prompts of the turns."""
     tokenizer = tokenizer or BytePairTokenizer()
-    turns, world = iter(said), Stage(admissible, len(said), won)
+    turns, world = iter(said), Stage(admissible, calls or len(said), won)
     graph, policy = asyncio.run(
         roll_out_scripted(
             environment=lambda: world,
@@ -267,3 +268,20 @@ def test_coda_rewards_an_episode_as_its_authors_do(case: dict[str, Any]) -> None
 def test_coda_without_one_of_its_lines_fails_a_case(line: str) -> None:
     recipe = at_node("coda_search", line)
     assert any(rated(recipe, case) != pytest.approx(case["theirs"]) for case in [*cases("coda_reward"), *PLANNERS])
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_roles_that_read_together_hear_nothing_of_their_own_step(steps: int) -> None:
+    recipe = at_node("at_grpo_team_math")
+    said = [f"[{role} {step}]" for step in range(steps) for role in ("solver", "checker")]
+    graph, _, prompts = play(recipe, said, calls=steps)
+    for place, (node, prompt) in enumerate(zip(graph.nodes, prompts, strict=True)):
+        heard = [text for text in said if text in prompt]
+        assert heard == said[: 2 * node.segment] == said[: 2 * (place // 2)]
+    in_turn = at_node("at_grpo_team_math", "hier.worker.topology.reads=in_turn")
+    assert said[0] in play(in_turn, said, calls=steps)[2][1]
+
+
+def test_branpo_takes_the_rollouts_log_probs_as_its_script_does() -> None:
+    config = at_node("branpo_search").config
+    assert config["algorithm"]["rollout_correction"]["bypass_mode"] is True

@@ -167,6 +167,8 @@ class TeamOptions:
             )
         if self.ratings is not None and (topology.kind == "lead" or self.answer_from is None):
             raise ValueError("ratings: roles rate before the answer is given; name who answers in `answer_from`")
+        if topology.reads == "together" and (topology.kind, topology.each) != ("sequence", "step"):
+            raise ValueError("topology.reads: together needs a sequence that speaks at each step; set kind and each")
         acts = topology.kind == "lead" or self.answer_from or any(role.action for role in self.roles.values())
         if not acts:
             raise ValueError("roles: nobody acts; give a role an `action`, or name who answers in `answer_from`")

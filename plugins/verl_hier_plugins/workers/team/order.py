@@ -33,6 +33,10 @@ class TopologyOptions:
     edges: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For each role of a `graph`: a word that its turn contains to the role that speaks next, or to `end`; `*` stands
     for all other turns. A role without edges ends the conversation."""
+    reads: Literal["in_turn", "together"] = "in_turn"
+    """`in_turn`: a role reads what was said and done before its own turn. `together`: all roles read what there was
+    before any of them speaks in this step, as the released code of AT-GRPO asks its agents; for a `sequence` by
+    `step`."""
     each: Literal["task", "step"] = "task"
     """They talk once for a task, or again and again until the environment ends the episode."""
     parallel: Count = 10

@@ -45,8 +45,12 @@ class Scene:
     def __init__(self, options: TeamOptions, episode: EpisodeView, first: StepResult) -> None:
         self.options = options
         self.episode = episode
-        self.first = self.last = first
+        self.first = self.last = self.shown = first
         self.segment = 0
+
+    def begin(self) -> None:
+        """A step begins: what is shown to roles that read together."""
+        self.shown = self.last
 
     @property
     def over(self) -> bool:
@@ -72,7 +76,9 @@ class Scene:
             "task": [] if task is None else list(task.turns),
         }
         brief = str(self.episode.told.get("briefs", {}).get(name, role.brief))
-        known = fields(self.episode, self.last, self.first, said=self._joined(said), task=given, brief=brief)
+        together = self.options.topology.reads == "together" and prompt != "observation_prompt"
+        seen = self.shown if together else self.last
+        known = fields(self.episode, seen, self.first, said=self._joined(said), task=given, brief=brief)
         observe(context, role, prompt, known, turns, prefix=f"roles.{name}.")
 
     def ask(self, context: Context, ratings: RatingOptions, said: Sequence[Message]) -> None:

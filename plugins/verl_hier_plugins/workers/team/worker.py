@@ -54,6 +54,7 @@ class _Conversation:
         options, order = self._scene.options, self._scene.options.order
         begun, spoken, name = len(self._said), dict.fromkeys(options.roles, 0), order.names[0]
         answer: Visit | None = None
+        self._scene.begin()
         alone = self._chosen()
         if alone is not None:
             visit = await self._speak(alone, begun)
@@ -116,13 +117,15 @@ class _Conversation:
         """One role's turns; `begun` is the number of messages before the conversation."""
         scene, role = self._scene, self._scene.options.roles[name]
         new = name not in self._contexts or not role.memory
-        start = begun if not role.memory else self._read.get(name, 0)
-        heard = [each for each in self._said[start:] if each.role != name or not role.memory]
+        together = scene.options.topology.reads == "together"
+        stop = begun if together else len(self._said)
+        start = self._read.get(name, 0) if role.memory else 0 if together else begun
+        heard = [each for each in self._said[start:stop] if each.role != name or not role.memory]
         heard = [each for each in heard if role.sees is None or each.role in role.sees]
         if new:
             self._contexts[name] = scene.context(name)
         scene.tell(self._contexts[name], name, "prompt" if new else "later_prompt", heard)
-        self._read[name] = len(self._said)
+        self._read[name] = stop
         visit = Visit(scene, name, self._contexts[name])
         while visit.said is None:
             await visit.take_turn()
