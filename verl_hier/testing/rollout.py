@@ -15,7 +15,7 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.graph import RolloutGraph
 from verl_hier.host.specs import Fork, WorkerSpec
-from verl_hier.rollout import Generation, Limits, Policy, Request, Rollout, Sampler, Sampling, Scored, Worker
+from verl_hier.rollout import Generation, Limits, Policy, Renderer, Request, Rollout, Sampler, Sampling, Scored, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.plain_renderer import PlainRenderer
@@ -187,12 +187,14 @@ async def roll_out_scripted(
     policy: type[ScriptedPolicy] | None = None,
     unfinished: Sequence[UnfinishedEpisode] = (),
     forks: Fork = "native",
+    renderer: Renderer | None = None,
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are those it was given.
 
     A worker that is given as its spec is held to the roles that the spec declares and gets `options`, or its default
     ones; a function that makes a worker says nothing about roles, so that every context is on level 0. Without a
     sampler, `n` episodes are played side by side. `forks` is as in `EnvironmentSpec.fork`.
+    Without a renderer, texts are rendered without a template.
     """
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
     request = Request(
@@ -205,6 +207,8 @@ async def roll_out_scripted(
     )
     world = InlinePool(environment, forks)
     setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy, world)
+    if renderer is not None:
+        setup = replace(setup, renderer=renderer)
     return await roll_out(Rollout(request, setup, *_worker_of(worker, options)), sampler or SideBySide()), scripted
 
 
