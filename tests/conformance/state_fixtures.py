@@ -153,7 +153,7 @@ def played_games(case: Case) -> tuple[TurnTable, Played]:
         for turn, cut in enumerate(cuts)
     ]
     games = case["games"]
-    turns = {
+    turns: dict[str, list[Any]] = {
         "episode": [game for game, *_ in rows],
         "role": [player for _, player, *_ in rows],
         "reward": [
@@ -163,7 +163,12 @@ def played_games(case: Case) -> tuple[TurnTable, Played]:
         "complete": [not cut for *_, cut in rows],
         "trained": [player in case["train_players"] for _, player, *_ in rows],
     }
-    return make_table(turns), rows
+    last = {game: number for number, (game, *_) in enumerate(rows)}
+    for game, played in enumerate(games):
+        for player in (player for player, cuts in enumerate(played["truncated"]) if not cuts and game in last):
+            unheard = turns.setdefault(f"unheard/{player}", [math.nan] * len(rows))
+            unheard[last[game]] = float(played["rewards"][player])
+    return make_table(turns, episodes={"trained": [True] * len(last)}), rows
 
 
 def spiral_rae(case: Case) -> Outputs:

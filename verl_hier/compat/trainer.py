@@ -138,7 +138,7 @@ class HierTrainerMixin(
             # A run without the line imports nothing of the engines.
             from verl_hier.engines.kl_limit import worker_with_limit
 
-            worker = worker_with_limit(worker, self.update_options.max_kl)
+            worker = worker_with_limit(worker, self.update_options.max_kl, self.update_options.kl_per == "action")
         if worker is not ActorRolloutRefWorker:
             for role in {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
                 self.role_worker_mapping[role] = ray.remote(worker)

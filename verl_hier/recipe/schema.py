@@ -125,8 +125,10 @@ class UpdateOptions:
     epochs: int | None = None
     """Times that each batch is trained; null takes verl's `ppo_epochs` of actor and critic."""
     max_kl: Positive | None = None
-    """The actor's optimiser step is left out on a mini-batch whose tokens are further from the sampled policy than this
-    on average (r - 1 - log r, with the policy ratio r); null leaves none out."""
+    """The actor's optimiser step is left out on a mini-batch that is further from the sampled policy than this on
+    average (r - 1 - log r, with the policy ratio r); null leaves none out."""
+    kl_per: Literal["token", "action"] = "token"
+    """What has a ratio in `max_kl`: each token, or each action, a run of trained tokens whose ratios are multiplied."""
     keep_tasks_together: bool = False
     """Whether the rows of a task stay in one mini-batch; rows that are not trained fill the shorter ones."""
 

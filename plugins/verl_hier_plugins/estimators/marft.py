@@ -7,7 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from verl_hier.credit import Credit, Floats, gae, optional, shift_back, token_chain, trained_only, turn_gae, unordered
+from verl_hier.credit import (
+    Bools,
+    Credit,
+    Floats,
+    gae,
+    optional,
+    shift_back,
+    token_chain,
+    trained_only,
+    turn_gae,
+    unordered,
+)
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import ZeroToOne
@@ -23,14 +34,16 @@ class MARFTOptions:
     lam: ZeroToOne = 0.95
     """GAE decay from one agent's action to the next."""
     normalise: bool = True
-    """Whether advantages are standardised over the batch, exact zeros left out."""
+    """Whether advantages are standardised over the batch, by the statistics of those that are not exactly 0."""
 
 
 def advantage(table: TurnTable, options: MARFTOptions) -> Credit:
     """Credit per turn: GAE over the agents' actions, the last agent of a step followed by the first of the next."""
     values, targets = turn_gae(table, table["value"], options.gamma, options.lam)
     values = trained_only(table, values)
-    return Credit(standardised(values) if options.normalise else values, returns=targets)
+    return Credit(
+        standardised(values, np.asarray(table["trained"], bool)) if options.normalise else values, returns=targets
+    )
 
 
 def token_advantage(table: TurnTable, options: MARFTOptions) -> Credit:
@@ -43,19 +56,24 @@ def token_advantage(table: TurnTable, options: MARFTOptions) -> Credit:
     following = shift_back(value, links, np.where(last, after, 0.0)) * alive
     reward = np.where(last, np.asarray(table["reward"], np.float64)[at], 0.0)
     found = gae(reward, value, following, links & alive, options.gamma, options.lam)
-    values = unordered(np.where(np.asarray(table["trained"], bool)[at], found, 0.0), order)
-    credit = Credit(standardised(values) if options.normalise else values, per="token")
+    trained = np.asarray(table["trained"], bool)[turn]
+    values = np.where(trained, unordered(found, order), 0.0)
+    credit = Credit(standardised(values, trained) if options.normalise else values, per="token")
     credit.returns = unordered(found + value, order)
     return credit
 
 
-def standardised(values: ArrayLike) -> Floats:
-    """Entries that are not exactly 0 to mean 0 and standard deviation 1 (eps 1e-8); zeros stay."""
+def standardised(values: ArrayLike, trained: Bools) -> Floats:
+    """Trained entries, standardised by the mean and population deviation (eps 1e-8) of those that are not exactly 0.
+
+    The released code leaves zeros out of the statistics and shifts them all the same. With fewer than two entries to
+    compare nothing changes, where the released code divides by its eps.
+    """
     data = np.asarray(values, np.float64)
-    chosen = data[data != 0]
+    chosen = data[(data != 0) & trained]
     if chosen.size < 2:
         return data
-    return np.where(data != 0, (data - chosen.mean()) / (chosen.std(ddof=1) + 1e-8), 0.0)
+    return np.where(trained, (data - chosen.mean()) / (chosen.std() + 1e-8), 0.0)
 
 
 @hookimpl

@@ -13,6 +13,9 @@ from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import ScheduleSpec
 from verl_hier.training.schedule import Phase, Schedule
 
+UNHEARD_REWARD = "unheard/"
+"""Prefix of columns by role: what an episode was worth for a role without a turn, on the episode's last turn."""
+
 
 @dataclass(frozen=True)
 class RAEScheduleOptions:
@@ -48,25 +51,47 @@ class RAE(Schedule):
         """See `Schedule.table_ready`; adds the columns `own_return` and `baseline`.
 
         Episodes come in the order of the table, by task and number. Each is compared with the means before it, and
-        then moves them. Episodes and roles without a trained turn move nothing.
+        then moves them. A role without a turn moves its mean where the worker says what the episode was worth for it
+        (`UNHEARD_REWARD`), as in the released code; other roles without a trained turn move nothing.
         """
         role, owner = np.asarray(table["role"]), np.asarray(table["episode"])
         scores = role_scores(table, self._options.score) * self._options.reward_scale
         trained = np.zeros(scores.shape, bool)
         counts = np.asarray(table["trained"], bool) & np.asarray(table["episodes.trained"], bool)[owner]
         trained[owner[counts], role[counts]] = True
+        unheard = self._unheard(table)
         before = np.zeros(scores.shape)
         names, sources = table.names.get("role", ()), table.names.get("source", ())
         for episode, source in enumerate(np.asarray(table["episodes.source"]).tolist()):
             place = sources[source] if source < len(sources) else str(source)
             for number in range(scores.shape[1]):
                 key = f"{place}/{names[number] if number < len(names) else number}"
-                before[episode, number] = mean = self._means.get(key, 0.0)
+                before[episode, number] = self._means.get(key, 0.0)
                 if trained[episode, number]:
-                    decay = self._options.decay
-                    self._means[key] = decay * mean + (1 - decay) * float(scores[episode, number])
+                    self._move(key, float(scores[episode, number]))
+            for name, score in unheard.get(episode, ()):
+                self._move(f"{place}/{name}", score)
         table.turns["own_return"], table.turns["baseline"] = scores[owner, role], before[owner, role]
         return {f"hier/rae/baseline/{key}": mean for key, mean in sorted(self._means.items())}
+
+    def _move(self, key: str, score: float) -> None:
+        decay = self._options.decay
+        self._means[key] = decay * self._means.get(key, 0.0) + (1 - decay) * score
+
+    def _unheard(self, table: TurnTable) -> dict[int, list[tuple[str, float]]]:
+        """Roles that learn and had no turn, with their scores, by trained episode."""
+        found: dict[int, list[tuple[str, float]]] = {}
+        if self._options.score != "role":
+            return found
+        owner, trains = np.asarray(table["episode"]), np.asarray(table["episodes.trained"], bool)
+        for column in (name for name in table.turns if name.startswith(UNHEARD_REWARD)):
+            role, scores = column.removeprefix(UNHEARD_REWARD), np.asarray(table[column], np.float64)
+            if self._options.roles and role not in self._options.roles:
+                continue
+            for turn in np.flatnonzero(~np.isnan(scores) & trains[owner]):
+                score = float(scores[turn]) * self._options.reward_scale
+                found.setdefault(int(owner[turn]), []).append((role, score))
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """See `Schedule.state_dict`."""

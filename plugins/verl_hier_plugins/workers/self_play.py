@@ -5,7 +5,7 @@ Sources: SPIRAL, arXiv 2506.24119; MARS, arXiv 2510.15414. Page: docs/methods/se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.policy import DEFAULT_POLICY, saved
 from verl_hier.rollout.prompts import fields, observe
 from verl_hier.rollout.transcript import Transcript
+from verl_hier_plugins.schedules.rae import UNHEARD_REWARD
 from verl_hier_plugins.workers.react import parse_action
 
 Player = Literal["policy", "past", "random", "first"]
@@ -156,6 +157,7 @@ class _Game:
         self._contexts: dict[int, Context] = {}
         self._turns: dict[int, Turn] = {}
         self._mover: int | None = None
+        self._spoken: Turn | None = None
         self._past = self._chosen() if options.past() and not episode.validates else None
 
     def _chosen(self) -> tuple[int, str] | None:
@@ -189,6 +191,7 @@ class _Game:
     async def _turn(self, seat: int, options: SeatOptions) -> bool:
         """One move of an agent; whether the game goes on after it."""
         turn = await self._episode.generate(self._asked(seat, options), max_tokens=self._options.max_tokens)
+        self._spoken = turn
         self._turns[seat], self._mover = turn, seat
         action = parse_action(turn.text, self._options.action_tag)
         past = self._past is not None and options.by == "past"
@@ -209,6 +212,7 @@ class _Game:
             for other, last in self._turns.items():
                 if other != seat:
                     self._episode.pay(last, self._options.others_reward)
+            self._note_unheard(lambda other: self._options.others_reward)
             return False
         return True
 
@@ -245,6 +249,17 @@ class _Game:
         for seat, turn in self._turns.items():
             if seat != self._mover:
                 self._episode.pay(turn, self._reward(self._last, seat))
+        self._note_unheard(lambda seat: self._reward(self._last, seat))
+
+    def _note_unheard(self, worth: Callable[[int], float]) -> None:
+        """What the game was worth for seats of agents that never had a turn, on the last turn of the game."""
+        if self._spoken is None:
+            return
+        for seat, name in enumerate(self._names):
+            options = self._options.seats[name]
+            by = (self._episode.validates and options.evaluated_by) or options.by
+            if seat not in self._turns and by in ("policy", "past"):
+                self._spoken.mark(**{UNHEARD_REWARD + name: float(worth(seat))})
 
     def _reward(self, step: StepResult, seat: int) -> float:
         """What the end of the game is worth for a seat; the one reward of a game without several is everybody's."""

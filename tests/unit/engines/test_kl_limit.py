@@ -12,7 +12,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.engines_alone import batch_of, build_engine, loss_of, process_group
-from verl_hier.engines.kl_limit import train_within
+from verl_hier.engines.kl_limit import action_sums, train_within
 
 ROWS, PROMPTS = [[1, 2, 3, 4, 5], [1, 2, 9, 9], [7, 8, 3, 3, 1, 2]], [2, 2, 3]
 
@@ -46,3 +46,13 @@ def test_a_step_is_made_within_the_limit_and_left_out_beyond_it(tmp_path: Path) 
         assert metrics["kl_from_old"] == pytest.approx([expected], rel=1e-4)
         moved, metrics = step(expected * 1.1, 0.2)
         assert moved and metrics["left_out"] == [0.0] and metrics["grad_norm"] > 0
+
+
+def test_the_ratio_of_an_action_is_that_of_its_tokens_together() -> None:
+    rows = [[1, 1, 0, 1], [1, 0, 1, 1, 1], [0, 0]]
+    chosen = torch.tensor([bool(each) for row in rows for each in row])
+    offsets = torch.tensor(np.cumsum([0, *map(len, rows)]))
+    values = torch.arange(1.0, float(chosen.sum()) + 1, dtype=torch.float64)
+    # The last run of the first row and the first one of the second stand side by side and are two actions.
+    assert action_sums(values, chosen, offsets).tolist() == [3.0, 3.0, 4.0, 18.0]
+    assert action_sums(values[:0], torch.zeros(3, dtype=torch.bool), torch.tensor([0, 3])).tolist() == []

@@ -106,7 +106,11 @@ def fields_of(
 
 
 def row_gradients(name: str, mode: str, fields: dict[str, torch.Tensor]) -> np.ndarray:
-    """(R,) what the loss adds to the sum of the gradients of the log-probs of each row, as verl calls the loss."""
+    """(R,) what the loss adds to the sum of the gradients of the log-probs of each row, as verl calls the loss.
+
+    An action of `marft` has the product of its tokens' ratios, so that each of them has the gradient of the whole
+    action; what its tokens weigh is therefore read from the gradient in their advantages.
+    """
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
@@ -125,18 +129,20 @@ def row_gradients(name: str, mode: str, fields: dict[str, torch.Tensor]) -> np.n
     plugin = HOST.policy_losses().get(name)
     function = get_policy_loss_fn(name) if plugin is None else plugin.function
     log_prob = fields["old_log_probs"].clone().requires_grad_()
+    advantages = fields["advantages"].clone().requires_grad_()
     loss, _ = function(
         old_log_prob=fields["old_log_probs"],
         log_prob=log_prob,
-        advantages=fields["advantages"],
+        advantages=advantages,
         response_mask=mask,
         loss_agg_mode=mode,
         config=config,
         rollout_is_weights=fields.get("rollout_is_weights"),
     )
     loss.backward()
-    assert log_prob.grad is not None
-    return np.asarray(-(log_prob.grad * mask).sum(1))
+    gradient = advantages.grad if name == "marft" else log_prob.grad
+    assert gradient is not None
+    return np.asarray(-(gradient * mask).sum(1))
 
 
 @cache

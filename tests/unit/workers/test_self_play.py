@@ -6,10 +6,12 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.fixtures.duel import Duel, Trio
 from verl_hier.compat.servers.in_process import SavedPolicies
+from verl_hier.credit.tables import make_table
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import HierError
 from verl_hier.graph.build_table import build_table
@@ -21,6 +23,7 @@ from verl_hier.rollout.roles import Roles
 from verl_hier.testing import rollout as kit
 from verl_hier.testing.line import Line
 from verl_hier.testing.rollout import CharacterTokenizer, roll_out_scripted
+from verl_hier_plugins.schedules.rae import RAE, RAEScheduleOptions
 
 HOST = PluginHost.load({"builtin": True})
 SELF_PLAY = HOST.spec("worker", "self_play")
@@ -199,3 +202,15 @@ def test_seats_of_the_past_need_a_schedule_that_chooses_and_a_model_that_is_ther
     for seat in ({"by": "past", "policy": "x"}, {"evaluated_by": "past"}):
         with pytest.raises(HierError, match=r"seats\.b\."):
             build_options(SELF_PLAY, {"seats": {"a": {}, "b": seat}})
+
+
+def test_a_seat_that_never_speaks_moves_its_mean():
+    graph = play({"invalid": "loses"}, "up")
+    assert rewards(graph) == [("player_0", -1.5)]
+    assert graph.nodes[0].extra["unheard/player_1"] == 0.5 and "unheard/player_0" not in graph.nodes[0].extra
+    turns = {"episode": [0, 1, 1], "role": ["player_0", "player_0", "player_1"], "reward": [-1.5, 1.0, -1.0]}
+    table = make_table(turns | {"unheard/player_1": [0.5, np.nan, np.nan]})
+    rae = RAE(RAEScheduleOptions(decay=0.5, score="role"))
+    rae.table_ready(table, 1)
+    assert table["baseline"].tolist() == [0.0, -0.75, 0.25]
+    assert rae.state_dict()["means"] == {"0/player_0": 0.125, "0/player_1": -0.375}
