@@ -127,6 +127,11 @@ class Context:
         return self
 
     @property
+    def length(self) -> int:
+        """Tokens of its last turn's prompt and of that turn; 0 before the first."""
+        return len(self._tokens)
+
+    @property
     def pending_characters(self) -> int:
         """Characters of the messages that the next prompt adds."""
         return sum(len(message.content) for message in self._pending)

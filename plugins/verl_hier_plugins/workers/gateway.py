@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 _said: set[str] = set()
 CUT = "\x03"
 """Ends an action that its token limit has cut; see `verl_hier_plugins.environments.gateway.messages`."""
+COUNTS = "\x04"
+"""Begins the numbers of tokens of the prompt and of the turn, with which an action ends; see there."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ class GatewayWorker(Worker):
                 turn.mark(failure="history_edited")
             elif unnamed:
                 turn.mark(failure="unnamed_agent")
-            step = await episode.act(turn.text if turn.complete else turn.text + CUT)
+            cut = "" if turn.complete else CUT
+            written = len(turn.tokens)
+            step = await episode.act(f"{turn.text}{cut}{COUNTS}{context.length - written},{written}")
             if step.info.get("ended") == "died":
                 turn.mark(failure="agent_died")
 

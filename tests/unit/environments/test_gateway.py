@@ -226,6 +226,66 @@ def test_calls_that_are_none_are_text_and_invalid():
     assert CUT == worker_module.CUT
 
 
+STREAMED = """
+def events(body):
+    url, key = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Authorization": "Bearer " + key})
+    with urllib.request.urlopen(request) as response:
+        lines = [line for line in response.read().decode().split("\\n") if line]
+    assert all(line.startswith(("data: ", ": ")) for line in lines) and lines[-1] == "data: [DONE]", lines
+    return [json.loads(line[6:]) for line in lines[:-1] if line.startswith("data: ")]
+
+def play(task):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"room": {}}}}}]
+    messages = [{"role": "user", "content": "q"}]
+    came = events({"messages": messages, "tools": tools, "stream": True, "stream_options": {"include_usage": True}})
+    deltas = [each["choices"][0]["delta"] for each in came if each["choices"]]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    parts = [part for delta in deltas for part in delta.get("tool_calls", ())]
+    assert came[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    arguments = "".join(part["function"]["arguments"] for part in parts)
+    call = {"id": parts[0]["id"], "type": "function", "function": {"name": "look", "arguments": arguments}}
+    messages += [{"role": "assistant", "content": text, "tool_calls": [call]}]
+    messages += [{"role": "tool", "tool_call_id": call["id"], "content": json.dumps(came[-1]["usage"])}]
+    last = events({"messages": messages, "tools": tools, "stream": True})
+    assert not any("usage" in each for each in last)
+    return "".join(each["choices"][0]["delta"].get("content") or "" for each in last)
+"""
+
+
+def test_a_streamed_answer_is_the_whole_one_in_events(agent):
+    call = 'I go. <tool_call>{"name": "look", "arguments": {"room": "hall"}}</tool_call>'
+    first, second, last = played(agent(STREAMED), call + "\x0412,34", "right")
+    assert begins([first, second]) == [(0, "first"), (0, "")]
+    assert json.loads(second.text) == {"prompt_tokens": 12, "completion_tokens": 34, "total_tokens": 46}
+    assert last.reward == 1 and last.info["result"] == "right"
+
+
+@pytest.mark.slow
+def test_a_stream_is_kept_open_while_the_policy_is_waited_for(agent):
+    async def scenario(pool):
+        handle, _ = await pool.open(TASK, 0)
+        await asyncio.sleep(6.0)
+        assert (await handle.step("right")).reward == 1
+
+    code = """
+    import socket
+    def play(task):
+        host, port = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1").split(":")
+        body = json.dumps({"messages": [{"role": "user", "content": "q"}], "stream": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(body)}\\r\\n"
+        head += f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}\\r\\n\\r\\n"
+        with socket.create_connection((host, int(port))) as asking:
+            asking.sendall(head.encode() + body)
+            said = b""
+            while b"[DONE]" not in said:
+                said += asking.recv(4096)
+        assert b": waiting" in said.partition(b'"right"')[0]
+        return "right"
+    """
+    in_pool(agent(code), scenario)
+
+
 # ---- clients that are hostile --------------------------------------------------------------------------------------
 
 USER = {"role": "user", "content": "q"}
@@ -240,7 +300,8 @@ REFUSED = [
     ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "have to be a list"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "has no `function`"),
     ({"messages": [USER], "n": 2}, "n=1"),
-    ({"messages": [USER], "stream": True}, "streams no answers"),
+    ({"messages": [USER], "stream": "yes"}, "`stream` has to be"),
+    ({"messages": [USER], "stream": True, "stream_options": 1}, "`stream_options` an object"),
     ({"messages": [USER], "logprobs": True}, "log-probs"),
     ({"messages": [USER], "response_format": {"type": "json_object"}}, "forces no format"),
     ({"messages": [USER], "tools": 7}, "`tools` has to be a list"),
@@ -810,6 +871,23 @@ def test_limits_of_a_request_reach_the_policy(agent):
 
     roll_out_through(agent(code), answer, SideBySide(), n=1)
     assert seen == [(2, ("end",))]
+
+
+def test_an_answer_says_the_tokens_that_the_policy_read_and_wrote(agent, tmp_path):
+    code = """
+    def play(task):
+        body, counts = {"messages": [{"role": "user", "content": "one two three"}]}, []
+        for _ in range(2):
+            said = send(body)[1]
+            counts.append([said["usage"]["prompt_tokens"], said["usage"]["completion_tokens"]])
+            body["messages"] += [said["choices"][0]["message"], {"role": "user", "content": "four five"}]
+        open("counts", "w").write(json.dumps(counts))
+        return "right"
+    """
+    graph, _ = roll_out_through(agent(code), lambda prompt, sampling: "a b c", SideBySide(), n=1)
+    counts = json.loads((tmp_path / "counts").read_text())
+    assert counts == [[len(graph.prompt(node.id)), len(node.action)] for node in graph.nodes]
+    assert counts[1][0] > counts[0][0] + counts[0][1]
 
 
 def test_an_agent_that_died_is_counted(agent):

@@ -13,6 +13,7 @@ from aiohttp import web
 from verl_hier.text import read_json, without_halves
 from verl_hier_plugins.environments.gateway.messages import KEY, ChatRequest, RefusedRequest, read_request, without_keys
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
+from verl_hier_plugins.environments.gateway.streams import DONE, HEARTBEAT, HEARTBEAT_S, chat_events, event
 
 AGENT_HEADER = "X-Agent"
 BYTES_PER_CHARACTER = 8
@@ -53,14 +54,11 @@ class Inbox:
         self._open = 0
         self._closed = False
 
-    async def ask(self, body: Any, agent: str) -> Any:
-        """Wait for the answer to a request.
-
-        A client that went away and asks the same once more, as clients do after a time-out, gets the answer to its
-        first request.
+    def read(self, body: Any, agent: str) -> ChatRequest:
+        """A request that may be asked.
 
         Raises:
-            RefusedRequest: when it is none, too many wait, or the episode is over or ends meanwhile.
+            RefusedRequest: when it is none, too many wait, or the episode is over.
         """
         if self._closed:
             raise _over()
@@ -69,6 +67,19 @@ class Inbox:
             raise RefusedRequest(
                 f"{self._open} requests of this agent wait already; raise hier.environment.most_at_once.", 429
             )
+        return request
+
+    async def ask(self, request: ChatRequest) -> Any:
+        """Wait for the answer to a request.
+
+        A client that went away and asks the same once more, as clients do after a time-out, gets the answer to its
+        first request.
+
+        Raises:
+            RefusedRequest: when the episode is over or ends meanwhile.
+        """
+        if self._closed:
+            raise _over()
         asked = self._unheard.pop(request.digest, None)
         if asked is None:
             asked = Asked(request)
@@ -126,7 +137,7 @@ class Endpoint:
         self._inboxes.pop(inbox.key, None)
         inbox.close()
 
-    async def chat(self, request: web.Request) -> web.Response:
+    async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/chat/completions`."""
         inbox = self._inbox(request)
         try:
@@ -135,7 +146,8 @@ class Endpoint:
             raise RefusedRequest(f"the body of a request is no JSON in UTF-8: {str(error)[:200]}.") from error
         # What an agent says reaches the policy and files; no key of an episode does.
         agent = without_keys(without_halves(request.headers.get(AGENT_HEADER, "")))[:100]
-        return web.json_response(await inbox.ask(without_keys(body), agent))
+        asked = inbox.read(without_keys(body), agent)
+        return await _streamed(request, inbox, asked) if asked.stream else web.json_response(await inbox.ask(asked))
 
     async def models(self, request: web.Request) -> web.Response:
         """Answer `GET /v1/models`: there is one, and every name is taken for it."""
@@ -151,6 +163,28 @@ class Endpoint:
                 401,
             )
         return inbox
+
+
+async def _streamed(request: web.Request, inbox: Inbox, asked: ChatRequest) -> web.StreamResponse:
+    """Answer with events, and with comments until there is an answer."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    answering = asyncio.ensure_future(inbox.ask(asked))
+    try:
+        await response.prepare(request)
+        while not (await asyncio.wait({answering}, timeout=HEARTBEAT_S))[0]:
+            await response.write(HEARTBEAT)
+        try:
+            for each in chat_events(answering.result(), asked.stream_usage):
+                await response.write(each)
+        except RefusedRequest as error:  # the status is sent already
+            await response.write(event({"error": _said(str(error), error.status)}))
+            await response.write(DONE)
+        await response.write_eof()
+    except ConnectionError:
+        pass  # the client has gone
+    finally:
+        answering.cancel()
+    return response
 
 
 @web.middleware
@@ -170,9 +204,12 @@ async def _in_sentences(
 
 
 def _error(sentence: str, status: int) -> web.Response:
+    return web.json_response({"error": _said(sentence, status)}, status=status)
+
+
+def _said(sentence: str, status: int) -> dict[str, str | None]:
     kind = "authentication_error" if status == 401 else "invalid_request_error"
-    said = {"message": sentence, "type": kind, "param": None, "code": None}
-    return web.json_response({"error": said}, status=status)
+    return {"message": sentence, "type": kind, "param": None, "code": None}
 
 
 @asynccontextmanager

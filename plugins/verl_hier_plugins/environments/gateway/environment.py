@@ -18,7 +18,7 @@ from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.gateway.agent import AgentProcess, Agents, require_agent
 from verl_hier_plugins.environments.gateway.conversations import Conversation, Conversations, said_of
 from verl_hier_plugins.environments.gateway.endpoint import Asked, Endpoint, Inbox, serving
-from verl_hier_plugins.environments.gateway.messages import reply_to
+from verl_hier_plugins.environments.gateway.messages import counted, reply_to
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 from verl_hier_plugins.environments.gateway.scoring import Scorer, scorer_of
 
@@ -135,7 +135,8 @@ class GatewayEnvironment(AsyncEnvironment):
             return self._step("The agent has ended.", valid=False, done=True, info={"won": False, "score": 0.0})
         asked, conversation = self._asked
         self._asked = None
-        reply = reply_to(asked.request, action, len(self.exchanges), self._options.actions == "plain")
+        action, usage = counted(action)
+        reply = reply_to(asked.request, action, len(self.exchanges), self._options.actions == "plain", usage)
         self.exchanges.append((self.shown, action))
         self._conversations.answered(conversation, reply.message)
         self._anchor = _hash(self._anchor, self.shown, action)

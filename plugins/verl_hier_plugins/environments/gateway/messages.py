@@ -16,7 +16,6 @@ from verl_hier_plugins.environments.mcp.tools import CLOSE, OPEN, Tool, read_tur
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NOT_DONE = {
-    "stream": "streams no answers; ask without `stream`",
     "logprobs": "returns no log-probs; ask without `logprobs`",
     "functions": "knows `tools` in place of the older `functions`",
     "audio": "speaks text only",
@@ -32,6 +31,9 @@ KEY = "verl-hier-"
 _KEY = re.compile(rf"{KEY}[\w-]{{32}}", re.ASCII)
 CUT = "\x03"
 """Ends an action that its token limit has cut, so that the client reads `finish_reason: length`."""
+COUNTS = "\x04"
+"""Begins the numbers of tokens of the prompt and of the turn, with which the worker ends an action."""
+_COUNTS = re.compile(rf"{COUNTS}(\d{{1,12}}),(\d{{1,12}})\Z", re.ASCII)
 
 
 class RefusedRequest(Exception):
@@ -72,6 +74,8 @@ class ChatRequest:
         stop: strings that end the answer.
         max_tokens: limit of the answer, None for the recipe's.
         model: name that the answer repeats.
+        stream: whether the answer is sent as events.
+        stream_usage: whether the last of the events says the numbers of tokens.
     """
 
     messages: tuple[Message, ...]
@@ -80,6 +84,8 @@ class ChatRequest:
     stop: tuple[str, ...]
     max_tokens: int | None
     model: str
+    stream: bool = False
+    stream_usage: bool = False
 
     @property
     def toolbox(self) -> str:
@@ -137,9 +143,35 @@ def read_request(body: Any, agent: str, most_characters: int) -> ChatRequest:
             "hier.environment.request_characters.",
             413,
         )
+    stream, more = body.get("stream"), body.get("stream_options") or {}
+    if stream not in (None, True, False) or not isinstance(more, Mapping):
+        raise RefusedRequest("`stream` has to be true or false, and `stream_options` an object.")
     return ChatRequest(
-        messages, tools, agent, _stop(body.get("stop")), _max_tokens(body), str(body.get("model") or "policy")[:200]
+        messages,
+        tools,
+        agent,
+        _stop(body.get("stop")),
+        _max_tokens(body),
+        str(body.get("model") or "policy")[:200],
+        bool(stream),
+        bool(more.get("include_usage")),
     )
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Numbers of tokens of the prompt of a request and of its answer."""
+
+    prompt: int
+    answer: int
+
+    def said(self) -> dict[str, Any]:
+        """As the body of an answer says them."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.answer,
+            "total_tokens": self.prompt + self.answer,
+        }
 
 
 @dataclass(frozen=True)
@@ -157,7 +189,13 @@ class Reply:
     valid: bool
 
 
-def reply_to(request: ChatRequest, action: str, number: int, plain: bool = False) -> Reply:
+def counted(action: str) -> tuple[str, Usage | None]:
+    """An action without the numbers of tokens that its worker has added, and those numbers."""
+    found = _COUNTS.search(action)
+    return (action[: found.start()], Usage(int(found[1]), int(found[2]))) if found else (action, None)
+
+
+def reply_to(request: ChatRequest, action: str, number: int, plain: bool = False, usage: Usage | None = None) -> Reply:
     """The answer that the text of a turn is.
 
     Args:
@@ -165,7 +203,10 @@ def reply_to(request: ChatRequest, action: str, number: int, plain: bool = False
         action: the text, which ends with `CUT` where its token limit cut it.
         number: of the answer in its episode; names the answer and its calls.
         plain: whether plain words are a call.
+        usage: its numbers of tokens; None where its worker counts none, and characters are taken for tokens.
     """
+    if usage is None:
+        usage = Usage(sum(len(message.content) for message in request.messages), len(action))
     text = action.removesuffix(CUT)
     finish = "length" if action.endswith(CUT) else "stop"
     for stop in request.stop:
@@ -182,6 +223,7 @@ def reply_to(request: ChatRequest, action: str, number: int, plain: bool = False
         "created": 1,
         "model": request.model,
         "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+        "usage": usage.said(),
     }
     return Reply(_message(message, 0), body, valid)
 
