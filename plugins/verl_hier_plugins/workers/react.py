@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from verl_hier.environments.base import StepResult
+from verl_hier.environments.tag_pairs import has_chinese
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
-from verl_hier_plugins.workers.tag_pairs import has_chinese
 
 LONGEST_GUESS = 30
 """Characters at the end of a turn without an action that verl-agent's reader plays."""

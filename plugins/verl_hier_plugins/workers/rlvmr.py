@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_hier.environments.base import StepResult
-from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import EpisodeView, Turn, Worker
-from verl_hier.rollout.transcript import Transcript
-from verl_hier_plugins.workers.react import React, ReactOptions, Said, parse_action
-from verl_hier_plugins.workers.tag_pairs import (
+from verl_hier.environments.tag_pairs import (
     contents_in_lines,
     has_chinese,
     outside_of_brackets,
     pairs,
     small,
 )
+from verl_hier.hookspecs import hookimpl
+from verl_hier.host.specs import WorkerSpec
+from verl_hier.rollout import EpisodeView, Turn, Worker
+from verl_hier.rollout.transcript import Transcript
+from verl_hier_plugins.workers.react import React, ReactOptions, Said, parse_action
 
 PLANNING, EXPLORING, REFLECTING, MONITORING = range(4)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from verl_hier.environments.base import StepResult
+from verl_hier.environments.tag_pairs import has_chinese, pairs
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
@@ -16,7 +17,6 @@ from verl_hier.rollout.off_loop import off_loop
 from verl_hier.rollout.prompts import fields, observe
 from verl_hier.rollout.transcript import Transcript
 from verl_hier_plugins.workers.react import LONGEST_GUESS, first_action
-from verl_hier_plugins.workers.tag_pairs import has_chinese, pairs
 
 TAGS = ("switch", "subgoal", "action")
 SWITCH, KEEP = "SWITCH", "KEEP"
