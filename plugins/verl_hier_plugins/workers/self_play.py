@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
@@ -259,7 +259,8 @@ class _Game:
             options = self._options.seats[name]
             by = (self._episode.validates and options.evaluated_by) or options.by
             if seat not in self._turns and by in ("policy", "past"):
-                self._spoken.mark(**{UNHEARD_REWARD + name: float(worth(seat))})
+                reward: dict[str, Any] = {UNHEARD_REWARD + name: float(worth(seat))}
+                self._spoken.mark(**reward)
 
     def _reward(self, step: StepResult, seat: int) -> float:
         """What the end of the game is worth for a seat; the one reward of a game without several is everybody's."""
