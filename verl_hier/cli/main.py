@@ -18,6 +18,7 @@ from verl_hier.cli import (
     env,
     evaluate,
     exchange,
+    from_gguf,
     inspect,
     lab,
     parts,
@@ -61,7 +62,7 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (RUNNING, {"quickstart": quickstart.quickstart}),
     (RUNNING, {"check": check.check, "train": train.train, "eval": evaluate.evaluate, "recipes": recipes.recipes}),
     (RUNNING, {"coldstart": coldstart.coldstart, "tiny": coldstart.tiny, "demos": coldstart.demos}),
-    (RUNNING, {"distill": distill.distill, "sft": coldstart.sft}),
+    (RUNNING, {"distill": distill.distill, "sft": coldstart.sft, "from-gguf": from_gguf.from_gguf}),
     (
         LOOKING,
         {

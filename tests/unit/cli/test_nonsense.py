@@ -41,6 +41,7 @@ VALID: dict[str, dict[str, str]] = {
     "demos": {"recipe": "himac_alfworld", "model": "model"},
     "distill": {"recipe": "chain_of_agents_alfworld", "model": "model"},
     "sft": {"data": "rows.parquet", "model": "model"},
+    "from-gguf": {"source": "graphs.jsonl", "out": "model"},
     "doctor": {},
     "plugins": {},
     "conformance": {},
