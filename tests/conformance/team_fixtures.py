@@ -37,7 +37,9 @@ def matpo(case: Case) -> Outputs:
     losses = np.asarray(case["loss_matrix"]) * mask
     mode = case["loss_agg_mode"]
     each = losses.sum(1) / (mask.sum(1) if mode.endswith("token-mean") else 1.0)
-    loss = losses.sum() / mask.sum() if mode == "token-mean" else each.sum() / planner.sum()
+    # verl's mode with a fixed divisor has the width of the batch in it, whoever's rows they are.
+    divisor = {"token-mean": mask.sum(), "seq-mean-token-sum-norm": mask.shape[1]}.get(mode, planner.sum())
+    loss = (losses if mode == "token-mean" else each).sum() / divisor
     return {
         "reward": module.episode_rewards(table, module.MATPOOptions(**options))[episode],
         "main_advantage": [value if top else None for value, top in zip(values, planner, strict=True)],

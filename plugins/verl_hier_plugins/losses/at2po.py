@@ -82,7 +82,9 @@ def turn_loss(per: Literal["turn", "row"] = "turn", soft: bool = False) -> Polic
         ratio = (log_prob - log_prob.detach() + mean).clamp(max=10.0).exp()
         bounded = ratio.clamp(1.0 - low, 1.0 + high)
         if soft:
-            bounded = bounded.detach() * ratio / ratio.detach()
+            # A ratio within the bounds stays exactly itself, so that rounding is not counted as clipping.
+            kept = bounded.detach() / ratio.detach() * ratio
+            bounded = torch.where(bounded == ratio, ratio, kept)
         plain, clipped = -advantages * ratio, -advantages * bounded
         losses = torch.maximum(plain, clipped)
         if rollout_is_weights is not None:

@@ -3,10 +3,12 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from tests.conformance.adapters import ADAPTERS
-from tests.conformance.runner import CASES, Result, compare, run_file, run_folder
+from tests.conformance.loops import LOOPS, at_node, cases_of
+from tests.conformance.runner import CASES, Result, compare, run_file, run_folder, run_loop
 from verl_hier.errors import HierError
 
 
@@ -110,3 +112,31 @@ def test_modes_that_no_recorded_case_has():
     assert not ADAPTERS["mars"](game)["advantages"].any(), "each game has one turn, which is its own mean"
     together = ADAPTERS["mars"]({**game, "tags": None})
     assert together["advantages"].tolist() == [[-0.5, -1.0], [0.5, 1.0]]
+
+
+def test_matpo_with_a_fixed_divisor():
+    case = json.loads((CASES / "matpo.json").read_text())["cases"][0]["input"]
+    losses, mask = np.asarray(case["loss_matrix"]), np.asarray(case["response_mask"])
+    found = ADAPTERS["matpo"]({**case, "loss_agg_mode": "seq-mean-token-sum-norm"})["loss"]
+    assert found == pytest.approx((losses * mask).sum() / mask.shape[1])
+
+
+REMOVED = {
+    "igpo_optimiser_steps": "hier.update.mini_batch.rows=null",
+    "igpo_trainer_mask": "hier.estimator.form=discounted",
+    "treerl_loss_aggregation": "hier.guards.weight_by=token",
+    "mars_loss_aggregation": "hier.guards.weight_by=token",
+    "metaagentx_group_mode": "hier.estimator.executor_group=question",
+    "metaagentx_optimiser_steps": "hier.schedule.inactive_weight=0.0002",
+    "marft_action_ratio": "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla",
+    "at_grpo_what_the_second_agent_reads": "hier.worker.topology.reads=in_turn",
+}
+"""A line of the recipe that is changed back, by the file whose cases then fail."""
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_case_asks_the_recipe(name):
+    (loop,) = LOOPS[name]
+    case, *_ = cases_of(json.loads((CASES / f"{name}.json").read_text()))
+    assert run_loop(name, 0, case, loop, at_node(loop.recipe)).ok
+    assert not run_loop(name, 0, case, loop, at_node(loop.recipe, REMOVED[name])).ok

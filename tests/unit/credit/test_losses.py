@@ -143,3 +143,18 @@ def test_means_are_over_the_tokens_of_the_mask():
     assert token_mean(torch.tensor([[True, False, True]]), mask) == 0.5
     assert token_mean(torch.tensor([[1.0, 2.0, 9.0]], requires_grad=True), mask) == 1.5
     assert token_mean(torch.ones(1, 3), torch.zeros(1, 3)) == 0.0
+
+
+@pytest.mark.parametrize("per", ["turn", "row"])
+def test_a_soft_clip_counts_no_ratio_within_the_bounds(per):
+    import torch
+
+    from tests.conformance.layout import ActorConfig
+    from verl_hier_plugins.losses.at2po import turn_loss
+
+    config = ActorConfig(clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, global_batch_info={})
+    new = torch.empty(64, 7).uniform_(-0.1, 0.1, generator=torch.Generator().manual_seed(0))
+    advantages = torch.where(torch.arange(64)[:, None] % 2 == 0, 1.0, -1.0).expand(64, 7)
+    mask = torch.ones(64, 7)
+    _, metrics = turn_loss(per, soft=True)(torch.zeros(64, 7), new, advantages, mask, "token-mean", config)
+    assert metrics["actor/pg_clipfrac"] == 0.0
