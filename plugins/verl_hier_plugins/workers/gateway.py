@@ -16,6 +16,8 @@ from verl_hier.rollout import Context, EpisodeView, Worker
 
 MOST_SAID = 20
 """Names of agents that are said in a process; a program may make up a name for each request."""
+DIED = "\0died"
+"""Among what was said; no name of an agent."""
 logger = logging.getLogger(__name__)
 _said: set[str] = set()
 CUT = "\x03"
@@ -86,6 +88,7 @@ class GatewayWorker(Worker):
             step = await episode.act(f"{turn.text}{cut}{COUNTS}{context.length - written},{written}")
             if step.info.get("ended") == "died":
                 turn.mark(failure="agent_died")
+                _say_death(str(step.info.get("died", "")))
 
     def _role(self, request: Mapping[str, Any]) -> str:
         agents, named = self._options.agents, request["agent"]
@@ -101,6 +104,16 @@ class GatewayWorker(Worker):
                 "its turns are those of %s.", named, ", ".join(agents), did_you_mean(named, agents), role,
             )  # fmt: skip
         return role
+
+
+def _say_death(line: str) -> None:
+    """Say the first death of an agent in a process."""
+    if DIED not in _said:
+        _said.add(DIED)
+        logger.warning(
+            "hier.environment.crashes: an agent died after it was answered, and its result is scored as empty; its "
+            "last line: %s", line,
+        )  # fmt: skip
 
 
 def _request(step: StepResult) -> Mapping[str, Any]:

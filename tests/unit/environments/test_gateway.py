@@ -632,6 +632,48 @@ def test_a_dying_agent_is_scored_or_lost(agent, preload):
         assert played(agent(early, preload=False), "right")[-1].reward == 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "phrase"),
+    [
+        ('send({"messages": 3})', "`messages` has to be a list"),
+        ('send({"messages": [{"role": "user", "content": "q"}]}, path="/nowhere")', "is not known here"),
+        ('send({"messages": [{"role": "user", "content": "x" * 2000}]})', "2000 characters"),
+        ("leave()", "went away before it was answered"),
+    ],
+)
+def test_an_agent_that_died_of_the_wire_is_lost_and_not_scored(agent, fault, phrase):
+    code = f"""
+    def leave():
+        url, key = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+        body = json.dumps({{"messages": [{{"role": "user", "content": "slow"}}]}}).encode()
+        request = urllib.request.Request(url, body, {{"Authorization": "Bearer " + key}})
+        urllib.request.urlopen(request, timeout=0.5)
+
+    def play(task):
+        said = ask("q")
+        {fault}
+        if said == "on":
+            said = ask("q", said, "more")
+        raise ValueError("no " + said)
+    """
+    options = agent(code, request_characters=1000)
+
+    async def scenario(pool):
+        handle, _ = await pool.open(TASK, 0)
+        step = await handle.step("right")
+        assert phrase.startswith("went") and not step.done
+        await asyncio.sleep(1.0)
+        await handle.step("late")
+
+    with pytest.raises(EnvironmentFailure) as caught:
+        in_pool(options, scenario)
+    assert caught.value.kind == "raised" and phrase in caught.value.message
+    assert "its last line: " in caught.value.message and "Error" in caught.value.message
+    if not phrase.startswith("went"):  # one that lived on was answered, and died of what the policy said
+        *_, last = played(options, "on", "right")
+        assert last.done and last.reward == 0 and last.info["ended"] == "died"
+
+
 def test_the_process_that_imported_the_agent_may_die(agent, tmp_path):
     code = """
     import signal

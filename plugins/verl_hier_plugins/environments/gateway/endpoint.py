@@ -42,12 +42,14 @@ class Inbox:
         key: the secret that its agent shows.
         waiting: requests that the policy has not been asked yet, in the order of their arrival.
         changed: set when one arrives.
+        fault: how the wire has failed its agent since the last answer, in a sentence; empty where it has not.
     """
 
     def __init__(self, options: GatewayOptions) -> None:
         self.key = f"{KEY}{secrets.token_urlsafe(24)}"
         self.waiting: list[Asked] = []
         self.changed = asyncio.Event()
+        self.fault = ""
         self._options = options
         self._unheard: dict[str, Asked] = {}
         self._unanswered: set[Asked] = set()
@@ -90,9 +92,13 @@ class Inbox:
         self.changed.set()
         self._open += 1
         try:
-            return await asyncio.shield(asked.answer)
+            answer = await asyncio.shield(asked.answer)
+            self.fault = ""
+            return answer
         except asyncio.CancelledError:
             asked.left = True
+            if self._open == 1:  # else the answer to another one may have ended the agent
+                self.fault = "its client went away before it was answered"
             self._unheard[request.digest] = asked
             raise
         finally:
@@ -137,6 +143,12 @@ class Endpoint:
         self._inboxes.pop(inbox.key, None)
         inbox.close()
 
+    def refused(self, request: web.Request, sentence: str) -> None:
+        """Note that a request was refused, of which its agent may die."""
+        inbox = self._inboxes.get(_key(request))
+        if inbox is not None:
+            inbox.fault = sentence
+
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer `POST /v1/chat/completions`."""
         inbox = self._inbox(request)
@@ -155,7 +167,7 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model", "created": 1}]})
 
     def _inbox(self, request: web.Request) -> Inbox:
-        inbox = self._inboxes.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
+        inbox = self._inboxes.get(_key(request))
         if inbox is None:
             raise RefusedRequest(
                 "the key is that of no episode that is under way; it is in OPENAI_API_KEY when the agent's function is "
@@ -163,6 +175,10 @@ class Endpoint:
                 401,
             )
         return inbox
+
+
+def _key(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 async def _streamed(request: web.Request, inbox: Inbox, asked: ChatRequest) -> web.StreamResponse:
@@ -187,6 +203,9 @@ async def _streamed(request: web.Request, inbox: Inbox, asked: ChatRequest) -> w
     return response
 
 
+ENDPOINT = web.AppKey("endpoint", Endpoint)
+
+
 @web.middleware
 async def _in_sentences(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -195,12 +214,17 @@ async def _in_sentences(
     try:
         return await handler(request)
     except RefusedRequest as error:
-        return _error(str(error), error.status)
+        sentence, status = str(error), error.status
     except web.HTTPRequestEntityTooLarge:
-        return _error("the body of the request is too long; see hier.environment.request_characters.", 413)
+        sentence, status = "the body of the request is too long; see hier.environment.request_characters.", 413
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        sentence = "there are POST /v1/chat/completions and GET /v1/models; tell the framework to use chat completions."
-        return _error(f"{request.method} {request.path[:200]} is not known here: {sentence}", error.status)
+        known = "there are POST /v1/chat/completions and GET /v1/models; tell the framework to use chat completions."
+        sentence, status = f"{request.method} {request.path[:200]} is not known here: {known}", error.status
+    except Exception as error:
+        request.app[ENDPOINT].refused(request, f"the endpoint failed: {error!r:.200}")
+        raise
+    request.app[ENDPOINT].refused(request, sentence)
+    return _error(sentence, status)
 
 
 def _error(sentence: str, status: int) -> web.Response:
@@ -218,6 +242,7 @@ async def serving(options: GatewayOptions) -> AsyncIterator[Endpoint]:
     endpoint = Endpoint(options)
     size = BYTES_PER_CHARACTER * options.request_characters + 2**16
     app = web.Application(middlewares=[_in_sentences], client_max_size=size)
+    app[ENDPOINT] = endpoint
     app.router.add_post("/v1/chat/completions", endpoint.chat)
     app.router.add_get("/v1/models", endpoint.models)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)

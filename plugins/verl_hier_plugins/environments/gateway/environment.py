@@ -186,7 +186,13 @@ class GatewayEnvironment(AsyncEnvironment):
             self._took_s += time.monotonic() - began
 
     async def _ended(self, over: Over, valid: bool) -> StepResult:
-        assert self._agent is not None
+        assert self._agent is not None and self._inbox is not None
+        if over.why == "died" and self._inbox.fault:
+            # Not of what the policy said, so its score would be no word about the policy.
+            raise RuntimeError(
+                f"the agent died of a request that was not answered ({self._inbox.fault.rstrip('.')}); its last line: "
+                f"{self._agent.log}"
+            )
         if over.why == "died" and self._options.crashes == "lose":
             raise RuntimeError(f"the agent died with status {self._agent.status}: {self._agent.log}")
         truncated = over.why in ("max_calls", "agent_s")

@@ -65,7 +65,8 @@ class GatewayOptions:
     """Agents that one process starts at the same time."""
     crashes: Literal["score", "lose"] = "score"
     """What follows when an agent dies after it was answered: its result is scored as empty, because it may have died of
-    what the policy said, or the episode is lost."""
+    what the policy said, or the episode is lost. Where a request was refused or left unanswered since the last answer,
+    the episode is lost in any case."""
     repeatable: bool = True
     """Whether an agent may be run again on its recorded answers, which forks and recovery do; its effects repeat."""
 
