@@ -70,7 +70,7 @@ def verl_tools(spec: EnvironmentSpec) -> Iterator[Borrowed]:
     from omegaconf import OmegaConf
 
     from tests.fixtures.verl_tool_recipe import ROW, TURNS, tool_tokenizer, write_tools
-    from verl_hier.compat.tools import VerlTools, task_of_row
+    from verl_hier.chat.tools import VerlTools, task_of_row
 
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, folder)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from verl_hier.compat.chat import ChatRenderer
+from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.host.manager import PluginHost

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from tests.fixtures.light import sent
 from verl_hier.credit import Credit
 from verl_hier.graph import EpisodeRecord, Message, Node, RolloutGraph
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, NoOptions
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
 from verl_hier.training.loss_table import PolicyLossOfRun
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions

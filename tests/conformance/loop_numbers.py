@@ -17,8 +17,8 @@ from verl_hier.credit.estimate import estimate
 from verl_hier.credit.tables import make_table
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.schema import UpdateOptions
 from verl_hier.training.mini_batches import divide
+from verl_hier.training.options import UpdateOptions
 
 Array = NDArray[Any]
 

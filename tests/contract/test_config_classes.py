@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from verl_hier.compat import names
+from verl_hier.verl_facts import names
 
 FIELDS = """
 import dataclasses, sys
-from verl_hier.compat.config_classes import config_classes
+from verl_hier.verl_facts.config_classes import config_classes
 
 def fields():
     import verl.trainer.config as trainer

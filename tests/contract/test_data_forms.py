@@ -25,7 +25,6 @@ from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.reward_score import default_compute_score
 
 from tests.fixtures.byte_model import write_byte_model
-from verl_hier.compat.data_set import row_problem, scored_by_verl
 from verl_hier.compat.dataset import NumberedRows
 from verl_hier.environments.blocking import build
 from verl_hier.errors import RecipeError
@@ -33,6 +32,7 @@ from verl_hier.graph import RolloutGraph
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.data_rows import row_problem, scored_by_verl
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
 from verl_hier.training.schedule import Phase
 

@@ -19,11 +19,11 @@ from verl_hier.compat.trainer import HierTrainerMixin
 from verl_hier.credit import Credit
 from verl_hier.graph import EpisodeRecord, Message, Node, RolloutGraph
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, NoOptions
-from verl_hier.recipe.parts import Part
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing import builtin_estimators
 from verl_hier.testing.builtin import estimator
+from verl_hier.training.options import GuardOptions
 from verl_hier.training.step import CORRECTED_MASK, TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from verl_hier.compat.servers.table import SERVERS, RolloutServer, rollout_server, servers_with
+from verl_hier.verl_facts.servers import SERVERS, RolloutServer, rollout_server, servers_with
 
 
 def test_a_server_that_is_not_listed_does_what_every_server_of_verl_does():
@@ -31,5 +31,5 @@ def test_every_listed_server_is_known_to_verl():
 
 
 def test_the_table_imports_no_server_and_no_verl():
-    code = "import sys, verl_hier.compat.servers.table; print({'verl', 'torch', 'ray', 'vllm'} & set(sys.modules))"
+    code = "import sys, verl_hier.verl_facts.servers; print({'verl', 'torch', 'ray', 'vllm'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

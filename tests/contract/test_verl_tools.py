@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from tests.fixtures.verl_tool_recipe import ROW, TURNS, tool_call, tool_tokenizer, write_tools
-from verl_hier.compat.chat import ChatRenderer
-from verl_hier.compat.tools import ToolCounts, VerlTools, task_of_row
+from verl_hier.chat.renderer import ChatRenderer
+from verl_hier.chat.tools import ToolCounts, VerlTools, task_of_row
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.environments.tools import action_of
 from verl_hier.errors import RecipeError

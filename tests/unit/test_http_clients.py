@@ -143,7 +143,7 @@ def _served(model):
 
 
 def _hub(url, monkeypatch, tmp_path):
-    from verl_hier.compat.hub import require_on_hub
+    from verl_hier.verl_facts.hub import require_on_hub
 
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
     monkeypatch.setenv("HF_TOKEN", KEY)
@@ -176,7 +176,7 @@ PLAYED = {
     f"{ENVIRONMENTS}/mcp/session.py": [(_mcp, "X-Key")],
     f"{ENVIRONMENTS}/gateway/sample.py": [_agent("verl_hier_plugins.environments.gateway.sample")],
     "verl_hier/served/client.py": [_served("m"), _served("")],
-    "verl_hier/compat/hub.py": [(_hub, "Authorization")],
+    "verl_hier/verl_facts/hub.py": [(_hub, "Authorization")],
     "examples/agents/openai_loop.py": [_agent("openai_loop")],
 }
 CASES = [(file, number) for file, played in PLAYED.items() for number in range(len(played))]

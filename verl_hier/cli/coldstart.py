@@ -39,7 +39,7 @@ def coldstart(recipe: Reference, overrides: Overrides = None) -> None:
 def make(config: Any) -> Path:
     """The cold start of a composed recipe, with a line for each stage and a bar for the supervised training."""
     from verl_hier.coldstart.build import build
-    from verl_hier.compat.versions import require_supported
+    from verl_hier.verl_facts.versions import require_supported
 
     require_supported()
     started = time.monotonic()
@@ -75,8 +75,8 @@ def demos(
     ] = None,
 ) -> None:
     """Write the demonstrations of a cold start."""
+    from verl_hier.chat.tokenizer import load_tokenizer
     from verl_hier.coldstart.build import TINY, demonstrate, work_folder
-    from verl_hier.compat.tokenizer import load_tokenizer
     from verl_hier.errors import HierError
     from verl_hier.recipe.composed import ComposedRecipe
 
@@ -103,8 +103,8 @@ def sft(
 ) -> None:
     """Train a model on demonstrations with verl's SFT trainer."""
     from verl_hier.coldstart import run_sft
-    from verl_hier.compat.versions import require_supported
     from verl_hier.errors import HierError
+    from verl_hier.verl_facts.versions import require_supported
 
     require_supported()
     for file in data:

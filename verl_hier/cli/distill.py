@@ -15,8 +15,8 @@ from verl_hier.recipe.paths import DISTILLED
 
 if TYPE_CHECKING:
     from verl_hier.coldstart.distill import Student, Teacher
+    from verl_hier.host.part import Part
     from verl_hier.recipe.composed import ComposedRecipe
-    from verl_hier.recipe.parts import Part
     from verl_hier.rollout import Limits
     from verl_hier.served.policy import Messages
 
@@ -90,9 +90,9 @@ def _system(name: str, student: ComposedRecipe) -> tuple[Part, Limits]:
     """The worker that the teacher plays, and the limits of its episodes; another recipe has the student's size."""
     from verl_hier.coldstart.distill import for_system
     from verl_hier.host.options import build_options
+    from verl_hier.host.part import Part
     from verl_hier.recipe.catalogue import SIZES
     from verl_hier.recipe.composed import ComposedRecipe
-    from verl_hier.recipe.parts import Part
 
     if name == student.parts.worker.spec.name:
         return student.parts.worker, student.limits
@@ -129,8 +129,8 @@ def _tokenizer_of(recipe: ComposedRecipe) -> str:
 
 def _student(recipe: ComposedRecipe, path: str) -> Student:
     """The recipe's worker with the renderer, tokenizer and limits of its rollout."""
+    from verl_hier.chat.tokenizer import load_renderer, load_tokenizer
     from verl_hier.coldstart.distill import Student
-    from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
 
     template = recipe.hier.rollout.template
     tokenizer = load_tokenizer(path)

@@ -55,7 +55,7 @@ def export(
     elif model is None:
         raise RecipeError("--to verl writes decoded tokens; name the run's tokenizer with --model FOLDER.")
     else:
-        from verl_hier.compat.tokenizer import load_tokenizer
+        from verl_hier.chat.tokenizer import load_tokenizer
 
         count = export_dump(graphs, out, load_tokenizer(model))
     line(f"{count} lines: {out}")
@@ -71,7 +71,7 @@ def import_(
     template: Annotated[Template, typer.Option(help="See hier.rollout.template.")] = Template.CHAT,
 ) -> None:
     """Read chat messages or verl's rollout dump as rollouts."""
-    from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
+    from verl_hier.chat.tokenizer import load_renderer, load_tokenizer
     from verl_hier.graph import write_graphs
     from verl_hier.ops.exchange import import_chat, import_dump
 

@@ -89,7 +89,7 @@ def doctor(
 
 
 def _model(model: str) -> None:
-    from verl_hier.compat.examined.model import examine
+    from verl_hier.chat.examined.model import examine
     from verl_hier.recipe.checks.resources import COPY_BYTES_PER_PARAMETER, TRAINED_BYTES_PER_PARAMETER
 
     heading(f"model {model}")
@@ -106,7 +106,7 @@ def _model(model: str) -> None:
 
 def _versions() -> list[str]:
     from verl_hier import __version__
-    from verl_hier.compat.versions import RANGE, SHOWN, installed, verl_problem
+    from verl_hier.verl_facts.versions import RANGE, SHOWN, installed, verl_problem
 
     heading("versions")
     rows = [("python", sys.version.split()[0], ""), ("verl-hier", __version__, "")]
@@ -118,8 +118,8 @@ def _versions() -> list[str]:
 
 def _seams() -> list[str]:
     from verl_hier.compat.seams.table import SEAMS, verify
-    from verl_hier.compat.validation import require_registration
     from verl_hier.errors import PluginError
+    from verl_hier.verl_facts.validation import require_registration
 
     heading(f"seams to verl ({len(SEAMS)})")
     broken: list[str] = []

@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from verl_hier.chat.tokenizer import load_tokenizer
 from verl_hier.coldstart.demonstrations import write_demonstrations
 from verl_hier.coldstart.distill import DATA, Distillation, ExpertTeacher, Student, Weights, distill, for_system
 from verl_hier.coldstart.expert_policy import Noise, can_play
@@ -25,14 +26,13 @@ from verl_hier.coldstart.sft import LOG_NAME, Progress, no_progress, run_sft
 from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.coldstart.vocabulary import collect_texts
 from verl_hier.coldstart.worker_texts import worker_texts
-from verl_hier.compat.tokenizer import load_tokenizer
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import parquet_metadata, read_json
 from verl_hier.host.options import build_options
+from verl_hier.host.part import Part
 from verl_hier.recipe.checks.model import HUB_NAME
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
 from verl_hier.rollout.plain_renderer import PlainRenderer
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchic
 from verl_hier.coldstart.rows import key_of, rows_of, save
 from verl_hier.environments.blocking import build
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier.rollout import Limits
 from verl_hier.rollout.plain_renderer import PlainRenderer
 

@@ -23,7 +23,7 @@ from verl_hier.coldstart.rows import rows_of, save
 from verl_hier.environments.blocking import build
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import EpisodeRecord, Node, RolloutGraph
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier.rollout import Generation, Limits, Policy, Renderer, Sampling, Scored
 from verl_hier.rollout.transcript import Transcript
 from verl_hier.served.client import ChatClient

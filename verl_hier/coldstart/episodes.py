@@ -7,8 +7,8 @@ from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult, last_word
 from verl_hier.graph.nodes import RolloutGraph
+from verl_hier.host.part import Part
 from verl_hier.host.specs import Fork
-from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler, Sampling
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.roles import Roles

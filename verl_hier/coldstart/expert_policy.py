@@ -11,7 +11,7 @@ from verl_hier.coldstart.episodes import LocalEnvironment
 from verl_hier.environments.base import Environment
 from verl_hier.environments.expert import Expert, OffersExpert
 from verl_hier.errors import RecipeError, RolloutError
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier.rollout import Generation, Sampling, Scored
 
 SUB_DONE = "<sub_done>"

@@ -14,7 +14,7 @@ from verl_hier.coldstart.expert_policy import expert_of
 from verl_hier.environments.blocking import build
 from verl_hier.environments.expert import OffersVocabulary
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 
 SPLITS = ("train", "val", "test")
 PATTERN = r"[a-z]+ \d+|[a-z]+|\d+|[:;|]"

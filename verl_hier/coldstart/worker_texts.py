@@ -12,7 +12,7 @@ from verl_hier.coldstart.distill import PreparedTurns, for_system
 from verl_hier.coldstart.episodes import LocalEnvironment, play
 from verl_hier.coldstart.expert_policy import ExpertPolicy, Noise, is_hierarchical
 from verl_hier.environments.blocking import build
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier.rollout import Limits, Policy
 from verl_hier.served.policy import Messages
 

@@ -23,13 +23,13 @@ from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from verl_hier.chat.tools import ToolCounts, task_of_row
 from verl_hier.compat.data_set import parted, score_of
 from verl_hier.compat.examples import example_of
 from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT
 from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.in_process import SavedPolicies
 from verl_hier.compat.servers.policy import ServerPolicy
-from verl_hier.compat.tools import ToolCounts, task_of_row
 from verl_hier.compat.tracing import Tracing
 from verl_hier.compat.validation_success import accuracy
 from verl_hier.environments.pool import EnvironmentPool

@@ -17,12 +17,12 @@ FAILURE: BaseException | None = None
 def _register() -> None:
     from wrapt import register_post_import_hook
 
-    from verl_hier.compat import searchpath
     from verl_hier.compat.servers import vllm_cpu, vllm_topk
+    from verl_hier.recipe.search_path import register
     from verl_hier.runtime_cpu import activate
 
     activate()
-    searchpath.register()
+    register()
     vllm_cpu.activate()
     register_post_import_hook(vllm_topk.register_replica, "verl.workers.rollout.replica")
     register_post_import_hook(vllm_topk.register_adapter, "verl.workers.rollout.base")

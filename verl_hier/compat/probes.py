@@ -15,7 +15,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_hier.compat.updates import ranks_of
 from verl_hier.errors import CreditError
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier.training.probes import Asked, Contexts, Question
 from verl_hier.training.step import TrainingStep
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
-from verl_hier.compat.tools import VerlTools
+from verl_hier.chat.tokenizer import load_renderer, load_tokenizer
+from verl_hier.chat.tools import VerlTools
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.runner import RolloutRunner
 

@@ -13,8 +13,9 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from verl_hier.compat.queue import uid_of_row
 from verl_hier.recipe.engine import wants_tree
-from verl_hier.recipe.schema import HierConfig, UpdateOptions
+from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size, require_rows, whole_groups
+from verl_hier.training.options import UpdateOptions
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1 import PPOTrainer as _Base

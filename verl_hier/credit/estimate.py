@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -13,10 +13,22 @@ from verl_hier.errors import CreditError
 
 if TYPE_CHECKING:
     from verl_hier.graph.turn_table import TurnTable
-    from verl_hier.host.specs import EstimatorSpec
 
 
-def check_needs(spec: EstimatorSpec, columns: Iterable[str]) -> None:
+class Estimator(Protocol):
+    """What is asked of an estimator here; `host.specs.EstimatorSpec` has it, and says what each field means."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def factory(self) -> Callable[..., Any]: ...
+    @property
+    def options(self) -> type: ...
+    @property
+    def requires(self) -> tuple[str, ...]: ...
+
+
+def check_needs(spec: Estimator, columns: Iterable[str]) -> None:
     """Refuse an estimator whose declared columns are not all among `columns`.
 
     Args:
@@ -32,7 +44,7 @@ def check_needs(spec: EstimatorSpec, columns: Iterable[str]) -> None:
             raise CreditError(missing_column(spec.name, column))
 
 
-def estimate(spec: EstimatorSpec, table: TurnTable, options: Any = None) -> Credit:
+def estimate(spec: Estimator, table: TurnTable, options: Any = None) -> Credit:
     """The credit of one batch.
 
     Args:
@@ -63,7 +75,7 @@ def estimate(spec: EstimatorSpec, table: TurnTable, options: Any = None) -> Cred
     return credit
 
 
-def check_finite(spec: EstimatorSpec, table: TurnTable) -> None:
+def check_finite(spec: Estimator, table: TurnTable) -> None:
     """Refuse NaN and infinity in the float columns that the estimator requires, and always in `reward`.
 
     `episodes.success` is NaN by definition when the environment does not report it.

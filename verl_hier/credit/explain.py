@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 from verl_hier.credit.credit import Credit
 
 if TYPE_CHECKING:
+    from verl_hier.credit.estimate import Estimator
     from verl_hier.graph.turn_table import TurnTable
-    from verl_hier.host.specs import EstimatorSpec
 
 Unit = Literal["turn", "episode"]
 Floats = NDArray[np.float64]
@@ -136,7 +136,7 @@ def term(name: str, values: Floats, unit: Unit = "turn", weight: float = 1.0, **
     return values
 
 
-def explain(spec: EstimatorSpec, table: TurnTable, options: Any = None) -> tuple[Credit, list[Term]]:
+def explain(spec: Estimator, table: TurnTable, options: Any = None) -> tuple[Credit, list[Term]]:
     """The credit of a batch and its terms; none when the estimator names none, or when they do not make the credit.
 
     Raises:

@@ -1,6 +1,6 @@
 """What an environment in the rollout worker is given there: the tools of the training framework, as a protocol.
 
-Nothing here knows verl; `compat.tools` makes it from verl's own tools.
+Nothing here knows verl; `chat.tools` makes it from verl's own tools.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from verl_hier import __version__
-from verl_hier.errors import PluginError, did_you_mean, first_line
+from verl_hier.errors import PluginError, did_you_mean
+from verl_hier.installed import points_of
 
 GROUP = "verl_hier.plugins"
 ROOMS = ("environments", "workers", "samplers", "estimators", "schedules", "losses", "value_heads", "probes")
@@ -86,30 +87,6 @@ def entry_points() -> dict[str, Candidate]:
                 f"{candidate.origin} ({candidate.value}); uninstall one or rename its entry point."
             )
     return found
-
-
-def points_of(group: str) -> metadata.EntryPoints:
-    """The entry points of a group.
-
-    Raises:
-        PluginError: naming the package and the file, where the entry points of any installed package cannot be read:
-            then Python reads those of no package, and verl finds none of its plugins.
-    """
-    try:
-        return metadata.entry_points(group=group)
-    except Exception as error:
-        for distribution in metadata.distributions():
-            try:
-                distribution.entry_points  # noqa: B018 - reads the file
-            except Exception as broken:
-                name = (distribution.metadata["Name"] if distribution.metadata else None) or "of an unknown name"
-                folder = getattr(distribution, "_path", distribution.locate_file(""))
-                raise PluginError(
-                    f"the installed package {name} has a malformed entry_points.txt, {folder}/entry_points.txt "
-                    f"({first_line(broken)}), beside which Python reads no plugin of any package; reinstall {name} "
-                    f"(`pip install --force-reinstall {name}`) or uninstall it."
-                ) from error
-        raise PluginError(f"the entry points of the installed packages cannot be read: {first_line(error)}.") from error
 
 
 def contained(candidate: Candidate) -> dict[str, Candidate]:

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from verl_hier.compat.template import ChatTemplate
+from verl_hier.chat.template import ChatTemplate
 from verl_hier.errors import HierError, first_line
 
 

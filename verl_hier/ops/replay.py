@@ -14,7 +14,7 @@ from typing import Any
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import GraphError, RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph, read_graphs
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier.recipe.runner import RolloutRunner
 from verl_hier.rollout import Request
 from verl_hier.rollout.recorded_policy import RecordedPolicy, differences

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_hier import __version__
-from verl_hier.compat.versions import SHOWN, installed
 from verl_hier.ops.resumed import data_files, fingerprint
 from verl_hier.recipe.catalogue import find
+from verl_hier.verl_facts.versions import SHOWN, installed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

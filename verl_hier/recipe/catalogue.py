@@ -5,7 +5,6 @@ Everything here is read from the YAML files without composing them, so that list
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import FileError, HierError, RecipeError, did_you_mean
+from verl_hier.errors import FileError, RecipeError, did_you_mean
+from verl_hier.installed import package_folder
 from verl_hier.recipe.yaml_files import read_yaml
 
 PACKAGE = "verl_hier_recipes"
@@ -204,18 +204,6 @@ def translated(override: str) -> str:
     """An override with the short words of our command line in Hydra's: `size=node` becomes `hier/size=node`."""
     word = _CHOICE.fullmatch(override)
     return f"hier/{word[1]}={word[2]}" if word else override
-
-
-def package_folder(package: str) -> Path:
-    """The folder of an installed package, found without importing it.
-
-    Raises:
-        HierError: when it is not installed.
-    """
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise HierError(f"the package {package} is not installed; reinstall verl-hier.")
-    return Path(next(iter(spec.submodule_search_locations)))
 
 
 @cache

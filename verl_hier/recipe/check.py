@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.compat.servers.table import rollout_server
-from verl_hier.compat.versions import require_supported
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks import sampling
 from verl_hier.recipe.checks.machine import Missing, accelerator_memory_of, memory_of, missing_here
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.checks.resources import Sizes, sizes_of
-from verl_hier.recipe.checks.rule import rules
+from verl_hier.recipe.checks.rule import needs_critic, needs_reference, rules
 from verl_hier.recipe.checks.unread import unread
 from verl_hier.recipe.checks.world import missing_module
 from verl_hier.recipe.composed import ComposedRecipe
@@ -30,6 +28,9 @@ from verl_hier.recipe.papers import contradictions
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.recipe.sharing import ExpectedSharing, expected_sharing
+from verl_hier.verl_facts.servers import rollout_server
+from verl_hier.verl_facts.validation import require_registration, validate
+from verl_hier.verl_facts.versions import require_supported
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,12 @@ def check_ready(config: Any, command: str | None = None) -> tuple[Report, tuple[
 
 
 def _missing(recipe: ComposedRecipe, report: Report) -> Iterator[Missing]:
-    from verl_hier.compat.validation import require_registration
-
     require_registration()
     yield from missing_here(recipe, report.model, report.first)
 
 
 @interpolations_parsed_once()
 def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
-    from verl_hier.compat.validation import validate
-
     require_supported()
     plain = _plain(config)
     recipe = ComposedRecipe.of(plain)
@@ -148,7 +145,7 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         server=plain["actor_rollout_ref"]["rollout"]["name"],
         memory=memory_of(recipe, model),
         held=accelerator_memory_of(recipe, model),
-        notes=(*_notes(recipe), *validate(plain)),
+        notes=(*_notes(recipe), *validate(plain, needs_reference(plain), needs_critic(plain))),
         first=first,
     )
 
@@ -165,7 +162,7 @@ def _check_model(recipe: ComposedRecipe, model: ModelFacts) -> None:
     """Refuse a local model whose tokenizer, template or architecture would fail in the run."""
     if model.local is None:
         return
-    from verl_hier.compat.examined.model import refuse_server, refuse_tokenizer
+    from verl_hier.chat.examined.model import refuse_server, refuse_tokenizer
 
     config, line = recipe.config, "actor_rollout_ref.model.path"
     if config["actor_rollout_ref"]["rollout"]["name"] == "transformers":

@@ -16,7 +16,8 @@ from typing import Any
 
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.specs import KINDS
-from verl_hier.recipe.catalogue import Recipe, find, package_folder, translated
+from verl_hier.installed import package_folder
+from verl_hier.recipe.catalogue import Recipe, find, translated
 from verl_hier.recipe.hydra_cache import hydra_cache
 from verl_hier.recipe.hydra_words import sentence
 from verl_hier.recipe.overrides import require_grammar
@@ -45,7 +46,7 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from verl_hier.compat.searchpath import register
+    from verl_hier.recipe.search_path import register
 
     recipe = find(reference)
     recipe.require_offered(overrides)

@@ -10,9 +10,10 @@ from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.graph.columnar.layout import TOKEN_LISTS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_dataclass, build_options
+from verl_hier.host.part import Part
 from verl_hier.host.specs import ValueHeadSpec
 from verl_hier.recipe.compose import compose
-from verl_hier.recipe.parts import Part, Parts, resolve
+from verl_hier.recipe.parts import Parts, resolve
 from verl_hier.recipe.rewards import rewards_of
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.rollout import Limits

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
+from verl_hier.host.part import Part
 from verl_hier.host.specs import KINDS, Kind
 from verl_hier.recipe.schema import HierConfig
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part of a recipe: its spec and its options, checked and built."""
-
-    spec: Any
-    options: Any
 
 
 @dataclass(frozen=True)

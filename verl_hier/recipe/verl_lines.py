@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from verl_hier.compat.servers.table import rollout_server
 from verl_hier.recipe.checks.rule import needs_critic, needs_reference, value
 from verl_hier.recipe.checks.world import makes_tasks
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.verl_facts.servers import rollout_server
 
 VERL = "verl"
 """The reader of lines that verl reads as in a run without verl-hier."""

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.schema import CurriculumOptions
+from verl_hier.training.options import CurriculumOptions
 
 
 class Curriculum:

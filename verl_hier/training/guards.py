@@ -16,8 +16,8 @@ from verl_hier.credit.groups import equal_scores, no_spread
 from verl_hier.errors import CreditError
 from verl_hier.graph import TurnTable
 from verl_hier.graph.columnar.light import Light
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.training.limits import exceeds
+from verl_hier.training.options import GuardOptions
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.schema import UpdateOptions
+from verl_hier.training.options import UpdateOptions
 
 Parts = list[list[int]]
 Balance = Callable[[list[int], int], list[list[int]]]

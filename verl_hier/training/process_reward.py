@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from verl_hier.credit import Bools, Floats, Ints, episode_sum, group_ids
 from verl_hier.graph import TurnTable
-from verl_hier.recipe.schema import ProcessRewardOptions
 from verl_hier.training.ledger import Ledger
+from verl_hier.training.options import ProcessRewardOptions
 
 LOG_PROBS = "process_log_probs"
 """The field of a batch with the second model's log-probs, one for each response token."""

@@ -14,7 +14,7 @@ from verl_hier.credit.groups import equal_scores
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph import RolloutGraph
 from verl_hier.graph.success import WITHOUT_WORD, success_of
-from verl_hier.recipe.schema import RefillOptions
+from verl_hier.training.options import RefillOptions
 
 _EQUAL = 1e-9
 """What a product of a whole number and a share may be off by."""

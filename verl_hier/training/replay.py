@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from verl_hier.credit import Floats, Ints
 from verl_hier.errors import RecipeError
 from verl_hier.graph.atomic_write import atomic_write
-from verl_hier.recipe.schema import ReplayOptions
+from verl_hier.training.options import ReplayOptions
 from verl_hier.training.probes import Contexts
 
 HEADS = ("q1", "q2", "v1", "v2")

@@ -16,8 +16,7 @@ from verl_hier.errors import CreditError, RolloutError
 from verl_hier.graph.columnar.light import Light
 from verl_hier.graph.columnar.writing import Explained
 from verl_hier.host.manager import PluginHost
-from verl_hier.recipe.parts import Part
-from verl_hier.recipe.schema import GuardOptions, ProcessRewardOptions
+from verl_hier.host.part import Part
 from verl_hier.training.guards import (
     RewardHistory,
     alarm,
@@ -29,6 +28,7 @@ from verl_hier.training.guards import (
 from verl_hier.training.ledger import Ledger
 from verl_hier.training.loss_table import PolicyLossOfRun
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
+from verl_hier.training.options import GuardOptions, ProcessRewardOptions
 from verl_hier.training.probes import Asked
 from verl_hier.training.process_reward import add_step_rewards, learned_weights
 from verl_hier.training.schedule import Schedule

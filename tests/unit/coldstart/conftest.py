@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 
 collect_ignore_glob = [] if find_spec("alfworld") and find_spec("textworld") else ["test_*.py"]
 

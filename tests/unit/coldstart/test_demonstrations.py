@@ -8,9 +8,9 @@ from verl_hier.coldstart import Noise, build_tiny, write_demonstrations
 from verl_hier.coldstart.build import texts_of
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RecipeError
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EnvironmentSpec, WorkerSpec
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
 from verl_hier_plugins.environments.alfworld import SPEC
 
 CLEAN = Noise(random_action=0.0, skip_stage=0.0)

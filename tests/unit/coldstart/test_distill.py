@@ -21,8 +21,8 @@ from verl_hier.coldstart.filters import Filters
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.graph.nodes import Node
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EnvironmentSpec, NoOptions, WorkerSpec
-from verl_hier.recipe.parts import Part
 from verl_hier.rollout import Limits, Worker
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.transcript import EnvironmentCall, Transcript, TranscriptTurn
@@ -258,7 +258,7 @@ def test_what_breaks_the_grammar_is_no_data(tmp_path, on_violation):
 
 def test_rows_of_a_chat_model_are_one_assistant_message(tmp_path):
     """As its template writes it; the loss begins behind the head of the answer and leaves the observations out."""
-    from verl_hier.compat.chat import ChatRenderer
+    from verl_hier.chat.renderer import ChatRenderer
 
     tokenizer = AutoTokenizer.from_pretrained(write_byte_model(tmp_path / "model"))
     chat = Student(

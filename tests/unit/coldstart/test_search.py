@@ -5,7 +5,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from verl_hier.coldstart import Noise, build_tiny, collect_texts, write_demonstrations
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier_plugins.environments.search import SPEC
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.world import build_world, write_document

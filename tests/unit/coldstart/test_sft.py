@@ -11,7 +11,7 @@ from verl_hier.coldstart import Noise, run_sft, write_demonstrations
 from verl_hier.coldstart.dataset import DemonstrationDataset
 from verl_hier.coldstart.sft import ColdStartError, _follower, sft_overrides
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier_plugins.environments.alfworld import SPEC
 
 

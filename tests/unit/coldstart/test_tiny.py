@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl_hier.coldstart import TinyShape, build_tiny, collect_texts
 from verl_hier.coldstart.tiny import ACT, END, PAD, SUB_DONE, UNKNOWN
 from verl_hier.coldstart.vocabulary import split_words
-from verl_hier.recipe.parts import Part
+from verl_hier.host.part import Part
 from verl_hier_plugins.environments.alfworld import SPEC
 from verl_hier_plugins.environments.alfworld.environment import AlfworldEnvironment
 

@@ -20,8 +20,8 @@ from verl_hier.graph import EPISODE_COLUMNS, TURN_COLUMNS, graph_rows
 from verl_hier.host.describe import options_of
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import KINDS, NoOptions
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing.rollout import roll_out_scripted
+from verl_hier.training.options import GuardOptions
 from verl_hier_plugins.samplers.independent import Independent
 from verl_hier_plugins.workers.designer_executor.design import FAILURES
 from verl_hier_plugins.workers.react import React, ReactOptions

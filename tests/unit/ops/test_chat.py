@@ -167,7 +167,7 @@ def test_verls_own_data_set_reads_the_file(tmp_path, byte_model):
 
 
 def test_chat_templates_give_what_a_rollout_gives(tmp_path, byte_model):
-    from verl_hier.compat.tokenizer import load_renderer, load_tokenizer
+    from verl_hier.chat.tokenizer import load_renderer, load_tokenizer
 
     tokenizer = load_tokenizer(byte_model)
     for graph in import_chat(GOLDEN, tokenizer, load_renderer(byte_model, tokenizer, "chat")):

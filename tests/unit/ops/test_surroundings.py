@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.distributions import model_folder
 from verl_hier.errors import HierError, PluginError, RecipeError
-from verl_hier.host.discovery import points_of
+from verl_hier.installed import points_of
 from verl_hier.ops.surroundings import LONGEST_SOCKET, require_sockets, require_surroundings, require_writable
 from verl_hier.ops.training import plan_run
 from verl_hier.recipe.compose import compose

@@ -12,12 +12,12 @@ import pytest
 from verl_hier.credit.estimate import estimate
 from verl_hier.credit.tables import make_table
 from verl_hier.errors import CreditError, RecipeError
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, WorkerSpec
 from verl_hier.recipe.catalogue import recipes
 from verl_hier.recipe.checks.columns import check_read_columns
 from verl_hier.recipe.checks.parts import check_columns
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
 
 
 def recipe(factory: Callable[[Any, Any], Any], **declared: Any) -> ComposedRecipe:

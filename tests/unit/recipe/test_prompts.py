@@ -9,10 +9,10 @@ import pytest
 
 from verl_hier.errors import RecipeError
 from verl_hier.host.constraints import STANDARD_FIELDS, Template
+from verl_hier.host.part import Part
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.recipe.checks.prompts import check_misspelt_fields
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
 
 
 @dataclass(frozen=True)

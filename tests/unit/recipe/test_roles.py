@@ -9,10 +9,11 @@ import pytest
 
 from verl_hier.errors import PluginError, RecipeError
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, NoOptions, ScheduleSpec, WorkerSpec
 from verl_hier.recipe.checks.roles import check_roles
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part, Parts
+from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.schedule import Phase, Schedule
 from verl_hier_plugins.schedules.alternating import AlternatingOptions, hier_schedules

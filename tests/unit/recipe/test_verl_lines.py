@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.catalogue import package_folder, recipes
+from verl_hier.installed import package_folder
+from verl_hier.recipe.catalogue import recipes
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.checks.keys import _leaves
 from verl_hier.recipe.checks.unread import unread
@@ -26,7 +27,7 @@ ELSEWHERE = {
     "experimental/fully_async_policy": "a trainer of its own",
     "experimental/one_step_off_policy": "a trainer of its own",
     "experimental/separation": "a trainer of its own",
-    "experimental/agent_loop/tool_agent_loop.py": "an agent loop, in whose place a worker plays; compat/tools.py calls "
+    "experimental/agent_loop/tool_agent_loop.py": "an agent loop, in whose place a worker plays; chat/tools.py calls "
     "its methods with the settings of `multi_turn` for environments in the rollout worker",
     "experimental/agent_loop/single_turn_agent_loop.py": "an agent loop, in whose place a worker plays",
     "workers/rollout/hf_rollout.py": "a rollout in the trainer's process, which v1 has not",

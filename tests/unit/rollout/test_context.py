@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.fixtures.byte_model import write_byte_model
-from verl_hier.compat.chat import ChatRenderer
+from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.graph.nodes import Node
 from verl_hier.rollout import Context
 from verl_hier.rollout.plain_renderer import PlainRenderer

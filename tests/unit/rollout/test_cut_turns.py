@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.fixtures.byte_model import write_byte_model
-from verl_hier.compat.chat import ChatRenderer
-from verl_hier.compat.template import ChatTemplate
+from verl_hier.chat.renderer import ChatRenderer
+from verl_hier.chat.template import ChatTemplate
 from verl_hier.graph import RolloutGraph, build_table
 from verl_hier.graph.columnar.light import light_of
 from verl_hier.graph.records import CUT

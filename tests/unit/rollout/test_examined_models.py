@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
 from tests.fixtures.byte_model import write_byte_model
-from verl_hier.compat.examined.finding import Finding
-from verl_hier.compat.examined.model import examine, of_tokenizer, refuse_server, refuse_tokenizer
+from verl_hier.chat.examined.finding import Finding
+from verl_hier.chat.examined.model import examine, of_tokenizer, refuse_server, refuse_tokenizer
 from verl_hier.errors import RecipeError
 
 _SMALL = {

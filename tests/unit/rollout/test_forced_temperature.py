@@ -9,13 +9,13 @@ import random
 import pytest
 
 from verl_hier.compat.servers.policy import scoring_params
-from verl_hier.compat.servers.table import SERVERS
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.recipe.checks.parts import check_forced_tokens
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.rollout import Generation, Rollout, Sampler, Scored
 from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer, roll_out_scripted
+from verl_hier.verl_facts.servers import SERVERS
 from verl_hier_plugins.workers.react import React, ReactOptions
 
 WORDS = ("right", "left", "<end>")

@@ -189,7 +189,7 @@ def test_half_a_character_belongs_to_the_piece_that_ends_it(tmp_path):
     from transformers import AutoTokenizer
 
     from tests.fixtures.byte_model import write_byte_model
-    from verl_hier.compat.chat import ChatRenderer
+    from verl_hier.chat.renderer import ChatRenderer
     from verl_hier.rollout.turns import text_of
 
     tokenizer = AutoTokenizer.from_pretrained(write_byte_model(tmp_path))
@@ -209,7 +209,7 @@ def test_what_verl_puts_in_front_of_a_message_is_rendered_once(tmp_path, monkeyp
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
     from tests.fixtures.byte_model import write_byte_model
-    from verl_hier.compat.chat import ChatRenderer
+    from verl_hier.chat.renderer import ChatRenderer
 
     tokenizer = AutoTokenizer.from_pretrained(write_byte_model(tmp_path))
     verls = create_continuous_token_builder(tokenizer, hf_model_type="qwen2", chat_template_kwargs={})

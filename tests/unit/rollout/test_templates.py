@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.fixtures.byte_model import write_byte_model
-from verl_hier.compat.chat import ChatRenderer
-from verl_hier.compat.template import ChatTemplate
+from verl_hier.chat.renderer import ChatRenderer
+from verl_hier.chat.template import ChatTemplate
 
 _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

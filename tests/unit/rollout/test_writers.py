@@ -17,11 +17,11 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import RolloutError
 from verl_hier.graph import Node, RolloutGraph, build_table
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, NoOptions, WorkerSpec
-from verl_hier.recipe.parts import Part
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.rollout import EpisodeView, Rollout, Sampler, Turn, Worker
 from verl_hier.testing.rollout import SideBySide, roll_out_scripted
+from verl_hier.training.options import GuardOptions
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.schema import CurriculumOptions, HierConfig
+from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.curriculum import Curriculum
+from verl_hier.training.options import CurriculumOptions
 
 
 def curriculum(horizons=(1, 2, 3), stages=(1, 3), steps=(10,)):

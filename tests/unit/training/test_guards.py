@@ -7,7 +7,6 @@ from tests.fixtures import rollout_graphs
 from verl_hier.errors import CreditError
 from verl_hier.graph import build_table
 from verl_hier.graph.columnar.light import light_of
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing import make_table
 from verl_hier.training.guards import (
     RewardHistory,
@@ -17,6 +16,7 @@ from verl_hier.training.guards import (
     logprob_metrics,
     tool_metrics,
 )
+from verl_hier.training.options import GuardOptions
 
 
 def groups(*returns):

@@ -24,16 +24,16 @@ from verl_hier.credit.estimate import estimate
 from verl_hier.errors import CreditError, RecipeError
 from verl_hier.graph import EpisodeRecord, Message, Node, RolloutGraph
 from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, NoOptions
 from verl_hier.recipe.checks.choices import CHOICES
 from verl_hier.recipe.checks.losses import check_loss_weights
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing import builtin_estimators
 from verl_hier.testing.estimator import random_table
 from verl_hier.training.loss_table import VERL, PolicyLossOfRun
+from verl_hier.training.options import GuardOptions
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
 

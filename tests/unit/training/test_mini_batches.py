@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.schema import MiniBatchOptions, UpdateOptions
 from verl_hier.training.mini_batches import arrange, divide, even_parts, padded_size, require_rows, whole_groups
+from verl_hier.training.options import MiniBatchOptions, UpdateOptions
 
 
 def options(together: bool = False, **size: int) -> UpdateOptions:

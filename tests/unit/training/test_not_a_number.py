@@ -24,10 +24,10 @@ from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
 from verl_hier.host.options import build_dataclass
 from verl_hier.recipe import schema
 from verl_hier.recipe.checks.numbers import NUMBERS
-from verl_hier.recipe.schema import GuardOptions, RefillOptions
 from verl_hier.testing.builtin import estimator
 from verl_hier.training.guards import _LIMITS, RewardHistory, alarm
 from verl_hier.training.limits import exceeds
+from verl_hier.training.options import GuardOptions, RefillOptions
 from verl_hier.training.refill import Group, scores_of
 
 NO_NUMBERS = (math.nan, math.inf)

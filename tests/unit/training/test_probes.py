@@ -15,10 +15,10 @@ from verl_hier.credit import Credit
 from verl_hier.errors import CreditError
 from verl_hier.graph import RolloutGraph
 from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, NoOptions
-from verl_hier.recipe.parts import Part
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.training.ledger import Ledger
+from verl_hier.training.options import GuardOptions
 from verl_hier.training.probes import Asked, Contexts, Question, followers
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions

@@ -13,10 +13,10 @@ from tests.fixtures.light import sent
 from verl_hier.credit import Credit
 from verl_hier.graph import TurnTable
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, NoOptions
-from verl_hier.recipe.parts import Part
-from verl_hier.recipe.schema import GuardOptions, ProcessRewardOptions
 from verl_hier.testing.estimator import random_table
+from verl_hier.training.options import GuardOptions, ProcessRewardOptions
 from verl_hier.training.process_reward import LOG_PROBS, WEIGHTS, pair_loss, solved_episodes
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions

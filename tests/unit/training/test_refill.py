@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
 from verl_hier.errors import RecipeError, RolloutError
-from verl_hier.recipe.schema import HierConfig, RefillOptions
+from verl_hier.recipe.schema import HierConfig
+from verl_hier.training.options import RefillOptions
 from verl_hier.training.refill import Group, StepTasks, most_tasks, scores_of
 
 PARTS = {kind: {"name": "x"} for kind in ("environment", "worker", "sampler", "estimator")}

@@ -12,9 +12,9 @@ import pytest
 from tests.fixtures import rollout_graphs
 from tests.fixtures.light import sent
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.schema import ReplayOptions
 from verl_hier.testing import make_table
 from verl_hier.training.ledger import Ledger
+from verl_hier.training.options import ReplayOptions
 from verl_hier.training.probes import Contexts
 from verl_hier.training.replay import HEADS, Replay, Row, Turns, learn, turn_values
 

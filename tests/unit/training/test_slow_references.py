@@ -21,7 +21,6 @@ from verl_hier.errors import CreditError, RecipeError, RolloutError
 from verl_hier.graph.columnar.held import Written
 from verl_hier.graph.columnar.light import light_of
 from verl_hier.host.specs import ValueHeadSpec
-from verl_hier.recipe.schema import CurriculumOptions, GuardOptions, ProcessRewardOptions, RefillOptions, ReplayOptions
 from verl_hier.testing import make_table
 from verl_hier.training import ledger as ledger_module
 from verl_hier.training import store as store_module
@@ -31,6 +30,13 @@ from verl_hier.training.ledger import Ledger, Runs
 from verl_hier.training.loss_table import VERL, PolicyLossOfRun, PolicyLossUse
 from verl_hier.training.metrics import credit_metrics, rollout_metrics, tree_metrics, turn_metrics
 from verl_hier.training.mini_batches import divide, even_parts, padded_size, require_rows, whole_groups
+from verl_hier.training.options import (
+    CurriculumOptions,
+    GuardOptions,
+    ProcessRewardOptions,
+    RefillOptions,
+    ReplayOptions,
+)
 from verl_hier.training.policy_loss import clip_range, token_mean
 from verl_hier.training.probes import Asked, Contexts, Question, followers
 from verl_hier.training.process_reward import learned_weights, pair_loss, solved_episodes

@@ -13,11 +13,11 @@ from verl_hier.errors import CreditError, RolloutError
 from verl_hier.graph import build_table, graph_rows, read_graphs
 from verl_hier.graph.columnar.light import light_of
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, NoOptions
-from verl_hier.recipe.parts import Part
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing.builtin import estimator
 from verl_hier.training.metrics import credit_metrics, rollout_metrics
+from verl_hier.training.options import GuardOptions
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
 

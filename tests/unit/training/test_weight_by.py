@@ -12,9 +12,9 @@ from tests.fixtures import rollout_graphs
 from verl_hier.credit import WeightBy, episode_votes, turn_keys, turn_votes
 from verl_hier.credit.estimate import estimate
 from verl_hier.graph import build_table, graph_rows, number_turns
-from verl_hier.recipe.schema import GuardOptions
 from verl_hier.testing import builtin_estimators
 from verl_hier.testing.estimator import random_table
+from verl_hier.training.options import GuardOptions
 
 from .test_step import run
 

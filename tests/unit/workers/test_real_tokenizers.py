@@ -16,8 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tests.fixtures.hostile_outputs import hostile
 from tests.fixtures.hostile_rollouts import play, workers
 from tests.fixtures.real_tokenizers import FILES, LOCK, real_tokenizer, unpack
-from verl_hier.compat.chat import ChatRenderer
-from verl_hier.compat.examined.model import examine, refuse_tokenizer
+from verl_hier.chat.examined.model import examine, refuse_tokenizer
+from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.errors import RecipeError
 from verl_hier.rollout import Generation, Limits
 from verl_hier.testing.rollout import ScriptedPolicy

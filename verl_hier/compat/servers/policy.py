@@ -8,9 +8,9 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from verl_hier.compat.servers.table import rollout_server, servers_with
 from verl_hier.errors import RolloutError
 from verl_hier.rollout import Generation, Sampling, Scored
+from verl_hier.verl_facts.servers import rollout_server, servers_with
 
 RESUME_HINT = "start the same command again: with `trainer.resume_mode: auto` it goes on from the last checkpoint"
 

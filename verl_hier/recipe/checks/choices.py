@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection, Iterable
 
-from verl_hier.compat import names
-from verl_hier.compat.servers.table import SERVERS
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.recipe.checks.rule import needs_critic, rule, there, value
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.verl_facts import names
+from verl_hier.verl_facts.servers import SERVERS
 
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."

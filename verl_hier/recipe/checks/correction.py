@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from verl_hier.compat.servers.table import rollout_server
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.verl_facts.servers import rollout_server
 
 LINE = "algorithm.rollout_correction"
 LEVELS = ("token", "sequence")

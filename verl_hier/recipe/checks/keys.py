@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from verl_hier.compat.config_classes import config_classes
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.compose import stock_of
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.verl_facts.config_classes import config_classes
 
 MISSING = "???"
 OPEN = {

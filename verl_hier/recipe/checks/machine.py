@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.compat.servers.table import rollout_server
 from verl_hier.errors import HierError, RecipeError
 from verl_hier.recipe.checks.lengths import shards
 from verl_hier.recipe.checks.model import ModelFacts, model_facts
@@ -28,6 +27,7 @@ from verl_hier.recipe.checks.world import first_answer, missing_module
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.sandbox.scripts import choose
+from verl_hier.verl_facts.servers import rollout_server
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _model(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]) -> I
             tuple(first),
         )
     elif model.local is None and not joins_cluster(recipe.config):
-        from verl_hier.compat.hub import require_on_hub
+        from verl_hier.verl_facts.hub import require_on_hub
 
         try:
             require_on_hub(model.path, "actor_rollout_ref.model.path")

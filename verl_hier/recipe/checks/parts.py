@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from verl_hier.compat.servers.table import TOP_LOGPROBS, rollout_server, servers_with
 from verl_hier.credit.columns import missing_column
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
@@ -14,6 +13,7 @@ from verl_hier.recipe.checks.rule import needs_critic, rule, value
 from verl_hier.recipe.checks.world import first_task, info_names, names_states
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.replay import HEADS, heads_of
+from verl_hier.verl_facts.servers import TOP_LOGPROBS, rollout_server, servers_with
 
 TOKEN_COLUMNS = ("turn", "logprob", "entropy")
 CRITIC_COLUMNS = ("value", "tokens.value")

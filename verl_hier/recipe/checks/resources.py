@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 
-from verl_hier.compat.servers.table import SERVERS
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks.lengths import (
     ACTOR,
@@ -29,6 +28,7 @@ from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.checks.updates import Step, step_of
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.verl_facts.servers import SERVERS
 
 MANAGER = "verl_hier.compat.agent_loop.HierAgentLoopManager"
 ALSO_ON_CPU = ("vllm",)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from verl_hier.errors import PluginError, RecipeError, did_you_mean, raised
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part, Parts
+from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.rewards import check_rewards
 from verl_hier.training.schedule import Phase
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verl_hier.compat.data_set import FORMATS, data_rows, row_problem
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.checks.tasks import LINES
 from verl_hier.recipe.checks.world import makes_tasks, splits
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.data_rows import FORMATS, data_rows, row_problem
 
 LOOKED_AT = 256
 """Rows of each file that a check reads."""

@@ -11,10 +11,10 @@ from typing import Any
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.blocking import build
 from verl_hier.errors import HierError, RecipeError
+from verl_hier.host.part import Part
 from verl_hier.host.specs import EnvironmentSpec
 from verl_hier.recipe.checks.rule import value
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.parts import Part
 
 DATASET = "TaskDataset"
 LOOK = """

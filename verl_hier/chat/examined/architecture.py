@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
-from verl_hier.compat.examined.finding import Finding
+from verl_hier.chat.examined.finding import Finding
 from verl_hier.errors import RecipeError, first_line
 
 GIB = 2**30

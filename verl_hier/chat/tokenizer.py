@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from verl_hier.compat.hub import require_on_hub
 from verl_hier.errors import RecipeError, first_line
 from verl_hier.rollout import Renderer
 from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.verl_facts.hub import require_on_hub
 
 
 def load_tokenizer(model: str | os.PathLike[str], option: str = "--model", trust_remote_code: bool = False) -> Any:
@@ -61,7 +61,7 @@ def load_renderer(
     if not tokenizer.chat_template:
         plain = "--template plain" if option == "--model" else "hier.rollout.template: plain"
         raise RecipeError(f"{option} {model}: its tokenizer has no chat template; use {plain}.")
-    from verl_hier.compat.chat import ChatRenderer
+    from verl_hier.chat.renderer import ChatRenderer
 
     config, generation = configs(model)
     # Without a config verl knows no family and takes its general rules.

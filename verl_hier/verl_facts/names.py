@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from verl_hier.host.discovery import points_of
-from verl_hier.recipe.catalogue import package_folder
+from verl_hier.installed import package_folder, points_of
 
 
 @dataclass(frozen=True)

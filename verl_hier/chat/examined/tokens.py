@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_hier.compat.chat import ChatRenderer
-from verl_hier.compat.examined.finding import Finding
-from verl_hier.compat.template import ChatTemplate
+from verl_hier.chat.examined.finding import Finding
+from verl_hier.chat.renderer import ChatRenderer
+from verl_hier.chat.template import ChatTemplate
 from verl_hier.errors import first_line
 from verl_hier.runtime_cpu.end_ids import end_ids
 
@@ -147,7 +147,7 @@ def tool_calls(tokenizer: Any, template: ChatTemplate) -> Iterator[Finding]:
     """How the template writes calls of tools, and which of verl's parsers reads that."""
     from verl.experimental.agent_loop.tool_parser import ToolParser
 
-    from verl_hier.compat.tools import openings
+    from verl_hier.chat.tools import openings
 
     written = template.tool_call
     if written is None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_hier.compat.chat import ChatRenderer
-from verl_hier.compat.examined import architecture, tokens
-from verl_hier.compat.examined.finding import Finding
-from verl_hier.compat.template import ChatTemplate
-from verl_hier.compat.tokenizer import configs, load_tokenizer
+from verl_hier.chat.examined import architecture, tokens
+from verl_hier.chat.examined.finding import Finding
+from verl_hier.chat.renderer import ChatRenderer
+from verl_hier.chat.template import ChatTemplate
+from verl_hier.chat.tokenizer import configs, load_tokenizer
 from verl_hier.errors import RecipeError, first_line
 
 

@@ -72,7 +72,7 @@ def _install() -> None:
     if _loaded:
         sys.modules.update(_loaded)
         return
-    from verl_hier.recipe.catalogue import package_folder
+    from verl_hier.installed import package_folder
 
     root = package_folder("verl")
     for name in (*_PACKAGES, *_UNUSED):

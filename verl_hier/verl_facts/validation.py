@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verl_hier.compat.config_classes import config_classes
 from verl_hier.errors import PluginError, RecipeError
-from verl_hier.recipe.checks.rule import needs_critic, needs_reference
+from verl_hier.installed import points_of
+from verl_hier.verl_facts.config_classes import config_classes
 
 # Blocks that verl's workers turn into dataclasses by their `_target_`.
 _BLOCKS = (
@@ -39,11 +39,12 @@ _SOUND: set[str] = set()
 build them is most of the time of a check."""
 
 
-def validate(plain: Mapping[str, Any]) -> list[str]:
+def validate(plain: Mapping[str, Any], reference: bool, critic: bool) -> list[str]:
     """Run verl's checks on a composed config.
 
     Args:
         plain: the config as plain containers whose interpolations are resolved; it is not changed.
+        reference, critic: whether the run has a reference model and a critic.
 
     Returns:
         Notes on what could not be checked on this machine.
@@ -62,7 +63,7 @@ def validate(plain: Mapping[str, Any]) -> list[str]:
         import verl  # noqa: F401
     with config_classes(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _run_validate_config(config, notes)
+        _run_validate_config(config, notes, reference, critic)
         with open_dict(config):
             _as_actor(config.actor_rollout_ref)
         for line in _BLOCKS:
@@ -78,24 +79,29 @@ def _asks_vllm(config: Any) -> bool:
 
 
 def require_registration() -> None:
-    """Refuse to go on when our entry point fails: verl swallows that, our entry point keeps it.
+    """Refuse to go on when verl cannot load our entry point: verl swallows that, our entry point keeps it.
 
     The entry point is run without verl, whose import takes ten seconds; the run imports it soon enough.
 
     Raises:
-        PluginError: with what the entry point raised.
+        PluginError: with what the entry point raised, or that there is none.
     """
-    from verl_hier.compat import entry
+    points = [point for point in points_of("verl.plugins") if point.name == "verl_hier"]
+    if not points:
+        raise PluginError(
+            "verl-hier is not among the installed plugins of verl (entry-point group verl.plugins), so that verl would "
+            "not load it; reinstall verl-hier."
+        )
+    failure: BaseException | None = points[0].load().FAILURE
+    if failure is not None:
+        raise PluginError(f"verl-hier could not register itself with verl: {_words(failure)}.") from failure
 
-    if entry.FAILURE is not None:
-        raise PluginError(f"verl-hier could not register itself with verl: {_words(entry.FAILURE)}.") from entry.FAILURE
 
-
-def _run_validate_config(config: Any, notes: list[str]) -> None:
+def _run_validate_config(config: Any, notes: list[str], reference: bool, critic: bool) -> None:
     from verl.utils.config import validate_config
 
     try:
-        validate_config(config, needs_reference(config), needs_critic(config))
+        validate_config(config, reference, critic)
     except ImportError as error:
         notes.append(f"verl could not check everything here: {_words(error)}.")
     except Exception as error:

@@ -1,0 +1,1 @@
+"""How a conversation becomes tokens: tokenizers, chat templates, tool calls, and what a given model does with them."""
