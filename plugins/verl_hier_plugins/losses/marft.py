@@ -1,4 +1,4 @@
-"""MARFT's clipped loss with one policy ratio an action, a product over its tokens (arXiv 2504.16129)."""
+"""MARFT's clipped loss, one ratio an action, a product over its tokens (arXiv 2504.16129), docs/methods/marft.md."""
 
 from __future__ import annotations
 
