@@ -252,3 +252,24 @@ def long_chain(count):
     graph.episodes[0].leaf = count - 1
     graph.credit = []
     return graph
+
+
+@given(st.lists(st.integers(-1, 10**6), max_size=30))
+def test_the_places_of_subtrees_are_those_of_a_walk(drawn):
+    """Each node is followed by everything below it, its children in their order."""
+    parents = [-1 if chosen < 0 or not node else chosen % node for node, chosen in enumerate(drawn)]
+    below = [[child for child, parent in enumerate(parents) if parent == node] for node in range(len(parents))]
+    walk: list[int] = []
+
+    def visit(node):
+        start = len(walk)
+        walk.append(node)
+        for child in below[node]:
+            visit(child)
+        sizes[node] = len(walk) - start
+
+    sizes = [0] * len(parents)
+    for root, parent in enumerate(parents):
+        if parent < 0:
+            visit(root)
+    assert invariants.subtrees(parents) == ([walk.index(node) for node in range(len(parents))], sizes)

@@ -112,6 +112,15 @@ def test_groups_stay_whole_where_they_fit_and_work_is_equal():
     assert max(loads) - min(loads) <= 4 * 3.0
 
 
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(1, 3))
+def test_groups_that_fill_the_ranks_exactly_are_never_cut(sizes, ranks):
+    """Each rank could have one copy of every group; the last group of each fits its room exactly."""
+    names = [(copy, number) for number, size in enumerate(sizes) for copy in range(ranks) for _ in range(size)]
+    shares = whole_groups(names, [1.0] * len(names), ranks)
+    homes = [{names[row] for row in share} for share in shares]
+    assert sum(map(len, homes)) == len(set(names)), "a group is on two ranks"
+
+
 def test_a_group_that_fits_nowhere_is_cut_once():
     shares = whole_groups(["a"] * 3 + ["b"] * 5 + [None] * 2, [1.0] * 10, 2)
     homes = [[name for name in "ab" if any(("a" if row < 3 else "b") == name and row < 8 for row in s)] for s in shares]

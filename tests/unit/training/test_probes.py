@@ -40,6 +40,26 @@ def asked_of(
     return Contexts(ledger, sequences, [task or {"answers": ["ab", "c"]}], tokenizer), ledger, keys
 
 
+class Letters:
+    """A tokenizer that knows no places in texts and does not say whether it is a fast one."""
+
+    chat_template = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+@pytest.mark.parametrize("letters", [False, True])
+@pytest.mark.parametrize("texts", [("ab", "cd", "e"), ("", "x", ""), ("a", "", "b")])
+def test_the_tokens_of_a_text_in_the_middle_are_known(
+    letters: bool, texts: tuple[str, str, str], tokenizer: Any
+) -> None:
+    contexts, _, _ = asked_of(rollout_graphs.flat(), Letters() if letters else tokenizer)
+    tokens, mine = contexts.encode_within(*texts)
+    assert len(tokens) == sum(map(len, texts))
+    assert tokens[mine].tolist() == contexts.encode(texts[1]).tolist()
+
+
 def probe(name: str, **options: Any) -> Any:
     spec = PluginHost.load(DEFAULT_ENABLED).probes()[name]
     return spec.factory(spec.options(**options))

@@ -515,7 +515,7 @@ def test_a_head_reads_where_it_says_and_0_elsewhere():
     assert fields["returns_some"].tolist() == want and fields["value_mask_some"].tolist() == [
         float(v > 0) for v in want
     ]
-    for wrong in ([len(at), -1], [-1, len(at)], [first[1], -1], [-1, first[0]]):
+    for wrong in ([len(at), -1], [len(at) + 5, -1], [-1, len(at)], [first[1], -1], [-1, first[0]]):
         strange = np.full(len(table), -1)
         strange[:2] = wrong
         with pytest.raises(CreditError, match=f"reads turn {int(np.argmax(strange >= 0))} at a token of another turn"):
