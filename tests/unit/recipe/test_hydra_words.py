@@ -38,7 +38,6 @@ def test_lines_that_say_nothing_to_a_user_are_left_out(said: str, cause: str | N
             "trainer has no key 'total_trainin_steps' (did you mean 'total_training_steps'?)",
         ),
         ("trainr.total_training_steps=1", "the config has no key 'trainr' (did you mean 'trainer'?)"),
-        ("hier.rollout.max_turn=1", "hier.rollout has no key 'max_turn'"),
     ],
 )
 def test_an_override_of_an_unknown_key_names_the_nearest(override: str, words: str) -> None:
