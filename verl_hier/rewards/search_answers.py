@@ -13,10 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from verl_hier.environments.scoring import f1, normalise
+from verl_hier.environments.tag_pairs import contents, pairs
 from verl_hier.rollout.rewards import RatedEpisode
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_QUOTED_THOUGHT = re.compile(r"<thinking>.*?</thinking>", re.DOTALL)
 _TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
 _DOCUMENTS = "<information></information>"
 _WORDS = str.maketrans(dict.fromkeys(string.punctuation, " "))
@@ -63,11 +62,11 @@ def tagged_answer(
     if score not in ("f1", "exact_match"):
         raise ValueError(f"score must be f1 or exact_match, got {score!r}")
     text = _said(episode)
-    thoughts, answer = text.count("<think>"), _ANSWER.search(text)
+    thoughts, answers = text.count("<think>"), contents(text, "answer")
     once = text.count("<answer>") == text.count("</answer>") == 1
-    if not thoughts or thoughts != text.count("</think>") or not once or answer is None:
+    if not thoughts or thoughts != text.count("</think>") or not once or not answers:
         return wrong_format
-    true, given = _truths(episode, truths), answer[1].strip()
+    true, given = _truths(episode, truths), answers[0].strip()
     share = f1(given, true)
     if tools and share > 0 and all(f"</{tool}>" in text for tool in tools):
         return share + all_tools
@@ -91,7 +90,7 @@ def structured_exact_match(
         final: what a wrong answer in tags is worth.
         truths: field of the task with the true answer or answers.
     """
-    answers = _ANSWER.findall(_said(episode))
+    answers = contents(_said(episode), "answer")
     if not answers:
         return 0.0
     formed = _well_formed(_DOCUMENTS.join(turn.text for turn in episode.turns))
@@ -111,8 +110,8 @@ def exact_or_partial(episode: RatedEpisode, least: float = 0.3, truths: str = "a
         least: the F1 below which an answer has nothing.
         truths: field of the task with the true answer or answers.
     """
-    found = _ANSWER.search(" ".join(_QUOTED_THOUGHT.sub("", episode.text.strip()).split()))
-    given, true = found[1].strip() if found else "", _truths(episode, truths)
+    found = contents(" ".join(_without(episode.text.strip(), "thinking").split()), "answer")
+    given, true = found[0].strip() if found else "", _truths(episode, truths)
     if _same(given, true):
         return 1.0
     share = f1(given, true)
@@ -138,10 +137,10 @@ def overlap_of_word_sets(
         truths: field of the task with the true answer or answers.
     """
     text = _said(episode).lower()
-    answer = _ANSWER.search(text)
-    if answer is None or not all(_balanced(text, tag) for tag in tags):
+    answers = contents(text, "answer")
+    if not answers or not all(_balanced(text, tag) for tag in tags):
         return wrong_format
-    given = set(answer[1].translate(_WORDS).split())
+    given = set(answers[0].translate(_WORDS).split())
     shares = [0.0]
     for true in (set(truth.lower().translate(_WORDS).split()) for truth in _truths(episode, truths)):
         common = len(given & true)
@@ -151,6 +150,15 @@ def overlap_of_word_sets(
 
 def _said(episode: RatedEpisode) -> str:
     return "\n".join(turn.text for turn in episode.turns)
+
+
+def _without(text: str, tag: str) -> str:
+    """The text without each `<tag>…</tag>`."""
+    kept, place = [], 0
+    for start, stop in pairs(text, tag):
+        kept.append(text[place:start])
+        place = stop
+    return "".join([*kept, text[place:]])
 
 
 def _truths(episode: RatedEpisode, field: str) -> list[str]:
