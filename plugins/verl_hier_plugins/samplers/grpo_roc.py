@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verl_hier.environments.tag_pairs import pairs
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import keep_only, play_out, start_episodes
 from verl_hier.rollout.transcript import Transcript
-
-_ANSWER = re.compile(r"<answer>.*?</answer>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def format_penalty(text: str, turns: int) -> float:
         text: what the agent wrote in the episode.
         turns: its turns.
     """
-    answers = len(_ANSWER.findall(text))
+    answers = len(pairs(text, "answer"))
     if not answers or text.count("<answer>") != answers or text.count("</answer>") != answers or not turns:
         return 1.0
     return min((answers - 1) / turns, 1.0)
