@@ -12,6 +12,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.tiers import quick
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.catalogue import SIZES, find, folder, recipes
@@ -54,15 +55,8 @@ def checked() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the check looks at of a small local model."""
-    path = tmp_path_factory.mktemp("model")
-    (path / "config.json").write_text(
-        '{"architectures": ["Qwen2ForCausalLM"], "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,'
-        ' "intermediate_size": 192, "vocab_size": 190, "tie_word_embeddings": true}'
-    )
-    (path / "tokenizer.json").write_text("{}")
-    (path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    return path
+    """A small local model with a tokenizer and a chat template, which the check looks at."""
+    return write_byte_model(tmp_path_factory.mktemp("model"), hidden=96)
 
 
 def test_the_promised_recipes_are_there() -> None:
