@@ -165,9 +165,8 @@ def played_games(case: Case) -> tuple[TurnTable, Played]:
     }
     last = {game: number for number, (game, *_) in enumerate(rows)}
     for game, played in enumerate(games):
-        for player in (player for player, cuts in enumerate(played["truncated"]) if not cuts and game in last):
-            unheard = turns.setdefault(f"unheard/{player}", [math.nan] * len(rows))
-            unheard[last[game]] = float(played["rewards"][player])
+        for player, reward in enumerate(played["rewards"] if game in last else ()):
+            turns.setdefault(f"outcome/{player}", [math.nan] * len(rows))[last[game]] = float(reward)
     return make_table(turns, episodes={"trained": [True] * len(last)}), rows
 
 

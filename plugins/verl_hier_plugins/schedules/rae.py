@@ -13,8 +13,8 @@ from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import ScheduleSpec
 from verl_hier.training.schedule import Phase, Schedule
 
-UNHEARD_REWARD = "unheard/"
-"""Prefix of columns by role: what an episode was worth for a role without a turn, on the episode's last turn."""
+OUTCOME = "outcome/"
+"""Prefix of columns by role: what an episode was worth for the role, on one of the episode's turns."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RAE(Schedule):
 
         Episodes come in the order of the table, by task and number. Each is compared with the means before it, and
         then moves them. A role without a turn moves its mean where the worker says what the episode was worth for it
-        (`UNHEARD_REWARD`), as in the released code; other roles without a trained turn move nothing.
+        (`OUTCOME`), as in the released code; other roles without a trained turn move nothing.
         """
         role, owner = np.asarray(table["role"]), np.asarray(table["episode"])
         scores = role_scores(table, self._options.score) * self._options.reward_scale
@@ -84,13 +84,17 @@ class RAE(Schedule):
         if self._options.score != "role":
             return found
         owner, trains = np.asarray(table["episode"]), np.asarray(table["episodes.trained"], bool)
-        for column in (name for name in table.turns if name.startswith(UNHEARD_REWARD)):
-            role, scores = column.removeprefix(UNHEARD_REWARD), np.asarray(table[column], np.float64)
+        names, roles = table.names.get("role", ()), np.asarray(table["role"])[table.step_turn].tolist()
+        said = (names[role] if role < len(names) else str(role) for role in roles)
+        spoke = {*zip(table.step_episode.tolist(), said, strict=True)}
+        for column in (name for name in table.turns if name.startswith(OUTCOME)):
+            role, scores = column.removeprefix(OUTCOME), np.asarray(table[column], np.float64)
             if self._options.roles and role not in self._options.roles:
                 continue
             for turn in np.flatnonzero(~np.isnan(scores) & trains[owner]):
-                score = float(scores[turn]) * self._options.reward_scale
-                found.setdefault(int(owner[turn]), []).append((role, score))
+                episode, score = int(owner[turn]), float(scores[turn]) * self._options.reward_scale
+                if (episode, role) not in spoke:
+                    found.setdefault(episode, []).append((role, score))
         return found
 
     def state_dict(self) -> dict[str, Any]:

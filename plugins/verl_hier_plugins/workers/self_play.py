@@ -18,7 +18,7 @@ from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.policy import DEFAULT_POLICY, saved
 from verl_hier.rollout.prompts import fields, observe
 from verl_hier.rollout.transcript import Transcript
-from verl_hier_plugins.schedules.rae import UNHEARD_REWARD
+from verl_hier_plugins.schedules.rae import OUTCOME
 from verl_hier_plugins.workers.react import parse_action
 
 Player = Literal["policy", "past", "random", "first"]
@@ -104,6 +104,10 @@ class SelfPlayOptions:
         """The seats that past checkpoints may have."""
         return [name for name, seat in self.seats.items() if seat.by == "past"]
 
+    def learn(self) -> list[str]:
+        """The seats that the policy or a past of it has in training."""
+        return [name for name, seat in self.seats.items() if seat.by in ("policy", "past")]
+
     def levels(self) -> dict[str, int]:
         """The seats in which agents take turns, each with its level."""
         return {name: seat.level for name, seat in self.seats.items() if seat.speaks}
@@ -153,7 +157,7 @@ class _Game:
         self._options = options
         self._episode = episode
         self._first = self._last = first
-        self._names = tuple(options.seats)
+        self._names, self._learn = tuple(options.seats), options.learn()
         self._contexts: dict[int, Context] = {}
         self._turns: dict[int, Turn] = {}
         self._mover: int | None = None
@@ -212,7 +216,8 @@ class _Game:
             for other, last in self._turns.items():
                 if other != seat:
                     self._episode.pay(last, self._options.others_reward)
-            self._note_unheard(lambda other: self._options.others_reward)
+            lost, won = self._options.loser_reward, self._options.others_reward
+            self._note_outcome(lambda other: lost if other == seat else won)
             return False
         return True
 
@@ -249,18 +254,16 @@ class _Game:
         for seat, turn in self._turns.items():
             if seat != self._mover:
                 self._episode.pay(turn, self._reward(self._last, seat))
-        self._note_unheard(lambda seat: self._reward(self._last, seat))
+        self._note_outcome(lambda seat: self._reward(self._last, seat))
 
-    def _note_unheard(self, worth: Callable[[int], float]) -> None:
-        """What the game was worth for seats of agents that never had a turn, on the last turn of the game."""
-        if self._spoken is None:
-            return
-        for seat, name in enumerate(self._names):
-            options = self._options.seats[name]
-            by = (self._episode.validates and options.evaluated_by) or options.by
-            if seat not in self._turns and by in ("policy", "past"):
-                reward: dict[str, Any] = {UNHEARD_REWARD + name: float(worth(seat))}
-                self._spoken.mark(**reward)
+    def _note_outcome(self, worth: Callable[[int], float]) -> None:
+        """What the game was worth for every seat that learns, on the last turn of an agent in it.
+
+        A seat that had no turn has no other place for it, and its running mean moves all the same (schedule `rae`).
+        """
+        if self._spoken is not None:
+            outcomes: dict[str, Any] = {OUTCOME + name: float(worth(self._names.index(name))) for name in self._learn}
+            self._spoken.mark(**outcomes)
 
     def _reward(self, step: StepResult, seat: int) -> float:
         """What the end of the game is worth for a seat; the one reward of a game without several is everybody's."""
@@ -274,7 +277,7 @@ def transcribe(options: SelfPlayOptions, transcript: Transcript) -> list[str]:
     Raises:
         ValueError: in one word, when a seat has a fixed player, whose moves would be others.
     """
-    if any(seat.by not in ("policy", "past") for seat in options.seats.values()):
+    if len(options.learn()) < len(options.seats):
         raise ValueError("fixed_player")
     moves = [call.action for turn in transcript.turns for call in turn.calls]
     tag = options.action_tag
@@ -290,7 +293,7 @@ def hier_workers() -> WorkerSpec:
         summary="all seats of a game on one policy, or some against fixed players; a reward for each seat",
         source="SPIRAL, arXiv 2506.24119; MARS, arXiv 2510.15414",
         active_roles=SelfPlayOptions.levels,
-        provides=("seat", "format", "past", "opponent"),
+        provides=lambda options: ("seat", "format", "past", "opponent", *(OUTCOME + name for name in options.learn())),
         saved_roles=SelfPlayOptions.past,
         transcribe=transcribe,
         fits=fit,

@@ -207,9 +207,12 @@ def test_seats_of_the_past_need_a_schedule_that_chooses_and_a_model_that_is_ther
 def test_a_seat_that_never_speaks_moves_its_mean():
     graph = play({"invalid": "loses"}, "up")
     assert rewards(graph) == [("player_0", -1.5)]
-    assert graph.nodes[0].extra["unheard/player_1"] == 0.5 and "unheard/player_0" not in graph.nodes[0].extra
+    assert {name: graph.nodes[0].extra[f"outcome/{name}"] for name in ("player_0", "player_1")} == {
+        "player_0": -1.5,
+        "player_1": 0.5,
+    }
     turns = {"episode": [0, 1, 1], "role": ["player_0", "player_0", "player_1"], "reward": [-1.5, 1.0, -1.0]}
-    table = make_table(turns | {"unheard/player_1": [0.5, np.nan, np.nan]})
+    table = make_table(turns | {"outcome/player_0": [-1.5, np.nan, 1.0], "outcome/player_1": [0.5, np.nan, -1.0]})
     rae = RAE(RAEScheduleOptions(decay=0.5, score="role"))
     rae.table_ready(table, 1)
     assert table["baseline"].tolist() == [0.0, -0.75, 0.25]
