@@ -384,7 +384,7 @@ class EpisodeView:
                         node = await sample_node(state, request, prompt + action, most - len(action))
                 state.record.leaf = node.id
                 state.events.append(Event(node=node))
-                action = action + node.action
+                action = action + node.action if action else node.action
         self._live = live
         # A turn of one piece has been decoded already.
         whole = len(node.action) == len(action)

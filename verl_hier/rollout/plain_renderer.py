@@ -36,6 +36,10 @@ def completes(tokenizer: Tokenizer, tokens: list[int], stop: Sequence[str]) -> b
     return any(text.count(each) > before.count(each) for each in stop if each)
 
 
+LONGEST_KEPT = 4096
+"""Characters of a text whose tokens are kept for when it is said again."""
+
+
 class PlainRenderer:
     """Each message is its content, tokenised on its own; `<act>`, if the vocabulary has it, follows the last one."""
 
@@ -64,7 +68,9 @@ class PlainRenderer:
         for message in pending:
             prompt += self._encode(message["content"])
         continues = bool(pending) and pending[-1]["role"] == CONTINUED
-        return prompt if continues else prompt + self._cue
+        if not continues:
+            prompt += self._cue
+        return prompt
 
     def decode(self, tokens: list[int]) -> str:
         """See `Renderer.decode`; only end, padding and cue tokens are left out."""
@@ -80,8 +86,12 @@ class PlainRenderer:
         return ()
 
     def _encode(self, text: str) -> list[int]:
-        if text not in self._cache:
+        if (known := self._cache.get(text)) is not None:
+            return known
+        tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
+        # Long texts are seldom said twice, and many of them would fill the memory.
+        if len(text) <= LONGEST_KEPT:
             if len(self._cache) > 50_000:
                 self._cache.clear()
-            self._cache[text] = list(self._tokenizer.encode(text, add_special_tokens=False))
-        return self._cache[text]
+            self._cache[text] = tokens
+        return tokens

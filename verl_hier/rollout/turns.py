@@ -57,7 +57,8 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         asked = episode.ahead.take(request.context.policy, prompt + forced.tokens, sampling)
         await _ask_ahead(episode)
         generation = await (asked or policy.generate(prompt + forced.tokens, sampling, rollout.conversation))
-    action = forced.tokens + generation.token_ids
+    # Turns of a million tokens happen; their lists are never changed in place, so nothing is copied without need.
+    action = forced.tokens + generation.token_ids if given else generation.token_ids
     if not action:
         raise EpisodeOver(EndReason.EMPTY_ACTION)
     last = episode.last_node
@@ -70,7 +71,7 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
     before = [token for piece in pieces for token in piece.action]
     ended = _ended(rollout.renderer, before + action, request)
     partial = limit < most and len(action) >= limit and not ended
-    logprobs = logprobs + generation.logprobs
+    logprobs = logprobs + generation.logprobs if given else generation.logprobs
     text = await off_loop(len(action), text_of, rollout.renderer, before, action, partial)
     node = Node(
         **_place(episode, request),
