@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
 from verl_hier.errors import GraphError
-from verl_hier.graph import Message, chat_rows, conversation, write_graphs
-from verl_hier.graph.rows import chains
+from verl_hier.graph import chat_rows, conversation, write_graphs
 from verl_hier.ops.exchange import export_chat, import_chat
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.testing.rollout import CharacterTokenizer
@@ -29,28 +28,6 @@ def read(path):
 def imported(path, tokenizer=None):
     tokenizer = tokenizer or CharacterTokenizer()
     return import_chat(path, tokenizer, PlainRenderer(tokenizer))
-
-
-@settings(max_examples=60, deadline=None)
-@given(rollout_graphs.trees())
-def test_every_context_of_the_complete_episodes_is_a_line(graph):
-    owners = {}
-    for episode in graph.complete():
-        for chain in chains(graph, episode.id):
-            owners.setdefault(tuple(chain), []).append(episode)
-    if graph.nodes and not any(node.messages for node in graph.nodes):
-        return
-    lines = list(chat_rows(graph))
-    assert [tuple(line["nodes"]) for line in lines] == list(owners)
-    for line, (chain, episodes) in zip(lines, owners.items(), strict=True):
-        said = []
-        for node in (graph.nodes[number] for number in chain):
-            said += [{"role": m.role, "content": m.content} for m in node.messages]
-            said.append({"role": "assistant", "content": node.text})
-        assert line["messages"] == said
-        assert line["episodes"] == [episode.id for episode in episodes]
-        assert line["return"] == pytest.approx(sum(episode.ret for episode in episodes) / len(episodes))
-        assert line["rewards"] == [graph.nodes[number].reward for number in chain]
 
 
 def test_the_golden_file(tmp_path):
@@ -122,29 +99,6 @@ def test_imported_tokens_are_those_of_the_rollout(tmp_path, suffix):
     assert [e.ret for e in again.episodes] == pytest.approx([e.ret for e in graph.episodes])
     assert [e.success for e in again.episodes] == [e.success for e in graph.episodes]
     assert again.task["uid"] == graph.task["uid"] and again.step == graph.step
-
-
-def test_pieces_and_what_stands_between_them_are_one_message():
-    graph = rollout_graphs.flat()
-    graph.nodes[0].text = ""
-    graph.nodes[1].messages = [Message("continued", " <saw> sky </saw> ")]
-    graph.nodes[0].text = "look"
-    assert conversation(graph, 1)[1:] == [{"role": "assistant", "content": "look <saw> sky </saw> right"}]
-    whole = conversation(graph, 2)
-    graph.split(graph.nodes[0], 1)
-    graph.nodes[0].text, graph.nodes[1].text = "lo", "ok"
-    assert conversation(graph, 3) == whole
-
-
-def test_credit_and_shared_contexts(tmp_path):
-    graph = rollout_graphs.hierarchical()
-    graph.credit = [float(node.id) for node in graph.nodes]
-    lines = list(chat_rows(graph))
-    assert all(line["credit"] == [float(number) for number in line["nodes"]] for line in lines)
-    plans = [line for line in lines if line["role"] == "planner"]
-    assert len(plans) == len({line["nodes"][0] for line in plans})
-    assert max(len(line["episodes"]) for line in plans) > 1
-    assert {line["level"] for line in lines} == {0, 1}
 
 
 def test_verls_own_data_set_reads_the_file(tmp_path, byte_model):
