@@ -218,11 +218,26 @@ def conformance(
             help="Folder of case files (*.json); omitted: those of the checkout.",
         ),
     ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--source",
+            metavar="FOLDER",
+            exists=True,
+            file_okay=False,
+            help="Instead of running cases, confirm the recorded values and lines of the authors in this checkout of "
+            "their repository.",
+        ),
+    ] = None,
 ) -> None:
     """Run recorded cases of released code against the plugins.
 
-    The cases and their adapters belong to the tests of a source checkout. Exit code 1 when a case differs.
+    The cases and their adapters belong to the tests of a source checkout. Exit code 1 when a case, or a value of
+    --source, differs.
     """
+    if source is not None:
+        _confirm(source)
+        return
     runner = _conformance_runner()
     results = runner.run_folder(folder) if folder else runner.run_folder()
     for result in results:
@@ -230,6 +245,29 @@ def conformance(
     failed = sum(not result.ok for result in results)
     line(f"{len(results) - failed} passed, {failed} failed")
     if failed:
+        raise typer.Exit(1)
+
+
+def _confirm(checkout: Path) -> None:
+    """Confirm the authors' values that a checkout of their repository has.
+
+    Raises:
+        HierError: when it is the checkout of no recorded repository.
+    """
+    from verl_hier.recipe.authors import authors, confirm, holders
+
+    found = holders(checkout)
+    if not found:
+        known = ", ".join(f"{theirs.repository} at {theirs.commit[:7]}" for theirs in authors().values())
+        raise HierError(f"{checkout} has the files of no recorded repository; recorded are {known}.")
+    wrong = [sentence for theirs in found for sentence in confirm(theirs, checkout)]
+    for sentence in wrong:
+        line(sentence)
+    for theirs in found:
+        places = sum(len(each.places) for each in theirs.values)
+        line(f"{theirs.group}: {len(theirs.values)} values in {places} places, {len(theirs.unconfirmed)} unconfirmed")
+    line(f"{len(wrong)} places differ")
+    if wrong:
         raise typer.Exit(1)
 
 

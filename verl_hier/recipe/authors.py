@@ -1,0 +1,262 @@
+"""The authors' values as data: what their files say at a commit, compared with a recipe and with a checkout."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from verl_hier.errors import HierError
+from verl_hier.recipe.catalogue import folder
+from verl_hier.recipe.checks.rule import value
+from verl_hier.recipe.papers import settings_of
+
+TOPICS = (
+    *("rollout shape", "sampling", "limits", "reward", "format", "grouping", "normalisation", "loss and aggregation"),
+    *("clipping", "KL", "entropy", "optimiser steps", "learning rate", "filters", "schedule"),
+)
+"""What the values of a method with released code have to say something about."""
+ABSENT = "absent"
+_COMPUTED: Mapping[str, Callable[..., Any]] = {
+    "product": lambda *of: math.prod(of),
+    "quotient": lambda above, below: above / below,
+    "product over the last": lambda *of: math.prod(of[:-1]) / of[-1],
+    "one more": lambda of: of + 1,
+    "one more than the product": lambda *of: 1 + math.prod(of),
+    "of each player": lambda of: 2 * of,
+    "of both players": lambda of: of / 2,
+    "list": lambda *of: list(of),
+}
+_RECIPE_LINE = re.compile(r"(hier|data|algorithm|trainer|actor_rollout_ref|critic)\.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place in a file of the authors.
+
+    Attributes:
+        file: path in their repository.
+        number: line in it, from 1; None for a key that the whole file does not hold.
+        key: what stands in front of the value.
+        reads: the value, or `ABSENT`.
+    """
+
+    file: str
+    number: int | None
+    key: str
+    reads: Any
+
+    def wrong(self, lines: Sequence[str]) -> str | None:
+        """What the lines of the file say instead; None when they say the same."""
+        if self.reads == ABSENT:
+            holding = [number for number, line in enumerate(lines, 1) if self.key in line]
+            return f"holds {self.key!r} in line {holding[0]}, and is recorded without it" if holding else None
+        if self.number is None or self.number > len(lines):
+            return f"has no line {self.number}"
+        found = _read(lines[self.number - 1], self.key)
+        if any(_same(said, self.reads) for said in found):
+            return None
+        said = " or ".join(repr(each) for each in found) or f"no {self.key!r}"
+        return f"has {said} in line {self.number}, and is recorded with {self.key} = {self.reads!r}"
+
+
+@dataclass(frozen=True)
+class AuthorsValue:
+    """One value of the authors.
+
+    Attributes:
+        name: recipe line, or a name of its own.
+        line: recipe line that has to have the value; None for what is no line.
+        topics: those of `TOPICS` that it speaks about.
+        value: the value as a recipe writes it; None where it is unconfirmed.
+        places: where it was read.
+        unconfirmed: why no place confirms it; empty where one does.
+    """
+
+    name: str
+    line: str | None
+    topics: tuple[str, ...]
+    value: Any
+    places: tuple[Place, ...]
+    unconfirmed: str
+
+
+@dataclass(frozen=True)
+class Authors:
+    """The values of one group of `hier/paper`, with the repository and the commit at which they were read."""
+
+    group: str
+    repository: str
+    commit: str
+    values: tuple[AuthorsValue, ...]
+
+    @property
+    def unconfirmed(self) -> list[AuthorsValue]:
+        """The values that no place confirms."""
+        return [each for each in self.values if each.unconfirmed]
+
+
+def authors(content: Mapping[str, Any] | None = None) -> dict[str, Authors]:
+    """The recorded values by group of `hier/paper`.
+
+    Args:
+        content: the file as it was read; the shipped one when omitted.
+    """
+    content = content if content is not None else _shipped()
+    return {group: _authors(group, entry, content["words"]) for group, entry in content["groups"].items()}
+
+
+def deviations(theirs: Authors, config: Mapping[str, Any]) -> list[str]:
+    """A sentence for each value in which a composed recipe has neither the authors' value nor an entry in `differs`.
+
+    Args:
+        theirs: the authors' values.
+        config: a recipe at size `node` as plain containers.
+    """
+    differs = value(config, "hier.paper.differs") or {}
+    found = [
+        f"{each.line} is {value(config, each.line)!r}, and {_where(each)} of {theirs.repository} has {each.value!r}"
+        for each in theirs.values
+        if each.line and not each.unconfirmed and each.line not in differs
+        if not _same(value(config, each.line), each.value)
+    ]
+    found += [
+        f"{line} is {value(config, line)!r}, and `differs` of hier/paper={theirs.group} says {held['ours']!r}"
+        for line, held in differs.items()
+        if _RECIPE_LINE.match(line) and held.get("ours") is not None and not _same(value(config, line), held["ours"])
+    ]
+    named = {each.name for each in theirs.values} | {each.line for each in theirs.values}
+    found += [
+        f"{setting.line} is set by hier/paper={theirs.group}, and the recorded values do not name it"
+        for setting in settings_of(theirs.group)
+        if setting.line not in named and setting.line not in differs
+    ]
+    spoken = {topic for each in theirs.values for topic in each.topics}
+    return found + [f"{theirs.group} has no value for the topic {topic!r}" for topic in TOPICS if topic not in spoken]
+
+
+def whole(group: str, config: Mapping[str, Any]) -> str:
+    """Why the training loop of a group is not called whole; empty when it is.
+
+    Args:
+        group: name in `hier/paper`.
+        config: its recipe at size `node` as plain containers.
+    """
+    theirs = authors().get(group)
+    if theirs is None:
+        return "its values are not recorded from the authors' files"
+    if wrong := deviations(theirs, config):
+        return wrong[0]
+    return "; ".join(f"`{each.name}` is not confirmed: {each.unconfirmed}" for each in theirs.unconfirmed)
+
+
+def confirm(theirs: Authors, checkout: Path) -> list[str]:
+    """A sentence for each place of the authors' values that a checkout does not have.
+
+    Args:
+        theirs: the authors' values.
+        checkout: a clone, a bare git directory, or a plain folder of the repository at the commit.
+
+    Raises:
+        HierError: a file is neither in the commit nor in the folder.
+    """
+    wrong = []
+    for each in theirs.values:
+        for place in each.places:
+            said = place.wrong(_lines(checkout, theirs.commit, place.file))
+            if said:
+                wrong.append(f"{theirs.group}: {each.name}: {place.file} {said}")
+    return wrong
+
+
+def holders(checkout: Path) -> list[Authors]:
+    """The groups all of whose files a checkout has."""
+
+    def has(theirs: Authors) -> bool:
+        try:
+            for file in {place.file for each in theirs.values for place in each.places}:
+                _lines(checkout, theirs.commit, file)
+        except HierError:
+            return False
+        return True
+
+    return [theirs for theirs in authors().values() if has(theirs)]
+
+
+def _authors(group: str, entry: Mapping[str, Any], words: Mapping[str, Mapping[str, Any]]) -> Authors:
+    values = tuple(_value(name, held, entry["files"], words) for name, held in entry["values"].items())
+    return Authors(group, entry["repository"], entry["commit"], values)
+
+
+def _value(
+    name: str, held: Mapping[str, Any], files: Mapping[str, str], words: Mapping[str, Mapping[str, Any]]
+) -> AuthorsValue:
+    line = held.get("line", name if _RECIPE_LINE.match(name) else None)
+    topics = tuple(held["topic"]) if isinstance(held["topic"], list) else (held["topic"],)
+    if "unconfirmed" in held:
+        return AuthorsValue(name, line, topics, None, (), held["unconfirmed"])
+    several = isinstance(held["at"], list)
+    at, keys, reads = (held[field] if several else [held[field]] for field in ("at", "key", "reads"))
+    places = tuple(_place(*place, files) for place in zip(at, keys, reads, strict=True))
+    theirs = _COMPUTED[held["computed"]](*reads) if "computed" in held else reads[0]
+    if line in words and isinstance(theirs, str):
+        theirs = words[line].get(theirs, theirs)
+    return AuthorsValue(name, line, topics, theirs, places, "")
+
+
+def _place(at: str, key: str, reads: Any, files: Mapping[str, str]) -> Place:
+    file, _, number = at.partition(":")
+    return Place(files[file], int(number) if number else None, key, reads)
+
+
+def _read(line: str, key: str) -> list[Any]:
+    import yaml
+
+    found = []
+    start = r"(?<!\w)" if key[0].isalnum() else ""
+    for text in re.findall(rf"{start}{re.escape(key)}['\"]?(?:\s*[:=*]\s*|\s+)(?:\$\[)?(\[.*?\]|[^\s,\])#}}]+)", line):
+        try:
+            found.append(yaml.safe_load(text))
+        except yaml.YAMLError:
+            found.append(text)
+    return found
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    if isinstance(ours, bool) or isinstance(theirs, bool) or ours is None or theirs is None:
+        return ours is theirs
+    try:
+        return math.isclose(float(ours), float(theirs), rel_tol=1e-9)
+    except (TypeError, ValueError):
+        return bool(ours == theirs)
+
+
+def _where(each: AuthorsValue) -> str:
+    place = each.places[0]
+    return place.file if place.number is None else f"{place.file}:{place.number}"
+
+
+@cache
+def _lines(checkout: Path, commit: str, file: str) -> tuple[str, ...]:
+    git = subprocess.run(["git", "-C", str(checkout), "show", f"{commit}:{file}"], capture_output=True, check=False)
+    if git.returncode == 0:
+        return tuple(git.stdout.decode("utf-8", "replace").splitlines())
+    try:
+        return tuple((checkout / file).read_text("utf-8").splitlines())
+    except OSError as error:
+        raise HierError(f"{checkout} has no {file}, neither as a file nor in its commit {commit[:7]}.") from error
+
+
+@cache
+def _shipped() -> Mapping[str, Any]:
+    import yaml
+
+    content: Mapping[str, Any] = yaml.safe_load((folder() / "authors" / "values.yaml").read_text("utf-8"))
+    return content
