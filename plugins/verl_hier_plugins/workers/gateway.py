@@ -12,7 +12,7 @@ from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import CountOrZero
 from verl_hier.host.specs import WorkerSpec
-from verl_hier.rollout import Context, EpisodeView, Worker
+from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 
 MOST_SAID = 20
 """Names of agents that are said in a process; a program may make up a name for each request."""
@@ -34,6 +34,20 @@ class AgentOptions:
     """Its level, for schedules and estimators that go by levels; 0 is the highest."""
     begins: str = ""
     """Beginning of the first message of its conversations, by which it is known where no header names it."""
+    depth: int | None = None
+    """How deep its conversations lie, by which it is known where no header names it: 0 for those that no other began, 1
+    for those that a call of such a one began, and so on."""
+    tool: str = ""
+    """Name of the tool whose call begins its conversations, by which it is known where no header names it."""
+
+    def __post_init__(self) -> None:
+        if self.depth is not None and self.depth < 0:
+            raise ValueError(f"depth must be at least 0, got {self.depth}")
+
+    def fits(self, first: str, depth: int, tool: str) -> bool:
+        """Whether a conversation is of this agent, by all that is said of its conversations."""
+        said = bool(self.begins or self.tool) or self.depth is not None
+        return said and first.startswith(self.begins) and self.depth in (None, depth) and self.tool in ("", tool)
 
 
 def _default_agents() -> dict[str, AgentOptions]:
@@ -46,8 +60,9 @@ class GatewayWorkerOptions:
 
     agents: Mapping[str, AgentOptions] = field(default_factory=_default_agents)
     """The agents of the program by name, which are the roles. A request belongs to the one that its header `X-Agent`
-    names, or else to the first whose `begins` its conversation begins with, or else to the first. A header that names
-    none of them is said once, counted as the failure `unnamed_agent`, and else read as none."""
+    names, or else to the first whose `begins`, `depth` and `tool`, as far as they are given, fit its conversation, or
+    else to the first. A header that names none of them is said once, counted as the failure `unnamed_agent`, and else
+    read as none."""
 
     def __post_init__(self) -> None:
         if not self.agents:
@@ -58,6 +73,14 @@ class GatewayWorkerOptions:
         return {name: agent.level for name, agent in self.agents.items()}
 
 
+@dataclass
+class _Held:
+    """A conversation: its context in the graph, and how deep it lies."""
+
+    context: Context
+    depth: int
+
+
 class GatewayWorker(Worker):
     """See the module."""
 
@@ -66,19 +89,31 @@ class GatewayWorker(Worker):
 
     async def run(self, episode: EpisodeView) -> None:
         """See `Worker.run`."""
-        contexts: dict[int, Context] = {}
+        held: dict[int, _Held] = {}
+        turns: list[Turn] = []
         step = await episode.reset()
         while not (step.done or step.truncated):
             request = _request(step)
-            number = request["context"]
-            if number not in contexts:
-                contexts[number] = episode.context(self._role(request))
-            context = contexts[number]
+            number, sources = request["context"], ()
+            if number not in held:
+                kind, parent, answer, tool = request.get("parent") or ("", -1, -1, "")
+                depth = held[parent].depth + (kind == "spawned") if kind else 0
+                sources = (turns[answer].node,) if kind else ()
+                held[number] = _Held(episode.context(self._role(request, depth, tool)), depth)
+            context, depth = held[number].context, held[number].depth
             unnamed = bool(request["agent"]) and request["agent"] not in self._options.agents
             for role, content in request["messages"]:
-                context.observe(content, role=role)
+                context.observe(content, role=role, sources=sources)
+                sources = ()
             turn = await episode.generate(context, max_tokens=request["max_tokens"], stop=tuple(request["stop"]))
-            turn.mark(edited=int(request["begins"] == "edited"))
+            turns.append(turn)
+            turn.mark(
+                edited=int(request["begins"] == "edited"),
+                realigned=int(request.get("realigned", False)),
+                foreign=int(request.get("foreign", 0)),
+                compacted=int(request["begins"] == "compacted"),
+                agent_depth=depth,
+            )
             if request["begins"] == "edited":
                 turn.mark(failure="history_edited")
             elif unnamed:
@@ -90,12 +125,12 @@ class GatewayWorker(Worker):
                 turn.mark(failure="agent_died")
                 _say_death(str(step.info.get("died", "")))
 
-    def _role(self, request: Mapping[str, Any]) -> str:
+    def _role(self, request: Mapping[str, Any], depth: int, tool: str) -> str:
         agents, named = self._options.agents, request["agent"]
         if named in agents:
             return str(named)
         first = request["messages"][0][1]
-        known = (name for name, agent in agents.items() if agent.begins and first.startswith(agent.begins))
+        known = (name for name, agent in agents.items() if agent.fits(first, depth, tool))
         role = next(known, next(iter(agents)))
         if named and named not in _said and len(_said) < MOST_SAID:
             _said.add(named)
@@ -141,7 +176,7 @@ def hier_workers() -> WorkerSpec:
         source="OpenAI's chat completions",
         doc="environments/gateway.md",
         active_roles=GatewayWorkerOptions.levels,
-        provides=("edited",),
+        provides=("edited", "realigned", "foreign", "compacted", "agent_depth"),
         needs_stop_strings=True,
         needs_info=("request",),
     )

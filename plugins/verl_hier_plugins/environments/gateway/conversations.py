@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from verl_hier_plugins.environments.gateway.aligning import Place, new_in, place_of
 from verl_hier_plugins.environments.gateway.messages import ChatRequest, Message
+from verl_hier_plugins.environments.gateway.parents import Answer, Parent, parent_of
 from verl_hier_plugins.environments.mcp.tools import HERMES, Tool
 
-Begins = Literal["", "first", "again", "edited"]
+Begins = Literal["", "first", "again", "edited", "handed", "compacted"]
 """How a request stands to the conversations before it. Empty: it continues one. `first`: it begins one. `again`: it
 asks what was asked before, for another answer. `edited`: its client has changed what was said, so a new context
-begins."""
+begins. `handed` and `compacted`: it begins one that comes of another, see `parents`."""
 
 
 @dataclass
@@ -22,8 +24,13 @@ class Conversation:
     Attributes:
         number: of the context in its episode.
         agent, toolbox: of its requests.
-        said: identities of its messages, the answers included.
+        said: identities of its messages as they came last, the answers included.
         waits: whether its last request has no answer yet.
+        places: its messages as they came first, the answers included.
+        stops: strings at which its answers ended.
+        realigned: whether its last request says in other words what was said.
+        parent: the answer that it comes of.
+        last: its last answer.
     """
 
     number: int
@@ -31,35 +38,74 @@ class Conversation:
     toolbox: str
     said: list[str] = field(default_factory=list)
     waits: bool = True
+    places: list[Place] = field(default_factory=list)
+    stops: tuple[str, ...] = ()
+    realigned: bool = False
+    parent: Parent | None = None
+    last: Answer | None = None
 
 
 class Conversations:
     """The conversations of one episode."""
 
-    def __init__(self, actions: Literal["hermes", "plain"]) -> None:
+    def __init__(self, actions: Literal["hermes", "plain"], reminders: Sequence[str] = ()) -> None:
         self._actions = actions
+        self._reminders = reminders
         self._all: list[Conversation] = []
+        self._answers: list[Answer] = []
 
     def take(self, request: ChatRequest) -> tuple[Conversation, Begins, list[Message]]:
         """The conversation of a request, how it begins, and the messages that are new in it."""
         said = [message.same for message in request.messages]
-        own = [each for each in self._all if (each.agent, each.toolbox) == (request.agent, request.toolbox)]
-        known = [each for each in own if not each.waits and each.said == said[: len(each.said)] != said]
-        if known:
-            longest = max(known, key=lambda each: len(each.said))
-            new = list(request.messages[len(longest.said) :])
-            longest.said, longest.waits = said, True
-            return longest, "", new
+        found = self._continued(said, request)
+        if found is not None:
+            known, new = found
+            known.realigned = known.said != said[: len(known.said)]
+            known.said, known.waits, known.stops = said, True, request.stop
+            known.places += self._places(new)
+            if known.last is not None:
+                known.last.open = False
+            return known, "", new
+        parent = parent_of(request, self._answers)
         begins = self._begins(said, request)
-        made = Conversation(len(self._all), request.agent, request.toolbox, said)
+        if begins == "again":
+            parent = None
+        elif parent is not None:
+            begins = "first" if parent.kind == "spawned" else parent.kind
+        made = Conversation(len(self._all), request.agent, request.toolbox, said, stops=request.stop, parent=parent)
+        made.places = self._places(request.messages)
         self._all.append(made)
         return made, begins, _with_tools(request, self._actions)
 
-    @staticmethod
-    def answered(conversation: Conversation, reply: Message) -> None:
+    def answered(self, conversation: Conversation, reply: Message) -> None:
         """The policy has answered."""
         conversation.said = [*conversation.said, reply.same]
+        conversation.places.append(place_of(reply, self._reminders, own=True))
+        conversation.last = Answer(conversation.number, len(self._answers), conversation.agent, reply)
+        self._answers.append(conversation.last)
         conversation.waits = False
+
+    def _places(self, messages: Sequence[Message]) -> list[Place]:
+        return [place_of(message, self._reminders) for message in messages]
+
+    def _continued(self, said: list[str], request: ChatRequest) -> tuple[Conversation, list[Message]] | None:
+        """The conversation that a request continues, and what is new in it."""
+        own = [
+            each
+            for each in self._all
+            if (each.agent, each.toolbox) == (request.agent, request.toolbox) and not each.waits
+        ]
+        same = [each for each in own if each.said == said[: len(each.said)] != said]
+        if same:
+            longest = max(same, key=lambda each: len(each.said))
+            return longest, list(request.messages[len(longest.said) :])
+        if any(message.role == "assistant" for message in request.messages):
+            sent = self._places(request.messages)
+            for each in sorted(own, key=lambda each: len(each.places), reverse=True):
+                new = new_in(each.places, sent, request.messages, each.stops)
+                if new is not None:
+                    return each, new
+        return None
 
     def _begins(self, said: Sequence[str], request: ChatRequest) -> Begins:
         earlier = [each for each in self._all if each.agent == request.agent]
@@ -95,6 +141,7 @@ def _explained(tools: Mapping[str, Tool], actions: Literal["hermes", "plain"]) -
 
 def said_of(conversation: Conversation, begins: Begins, new: Sequence[Message], request: ChatRequest) -> dict[str, Any]:
     """A request as the `info` of a step says it; see `verl_hier_plugins.workers.gateway`."""
+    parent = conversation.parent
     return {
         "context": conversation.number,
         "begins": begins,
@@ -103,4 +150,7 @@ def said_of(conversation: Conversation, begins: Begins, new: Sequence[Message], 
         "stop": list(request.stop),
         "max_tokens": request.max_tokens,
         "digest": request.digest,
+        "realigned": not begins and conversation.realigned,
+        "foreign": sum(message.role == "assistant" for message in new),
+        "parent": None if parent is None else [parent.kind, parent.context, parent.answer, parent.tool],
     }

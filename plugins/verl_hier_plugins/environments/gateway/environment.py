@@ -58,10 +58,11 @@ class GatewayEnvironment(AsyncEnvironment):
         self._score = score
         self._inbox: Inbox | None = None
         self._agent: AgentProcess | None = None
-        self._conversations = Conversations(endpoint.options.actions)
+        self._conversations = Conversations(endpoint.options.actions, endpoint.options.reminders)
         self._asked: tuple[Asked, Conversation] | None = None
         self._took_s = 0.0
         self._anchor = ""
+        self._nonce = ""
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Start the agent and wait for its first request."""
@@ -114,6 +115,8 @@ class GatewayEnvironment(AsyncEnvironment):
         self.task = task
         self._inbox = self._endpoint.open()
         self._anchor = json.dumps(task, sort_keys=True)
+        # The same when the agent is run again on its recorded answers, and no name that an agent makes up itself.
+        self._nonce = _hash(self._anchor, str(seed))[:10]
         surroundings = {
             "OPENAI_BASE_URL": self._endpoint.url,
             "OPENAI_API_KEY": self._inbox.key,
@@ -136,7 +139,8 @@ class GatewayEnvironment(AsyncEnvironment):
         asked, conversation = self._asked
         self._asked = None
         action, usage = counted(action)
-        reply = reply_to(asked.request, action, len(self.exchanges), self._options.actions == "plain", usage)
+        number = f"{self._nonce}_{len(self.exchanges)}"
+        reply = reply_to(asked.request, action, number, self._options.actions == "plain", usage)
         self.exchanges.append((self.shown, action))
         self._conversations.answered(conversation, reply.message)
         self._anchor = _hash(self._anchor, self.shown, action)

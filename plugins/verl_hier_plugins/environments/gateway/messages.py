@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ SECRET = "[secret]"
 KEY = "verl-hier-"
 """Begins the key of every episode, so that none passes, whichever episode's it is."""
 _KEY = re.compile(rf"{KEY}[\w-]{{32}}", re.ASCII)
+_CALL_ID = re.compile(r"\bcall_\w{1,80}", re.ASCII)
 CUT = "\x03"
 """Ends an action that its token limit has cut, so that the client reads `finish_reason: length`."""
 COUNTS = "\x04"
@@ -56,11 +57,17 @@ class Message:
         role: `system`, `user`, `assistant` or `tool`.
         content: its text as the policy reads it.
         same: what identifies it: equal for messages that a client may send back in another form.
+        text: what it says beside its calls.
+        ids: of its calls, or of the call that it is the result of; of an answer that comes back as text, those in it.
+        arguments: name and texts of each of its calls; a conversation that a call begins quotes one of them.
     """
 
     role: str
     content: str
     same: str
+    text: str = ""
+    ids: tuple[str, ...] = ()
+    arguments: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,13 +202,15 @@ def counted(action: str) -> tuple[str, Usage | None]:
     return (action[: found.start()], Usage(int(found[1]), int(found[2]))) if found else (action, None)
 
 
-def reply_to(request: ChatRequest, action: str, number: int, plain: bool = False, usage: Usage | None = None) -> Reply:
+def reply_to(
+    request: ChatRequest, action: str, number: int | str, plain: bool = False, usage: Usage | None = None
+) -> Reply:
     """The answer that the text of a turn is.
 
     Args:
         request: what was asked.
         action: the text, which ends with `CUT` where its token limit cut it.
-        number: of the answer in its episode; names the answer and its calls.
+        number: names the answer and its calls, so no other answer of the episode has it.
         plain: whether plain words are a call.
         usage: its numbers of tokens; None where its worker counts none, and characters are taken for tokens.
     """
@@ -213,6 +222,10 @@ def reply_to(request: ChatRequest, action: str, number: int, plain: bool = False
         text, stopped, _ = text.partition(stop)
         finish = "stop" if stopped else finish
     content, calls, valid = _calls(text, request.tools, number, plain)
+    if finish == "length":
+        # A call of a turn that is cut may be half of what the policy wanted, and clients repair and carry out halves.
+        opened = blank_thoughts(text).find(OPEN) if request.tools else -1
+        content, calls = text if opened < 0 else text[:opened].strip(), []
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if calls:
         message |= {"content": content or None, "tool_calls": calls}
@@ -228,7 +241,9 @@ def reply_to(request: ChatRequest, action: str, number: int, plain: bool = False
     return Reply(_message(message, 0), body, valid)
 
 
-def _calls(text: str, tools: Mapping[str, Tool], number: int, plain: bool) -> tuple[str, list[dict[str, Any]], bool]:
+def _calls(
+    text: str, tools: Mapping[str, Tool], number: int | str, plain: bool
+) -> tuple[str, list[dict[str, Any]], bool]:
     """Text, calls and validity of an answer."""
     if not tools:
         return text, [], True
@@ -254,7 +269,9 @@ def _message(given: Any, place: int) -> Message:
     content = _text(given.get("content"), where)
     calls = given.get("tool_calls") or []
     if not calls or role != "assistant":
-        return Message(role, content, _digest([role, content.strip(), str(given.get("tool_call_id") or "")]))
+        result_of = str(given.get("tool_call_id") or "")
+        ids = tuple(_CALL_ID.findall(content)) if role == "assistant" else (result_of,) if result_of else ()
+        return Message(role, content, _digest([role, content.strip(), result_of]), content, ids)
     if not isinstance(calls, list):
         raise RefusedRequest(f"the `tool_calls` of {where} have to be a list.")
     made = [_call(each, where) for each in calls]
@@ -262,7 +279,18 @@ def _message(given: Any, place: int) -> Message:
         f"{OPEN}{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}{CLOSE}"
         for _, name, arguments in made
     )
-    return Message(role, f"{content}{written}", _digest([role, content.strip(), made]))
+    ids = tuple(identity for identity, _, _ in made if identity)
+    called = tuple((name, tuple(_texts(arguments))) for _, name, arguments in made)
+    return Message(role, f"{content}{written}", _digest([role, content.strip(), made]), content, ids, called)
+
+
+def _texts(arguments: Any) -> Iterator[str]:
+    """The texts in the arguments of a call."""
+    if isinstance(arguments, str):
+        yield arguments
+    elif isinstance(arguments, Mapping | list):
+        for each in arguments.values() if isinstance(arguments, Mapping) else arguments:
+            yield from _texts(each)
 
 
 def _call(given: Any, where: str) -> tuple[str, str, Any]:

@@ -51,6 +51,9 @@ class GatewayOptions:
     actions: Literal["hermes", "plain"] = "hermes"
     """How the tools of an agent are explained to the policy, and how it calls them: as JSON in `<tool_call>` tags, or
     in plain words, `look hall`. With `hermes` plain words are understood where they are no sentence."""
+    reminders: tuple[str, ...] = ("system-reminder",)
+    """Tags of texts that a program puts into messages that were sent already, or takes out of them; what stands in such
+    a tag does not tell a message from what it was."""
     max_calls: Count = 16
     """Requests that are answered in one episode; with the next one it is truncated."""
     agent_s: Positive = 120.0

@@ -1,0 +1,116 @@
+"""Which answer of the policy a new conversation comes of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Literal
+
+from verl_hier_plugins.environments.gateway.messages import ChatRequest, Message
+
+Kind = Literal["spawned", "handed", "compacted"]
+"""`spawned`: a call of the answer began it, and its result is awaited. `handed`: it goes on with the messages of
+another conversation under other instructions or with other tools. `compacted`: it begins with the answer in place of
+what was said before."""
+SHORTEST = 12
+"""Characters of an argument by which a conversation is known to come of it wherever it stands; a shorter one has to be
+lines of its own, because it stands in many a text."""
+SHORTEST_SUMMARY = 16
+MOST_OPEN = 64
+"""Texts of open answers that are looked for in a new conversation, the latest first."""
+_QUOTED = re.compile(r"\"([^\"\n]{4,2000})\"|'([^'\n]{4,2000})'")
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The answer that a conversation comes of.
+
+    Attributes:
+        kind: how it comes of it.
+        context, answer: the conversation of the answer, and the place of the answer in the episode.
+        tool: name of the call; empty where it is none.
+    """
+
+    kind: Kind
+    context: int
+    answer: int
+    tool: str = ""
+
+
+@dataclass
+class Answer:
+    """An answer of the policy.
+
+    Attributes:
+        context, answer: see `Parent`.
+        agent: of its conversation.
+        reply: the answer.
+        open: whether its conversation has not gone on behind it.
+        taken: calls of which a conversation came already, each the tool and a text.
+    """
+
+    context: int
+    answer: int
+    agent: str
+    reply: Message
+    open: bool = True
+    taken: list[tuple[str, str]] = field(default_factory=list)
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Tool and text of what a conversation may begin with; in code, what stands in quotes."""
+        for tool, arguments in self.reply.arguments:
+            yield from ((tool, each.strip()) for each in arguments)
+        if not self.reply.arguments:
+            for found in _QUOTED.finditer(self.reply.text):
+                yield "", (found[1] or found[2]).strip()
+
+
+def parent_of(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
+    """The answer that a new conversation comes of, or None.
+
+    Args:
+        request: the first request of the conversation.
+        answers: those of the episode, in order.
+    """
+    before = takewhile(lambda message: message.role != "assistant", request.messages)
+    opening = "\n".join(["", *(message.content for message in before if message.role == "user"), ""])
+    best: tuple[tuple[bool, int, int], Answer, tuple[str, str]] | None = None
+    looked = 0
+    for answer in (each for each in reversed(answers) if each.open):
+        begun = list(answer.taken)
+        for place, text in enumerate(answer.texts()):
+            looked += 1
+            sought = text[1] if len(text[1]) >= SHORTEST else f"\n{text[1]}\n"
+            if looked > MOST_OPEN or not text[1] or sought not in opening:
+                continue
+            fresh = text not in begun
+            if not fresh:
+                begun.remove(text)
+            # Of twins that say the same, the one without a conversation, and the first.
+            rank = (fresh, len(text[1]), -place)
+            if best is None or rank > best[0]:
+                best = rank, answer, text
+    if best is not None:
+        _, answer, text = best
+        answer.taken.append(text)
+        return Parent("spawned", answer.context, answer.answer, text[0])
+    return _handed(request, answers) or _compacted(request, answers)
+
+
+def _handed(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
+    ids = {each for message in request.messages if message.role == "assistant" for each in message.ids}
+    for answer in reversed(answers):
+        if ids.intersection(answer.reply.ids):
+            return Parent("handed", answer.context, answer.answer)
+    return None
+
+
+def _compacted(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
+    said = "\n".join(message.content for message in request.messages if message.role != "system")
+    for answer in reversed(answers[-MOST_OPEN:]):
+        text = answer.reply.text.strip()
+        if answer.agent == request.agent and not answer.reply.ids and len(text) >= SHORTEST_SUMMARY and text in said:
+            return Parent("compacted", answer.context, answer.answer)
+    return None
