@@ -20,7 +20,8 @@ class Place:
 
     Attributes:
         role: of the message.
-        text: what it says, without white space at its ends, thoughts of an assistant, and reminders.
+        text: what it says, without white space at its ends and those of lines, empty lines, thoughts of an assistant,
+            and reminders.
         ids: of calls, see `Message.ids`.
         own: whether the policy said it.
     """
@@ -39,7 +40,9 @@ class Place:
 def place_of(message: Message, reminders: Sequence[str], own: bool = False) -> Place:
     """A message as it is compared."""
     text = without_thoughts(message.text) if message.role == "assistant" else _without(message.text, reminders)
-    return Place(message.role, text.strip(), message.ids, own)
+    # Messages are merged with more or fewer empty lines between them.
+    lines = "\n".join(line.rstrip() for line in text.split("\n") if line.strip())
+    return Place(message.role, lines.strip(), message.ids, own)
 
 
 def new_in(

@@ -31,6 +31,7 @@ class Conversation:
         realigned: whether its last request says in other words what was said.
         parent: the answer that it comes of.
         last: its last answer.
+        request: its last request.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Conversation:
     realigned: bool = False
     parent: Parent | None = None
     last: Answer | None = None
+    request: ChatRequest | None = None
 
 
 class Conversations:
@@ -63,6 +65,7 @@ class Conversations:
             known.realigned = known.said != said[: len(known.said)]
             known.said, known.waits, known.stops = said, True, request.stop
             known.places += self._places(new)
+            known.request = request
             if known.last is not None:
                 known.last.open = False
             return known, "", new
@@ -73,6 +76,7 @@ class Conversations:
         elif parent is not None:
             begins = "first" if parent.kind == "spawned" else parent.kind
         made = Conversation(len(self._all), request.agent, request.toolbox, said, stops=request.stop, parent=parent)
+        made.request = request
         made.places = self._places(request.messages)
         self._all.append(made)
         return made, begins, _with_tools(request, self._actions)
@@ -81,7 +85,8 @@ class Conversations:
         """The policy has answered."""
         conversation.said = [*conversation.said, reply.same]
         conversation.places.append(place_of(reply, self._reminders, own=True))
-        conversation.last = Answer(conversation.number, len(self._answers), conversation.agent, reply)
+        assert conversation.request is not None
+        conversation.last = Answer(conversation.number, len(self._answers), conversation.request, reply)
         self._answers.append(conversation.last)
         conversation.waits = False
 

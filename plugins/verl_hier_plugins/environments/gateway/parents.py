@@ -45,7 +45,7 @@ class Answer:
 
     Attributes:
         context, answer: see `Parent`.
-        agent: of its conversation.
+        asked: the request that it answers.
         reply: the answer.
         open: whether its conversation has not gone on behind it.
         taken: calls of which a conversation came already, each the tool and a text.
@@ -53,7 +53,7 @@ class Answer:
 
     context: int
     answer: int
-    agent: str
+    asked: ChatRequest
     reply: Message
     open: bool = True
     taken: list[tuple[str, str]] = field(default_factory=list)
@@ -102,15 +102,24 @@ def parent_of(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
 def _handed(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
     ids = {each for message in request.messages if message.role == "assistant" for each in message.ids}
     for answer in reversed(answers):
-        if ids.intersection(answer.reply.ids):
+        # Under the same instructions and with the same tools the conversation itself was changed.
+        if ids.intersection(answer.reply.ids) and _setting(request) != _setting(answer.asked):
             return Parent("handed", answer.context, answer.answer)
     return None
 
 
+def _setting(request: ChatRequest) -> tuple[str, list[str]]:
+    return request.toolbox, [message.content.strip() for message in request.messages if message.role == "system"]
+
+
 def _compacted(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
-    said = "\n".join(message.content for message in request.messages if message.role != "system")
+    heard = "\n".join(message.content for message in request.messages if message.role == "user")
+    quoted = "\n".join(message.content for message in request.messages if message.role == "assistant")
     for answer in reversed(answers[-MOST_OPEN:]):
         text = answer.reply.text.strip()
-        if answer.agent == request.agent and not answer.reply.ids and len(text) >= SHORTEST_SUMMARY and text in said:
+        if answer.asked.agent != request.agent or answer.reply.ids or len(text) < SHORTEST_SUMMARY:
+            continue
+        # As a turn of the assistant it is a summary only if it was asked for without the tools; else it is a turn kept.
+        if text in heard or (text in quoted and request.tools and not answer.asked.tools):
             return Parent("compacted", answer.context, answer.answer)
     return None
