@@ -9,6 +9,7 @@ from typing import Any
 
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.graph.nodes import Node
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import CountOrZero
 from verl_hier.host.specs import WorkerSpec
@@ -94,7 +95,8 @@ class GatewayWorker(Worker):
         step = await episode.reset()
         while not (step.done or step.truncated):
             request = _request(step)
-            number, sources = request["context"], ()
+            number: int = request["context"]
+            sources: tuple[Node, ...] = ()
             if number not in held:
                 kind, parent, answer, tool = request.get("parent") or ("", -1, -1, "")
                 depth = held[parent].depth + (kind == "spawned") if kind else 0
