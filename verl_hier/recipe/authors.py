@@ -75,7 +75,8 @@ class AuthorsValue:
         topics: those of `TOPICS` that it speaks about.
         value: the value as a recipe writes it; None where it is unconfirmed.
         places: where it was read.
-        unconfirmed: why no place confirms it; empty where one does.
+        unconfirmed: why nothing confirms it; empty where something does.
+        case: file of executed cases that confirm it; empty where a place does.
     """
 
     name: str
@@ -83,7 +84,8 @@ class AuthorsValue:
     topics: tuple[str, ...]
     value: Any
     places: tuple[Place, ...]
-    unconfirmed: str
+    unconfirmed: str = ""
+    case: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Authors:
 
     @property
     def unconfirmed(self) -> list[AuthorsValue]:
-        """The values that no place confirms."""
+        """The values that nothing confirms."""
         return [each for each in self.values if each.unconfirmed]
 
 
@@ -200,13 +202,15 @@ def _value(
     topics = tuple(held["topic"]) if isinstance(held["topic"], list) else (held["topic"],)
     if "unconfirmed" in held:
         return AuthorsValue(name, line, topics, None, (), held["unconfirmed"])
+    if "case" in held:
+        return AuthorsValue(name, line, topics, held["value"], (), case=held["case"])
     several = isinstance(held["at"], list)
     at, keys, reads = (held[field] if several else [held[field]] for field in ("at", "key", "reads"))
     places = tuple(_place(*place, files) for place in zip(at, keys, reads, strict=True))
-    theirs = _COMPUTED[held["computed"]](*reads) if "computed" in held else reads[0]
+    theirs = _COMPUTED[held["computed"]](*reads) if "computed" in held else held.get("value", reads[0])
     if line in words and isinstance(theirs, str):
         theirs = words[line].get(theirs, theirs)
-    return AuthorsValue(name, line, topics, theirs, places, "")
+    return AuthorsValue(name, line, topics, theirs, places)
 
 
 def _place(at: str, key: str, reads: Any, files: Mapping[str, str]) -> Place:
@@ -239,6 +243,8 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _where(each: AuthorsValue) -> str:
+    if each.case:
+        return f"the executed case {each.case}"
     place = each.places[0]
     return place.file if place.number is None else f"{place.file}:{place.number}"
 

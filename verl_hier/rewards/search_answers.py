@@ -46,6 +46,7 @@ def tagged_answer(
     The format is right when thoughts are opened as often as closed, at least once, and there is exactly one
     `<answer>…</answer>`. With `score: f1` this is the reward of ARPO (arXiv 2507.19849, `deep_research.py`), with
     `score: exact_match` that of AEPO and AT²PO as their scripts run them (`deep_research_em.py`).
+    All three also ask for a `\\boxed{}` inside the answer and for a result behind each call, which is left out here.
 
     Args:
         episode: the episode.

@@ -57,6 +57,12 @@ def test_the_recipe_has_the_authors_values(group: str) -> None:
     assert deviations(AUTHORS[group], at_node(group)) == []
 
 
+@pytest.mark.parametrize("group", AUTHORS)
+def test_the_executed_cases_of_a_value_are_kept(group: str) -> None:
+    cases = Path(__file__).parents[2] / "conformance" / "cases"
+    assert [each.case for each in AUTHORS[group].values if each.case and not (cases / each.case).is_file()] == []
+
+
 @pytest.mark.parametrize("group", groups())
 def test_a_loop_is_whole_only_with_confirmed_values(group: str) -> None:
     reason = whole(group, at_node(group))
