@@ -101,7 +101,12 @@ class GatewayWorker(Worker):
                 kind, parent, answer, tool = request.get("parent") or ("", -1, -1, "")
                 depth = held[parent].depth + (kind == "spawned") if kind else 0
                 sources = (turns[answer].node,) if kind else ()
-                held[number] = _Held(episode.context(self._role(request, depth, tool)), depth)
+                role = self._role(request, depth, tool)
+                # One that a call began has a holder of its role for itself; one that goes on keeps its holder.
+                agent = f"{role}.{number}" if kind == "spawned" else None
+                if kind in ("handed", "compacted") and role == held[parent].context.role:
+                    agent = held[parent].context.agent
+                held[number] = _Held(episode.context(role, agent=agent), depth)
             context, depth = held[number].context, held[number].depth
             unnamed = bool(request["agent"]) and request["agent"] not in self._options.agents
             for role, content in request["messages"]:
@@ -123,6 +128,7 @@ class GatewayWorker(Worker):
             cut = "" if turn.complete else CUT
             written = len(turn.tokens)
             step = await episode.act(f"{turn.text}{cut}{COUNTS}{context.length - written},{written}")
+            turn.mark(format=int(step.valid))
             if step.info.get("ended") == "died":
                 turn.mark(failure="agent_died")
                 _say_death(str(step.info.get("died", "")))
@@ -178,7 +184,7 @@ def hier_workers() -> WorkerSpec:
         source="OpenAI's chat completions",
         doc="environments/gateway.md",
         active_roles=GatewayWorkerOptions.levels,
-        provides=("edited", "realigned", "foreign", "compacted", "agent_depth"),
+        provides=("edited", "realigned", "foreign", "compacted", "agent_depth", "format"),
         needs_stop_strings=True,
         needs_info=("request",),
     )

@@ -1,0 +1,151 @@
+"""Real agent programs behind the gateway, each in an environment of its own, against a scripted policy."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from verl_hier.environments.pool import EnvironmentPool
+from verl_hier.host.options import build_options
+from verl_hier.rollout import Limits, Request, Rollout
+from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.roles import Roles
+from verl_hier.rollout.sampler import roll_out
+from verl_hier.rollout.task import RolloutSetup
+from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, SideBySide
+from verl_hier_plugins.environments.gateway import SPEC
+from verl_hier_plugins.environments.gateway.options import GatewayOptions
+from verl_hier_plugins.workers.gateway import hier_workers
+
+TASK = {"instruction": "What is the weather in Rome?", "answers": ["sunny in Rome"]}
+AGENTS = {"manager": {"level": 0}, "searcher": {"level": 1, "tool": "searcher"}}
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+SAID = [
+    "I ask. \n" + call("searcher", task="Find the weather in Rome", additional_args={}),
+    "I look.\n " + call("weather", city="Rome"),
+    call("final_answer", answer="it is sunny in Rome"),
+    call("final_answer", answer="sunny in Rome"),
+]
+SMOLAGENTS = """
+import os
+from smolagents import OpenAIModel, ToolCallingAgent, tool
+
+@tool
+def weather(city: str) -> str:
+    '''Weather.
+
+    Args:
+        city: The city.
+    '''
+    return f"sunny in {city}"
+
+def play(task):
+    model = OpenAIModel(os.environ["OPENAI_MODEL"], os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
+    searcher = ToolCallingAgent([weather], model, name="searcher", description="Finds the weather.", max_steps=4)
+    return str(ToolCallingAgent([], model, managed_agents=[searcher], max_steps=4).run(task["instruction"]))
+"""
+RENDERS = """
+# Calls come back as text, as a framework renders them; its parts know nothing of each other.
+import json, os, urllib.request
+
+def tool(name):
+    return {"type": "function", "function": {"name": name, "parameters": {"properties": {"task": {}}}}}
+
+def run(task, *functions):
+    tools = [tool(name) for name in (*functions, "weather", "final_answer")]
+    messages = [{"role": "system", "content": "You solve tasks."}, {"role": "user", "content": f"New task:\\n{task}"}]
+    while True:
+        request = urllib.request.Request(
+            os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+            json.dumps({"messages": messages, "tools": tools}).encode(),
+            {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+        )
+        said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+        (call,) = said["tool_calls"]
+        given = json.loads(call["function"]["arguments"])
+        call["function"]["arguments"] = given
+        if call["function"]["name"] == "final_answer":
+            return given["answer"]
+        seen = run(given["task"]) if call["function"]["name"] == "searcher" else "sunny in " + given["city"]
+        text = (said["content"] or "").strip()
+        messages.append({"role": "assistant", "content": f"{text}\\nCalling tools:\\n{[call]}".strip()})
+        messages.append({"role": "user", "content": f"Observation:\\n{seen}"})
+
+def play(task):
+    return run(task["instruction"], "searcher")
+"""
+
+
+def rolled_out(options):
+    """The graph of one episode and the policy that played it."""
+    spec, answers = hier_workers(), iter(SAID)
+    chosen = build_options(spec, {"name": "gateway", "agents": AGENTS})
+
+    async def main():
+        pool = EnvironmentPool.of(SPEC, options, time_limit_s=120.0)
+        try:
+            policy = ScriptedPolicy(CharacterTokenizer(), lambda prompt, sampling: next(answers))
+            setup = RolloutSetup(
+                {DEFAULT_POLICY: policy}, PlainRenderer(policy.tokenizer), pool, Limits(context_tokens=50_000), 0
+            )
+            request = Request(TASK, {"uid": "u", "index": 0}, 1)
+            rollout = Rollout(request, setup, lambda: spec.factory(chosen), Roles.of(spec, chosen))
+            return await roll_out(rollout, SideBySide()), policy
+        finally:
+            await pool.close()
+
+    return asyncio.run(main())
+
+
+def check_manager_and_searcher(graph, policy):
+    """The searcher is a context under the turn that called it, and each agent reads the tokens that it wrote."""
+    assert [episode.success for episode in graph.episodes] == [True]
+    nodes = graph.nodes
+    assert [(node.role, node.level, node.context) for node in nodes] == [
+        ("manager", 0, -1), ("searcher", 1, -1), ("searcher", 1, 1), ("manager", 0, 0),
+    ]  # fmt: skip
+    assert [node.agent for node in nodes] == ["manager", "searcher.1", "searcher.1", "manager"]
+    assert [node.extra["format"] for node in nodes] == [1, 1, 1, 1]
+    assert [node.extra["agent_depth"] for node in nodes] == [0, 1, 1, 0]
+    assert [node.extra["realigned"] for node in nodes] == [0, 0, 1, 1]
+    assert [node.extra.get("failure") for node in nodes] == [None] * 4
+    assert nodes[1].messages[0].sources == [0]
+    for place, node in enumerate(nodes):
+        assert policy.prompts[place] == graph.prompt(node.id)
+    for before, after in ((1, 2), (0, 3)):
+        known = graph.prompt(before) + list(nodes[before].action)
+        assert graph.prompt(after)[: len(known)] == known
+
+
+def options_of(folder, code, **more):
+    (folder / "agent.py").write_text(textwrap.dedent(code))
+    (folder / "tasks.jsonl").write_text(json.dumps(TASK))
+    return GatewayOptions(
+        agent="agent.py:play", folder=str(folder), data_path=str(folder / "tasks.jsonl"), preload=False, **more
+    )
+
+
+def test_a_sub_agent_has_its_role_level_and_the_turn_that_called_it(tmp_path):
+    check_manager_and_searcher(*rolled_out(options_of(tmp_path, RENDERS)))
+
+
+@pytest.mark.long
+def test_smolagents_with_a_managed_agent_plays_to_its_end(tmp_path):
+    python = tmp_path / "venv" / "bin" / "python"
+    for command in (
+        [sys.executable, "-m", "venv", str(tmp_path / "venv")],
+        [str(python), "-m", "pip", "install", "-q", "smolagents[openai]==1.26.0"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        if done.returncode:
+            pytest.skip(f"smolagents 1.26.0 cannot be installed here: {done.stderr.strip()[-200:]}")
+    check_manager_and_searcher(*rolled_out(options_of(tmp_path, SMOLAGENTS, python=str(python))))
