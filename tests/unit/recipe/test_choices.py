@@ -69,7 +69,7 @@ def test_a_size_brings_its_tasks_prompts_model_and_server() -> None:
             "himac_alfworld",
             ["model=qwen"],
             "recipe 'himac_alfworld' does not compose: hier/model: there is no 'qwen'; it has qwen2.5-1.5b-instruct, "
-            "qwen2.5-7b-instruct, tiny.",
+            "qwen2.5-7b-instruct, smollm2-135m, tiny.",
         ),
     ],
 )
