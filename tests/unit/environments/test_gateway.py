@@ -26,8 +26,10 @@ from verl_hier.testing.async_environment import check_async_environment
 from verl_hier.testing.environment import check_environment
 from verl_hier.testing.rollout import ScriptedPolicy, SideBySide, WordTokenizer
 from verl_hier_plugins.environments.gateway import SPEC
+from verl_hier_plugins.environments.gateway.answers import CUT, answer_to
 from verl_hier_plugins.environments.gateway.conversations import Conversations, said_of
-from verl_hier_plugins.environments.gateway.messages import CUT, RefusedRequest, read_request, reply_to
+from verl_hier_plugins.environments.gateway.dialects import CHAT
+from verl_hier_plugins.environments.gateway.messages import RefusedRequest
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 from verl_hier_plugins.workers import gateway as worker_module
 from verl_hier_plugins.workers.gateway import hier_workers
@@ -213,16 +215,16 @@ def test_an_answer_may_come_back_in_another_form(agent):
 
 def test_calls_that_are_none_are_text_and_invalid():
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"room": {}}}}}]
-    request = read_request({"messages": [{"role": "user", "content": "q"}], "tools": tools, "stop": "END"}, "", 1000)
-    spoken = reply_to(request, "look the hall", 3)
-    (call,) = spoken.body["choices"][0]["message"]["tool_calls"]
+    request = CHAT.read({"messages": [{"role": "user", "content": "q"}], "tools": tools, "stop": "END"}, "", 1000)
+    spoken = answer_to(request, "look the hall", 3)
+    (call,) = CHAT.whole(request, [spoken])["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"room": "the hall"} and call["id"] == "call_3_0"
     for text in ("<tool_call>{</tool_call>", '<tool_call>{"name": "fly", "arguments": {}}</tool_call>', "<tool_call>"):
-        reply = reply_to(request, text, 0)
-        assert not reply.valid and reply.body["choices"][0]["message"]["content"] == text
-    (choice,) = reply_to(request, "so END more" + CUT, 0).body["choices"]
+        reply = answer_to(request, text, 0)
+        assert not reply.valid and reply.text == text and not reply.calls
+    (choice,) = CHAT.whole(request, [answer_to(request, "so END more" + CUT, 0)])["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("so ", "stop")
-    assert reply_to(request, "so" + CUT, 0).body["choices"][0]["finish_reason"] == "length"
+    assert answer_to(request, "so" + CUT, 0).finish == "length"
     assert CUT == worker_module.CUT
 
 
@@ -301,7 +303,7 @@ REFUSED = [
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "has no `function`"),
     ({"messages": [USER], "n": 2}, "n=1"),
     ({"messages": [USER], "stream": "yes"}, "`stream` has to be"),
-    ({"messages": [USER], "stream": True, "stream_options": 1}, "`stream_options` an object"),
+    ({"messages": [USER], "stream": True, "stream_options": 1}, "`stream_options` has to be an object"),
     ({"messages": [USER], "logprobs": True}, "log-probs"),
     ({"messages": [USER], "response_format": {"type": "json_object"}}, "forces no format"),
     ({"messages": [USER], "tools": 7}, "`tools` has to be a list"),
@@ -319,7 +321,7 @@ REFUSED = [
 @pytest.mark.parametrize(("body", "phrase"), REFUSED, ids=[phrase for _, phrase in REFUSED])
 def test_what_is_no_request_is_refused_in_a_sentence(body, phrase):
     with pytest.raises(RefusedRequest) as caught:
-        read_request(body, "", 1000)
+        CHAT.read(body, "", 1000)
     assert phrase in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -344,13 +346,13 @@ def test_any_json_is_a_request_or_refused():
             message |= {"role": rng.choice(["user", "assistant", "tool"])}
         body = {"messages": [message], rng.choice(words[-9:]): value(3)}
         try:
-            request = read_request(body, "", 1000)
+            request = CHAT.read(body, "", 1000)
         except RefusedRequest:
             continue
         except TypeError as error:
             raise AssertionError(body) from error
         passed += 1
-        assert request.digest and json.dumps(reply_to(request, "look \ud800", 0).body)
+        assert request.digest and json.dumps(CHAT.whole(request, [answer_to(request, "look \ud800", 0)]))
     assert passed > 100
 
 
@@ -377,10 +379,10 @@ def test_a_nested_body_is_refused_in_a_sentence(levels, where):
         else:
             body["messages"].append({**NESTED, "tool_calls": [{"function": {"name": "f", "arguments": value}}]})
         with pytest.raises(RefusedRequest, match="nested more than 100 levels"):
-            read_request(body, "", 100_000)
+            CHAT.read(body, "", 100_000)
     if where == "arguments":  # as a text they are a text
         call = {"function": {"name": "f", "arguments": deep}}
-        assert read_request({"messages": [{**NESTED, "tool_calls": [call]}]}, "", 300_000).messages[0].content
+        assert CHAT.read({"messages": [{**NESTED, "tool_calls": [call]}]}, "", 300_000).messages[0].content
 
 
 @pytest.mark.parametrize(
@@ -396,8 +398,8 @@ def test_a_nested_body_is_refused_in_a_sentence(levels, where):
 def test_many_empty_things_are_refused_before_they_are_worked_on(body):
     began = time.process_time()
     with pytest.raises(RefusedRequest, match="at most 2000 are read") as caught:
-        read_request(body, "", 100_000)
-    assert caught.value.status == 413 and time.process_time() - began < 0.2
+        CHAT.read(body, "", 100_000)
+    assert caught.value.too_long and time.process_time() - began < 0.2
 
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=20)
@@ -419,7 +421,7 @@ def test_no_half_of_a_character_passes_a_request(text):
         "stop": [text or "x"],
         "model": text,
     }  # fmt: skip
-    request = read_request(body, "", 100_000)
+    request = CHAT.read(body, "", 100_000)
     conversation, begins, new = Conversations("hermes").take(request)
     shown = said_of(conversation, begins, new, request)
     json.dumps(shown, ensure_ascii=False).encode()
@@ -444,7 +446,7 @@ def test_a_body_is_utf8_whatever_it_says(agent):
     """
     began = time.monotonic()
     first, _ = played(agent(code), "hi")
-    assert first.text == "413 413 413 413 413 400 400"
+    assert first.text == "400 400 400 400 400 400 400"
     assert time.monotonic() - began < 30
 
 
@@ -521,7 +523,7 @@ def test_hostile_bytes_keys_and_paths_are_refused(agent):
         return ask(" ".join(str(status) for status, _ in tried) + " my key is " + key)
     """
     first, last = played(agent(code, request_characters=1000), "right")
-    assert first.text == "400 400 400 413 401 401 404 404 my key is [secret]"
+    assert first.text == "400 400 400 400 401 401 404 404 my key is [secret]"
     assert last.reward == 1
 
 
@@ -531,31 +533,27 @@ def test_the_longest_request_arrives(agent):
     assert len(first.info["request"]["messages"][0][1]) == 150_000 and last.reward == 1
 
 
-def test_more_requests_at_once_than_may_wait_are_refused(agent, tmp_path):
+def test_more_requests_at_once_than_may_wait_are_held(agent):
     code = """
     def play(task):
         said = []
-        body = {"messages": [{"role": "user", "content": "q"}]}
-        threads = [threading.Thread(target=lambda: said.append(send(body))) for _ in range(5)]
+        def one(name):
+            said.append(send({"messages": [{"role": "user", "content": name}]})[0])
+        threads = [threading.Thread(target=one, args=(name,)) for name in "abcde"]
         for thread in threads:
             thread.start()
-        while len(said) < 2:
-            time.sleep(0.01)
-        open("refused", "w").close()
         for thread in threads:
             thread.join()
-        return " ".join(sorted(str(status) for status, _ in said))
+        return " ".join(map(str, said))
     """
 
     async def scenario(pool):
         handle, _ = await pool.open(TASK, 0)
-        while not (tmp_path / "refused").exists():
-            await asyncio.sleep(0.01)
-        for action in "abc":
-            last = await handle.step(action)
-        assert last.info["result"] == "200 200 200 429 429"
+        for _ in range(5):
+            last = await handle.step("a")
+        assert last.info["result"] == "200 200 200 200 200"
 
-    in_pool(agent(code, most_at_once=3), scenario)
+    in_pool(agent(code, most_at_once=1), scenario)
 
 
 def test_a_client_that_asks_again_after_a_time_out_gets_the_first_answer(agent):

@@ -7,8 +7,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_hier_plugins.environments.gateway.answers import CUT, answer_to
 from verl_hier_plugins.environments.gateway.conversations import Conversations, said_of
-from verl_hier_plugins.environments.gateway.messages import CUT, read_request, reply_to
+from verl_hier_plugins.environments.gateway.dialects import CHAT
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 TOOLS = [
@@ -30,13 +31,13 @@ class Program:
 
     def asks(self, messages, answer, tools=TOOLS, agent="", stop=None):
         """What the worker is told of a request, and the message of its answer."""
-        request = read_request({"messages": messages, "tools": tools, "stop": stop}, agent, 10**6)
+        request = CHAT.read({"messages": messages, "tools": tools, "stop": stop}, agent, 10**6)
         taken = self.conversations.take(request)
         said = said_of(*taken, request)
-        reply = reply_to(request, answer, f"{self.nonce}_{self.answers}")
+        reply = answer_to(request, answer, f"{self.nonce}_{self.answers}")
         self.answers += 1
         self.conversations.answered(taken[0], reply.message)
-        return said, reply.body["choices"][0]["message"]
+        return said, CHAT.whole(request, [reply])["choices"][0]["message"]
 
 
 def user(text):
@@ -152,13 +153,13 @@ def test_a_stop_string_that_is_put_back_and_a_message_that_is_merged_change_noth
 
 
 def test_a_turn_that_its_limit_cut_is_never_a_call():
-    request = read_request({"messages": [user("q")], "tools": TOOLS}, "", 1000)
+    request = CHAT.read({"messages": [user("q")], "tools": TOOLS}, "", 1000)
     whole, half = call("look", what="hall"), '<tool_call>{"name": "look", "argu'
     for text in (whole, half, whole + half):
-        (choice,) = reply_to(request, f"I look. {text}{CUT}", 0).body["choices"]
+        (choice,) = CHAT.whole(request, [answer_to(request, f"I look. {text}{CUT}", 0)])["choices"]
         assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
         assert choice["message"]["content"] == "I look."
-    assert reply_to(request, whole, 0).body["choices"][0]["finish_reason"] == "tool_calls"
+    assert answer_to(request, whole, 0).finish == "calls"
 
 
 # ---- whose child ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from verl_hier_plugins.environments.gateway.aligning import Place, new_in, place_of
-from verl_hier_plugins.environments.gateway.messages import ChatRequest, Message
+from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest
 from verl_hier_plugins.environments.gateway.parents import Answer, Parent, parent_of
 from verl_hier_plugins.environments.mcp.tools import HERMES, Tool
 
@@ -44,7 +44,7 @@ class Conversation:
     realigned: bool = False
     parent: Parent | None = None
     last: Answer | None = None
-    request: ChatRequest | None = None
+    request: PolicyRequest | None = None
 
 
 class Conversations:
@@ -56,7 +56,7 @@ class Conversations:
         self._all: list[Conversation] = []
         self._answers: list[Answer] = []
 
-    def take(self, request: ChatRequest) -> tuple[Conversation, Begins, list[Message]]:
+    def take(self, request: PolicyRequest) -> tuple[Conversation, Begins, list[Message]]:
         """The conversation of a request, how it begins, and the messages that are new in it."""
         said = [message.same for message in request.messages]
         found = self._continued(said, request)
@@ -93,7 +93,7 @@ class Conversations:
     def _places(self, messages: Sequence[Message]) -> list[Place]:
         return [place_of(message, self._reminders) for message in messages]
 
-    def _continued(self, said: list[str], request: ChatRequest) -> tuple[Conversation, list[Message]] | None:
+    def _continued(self, said: list[str], request: PolicyRequest) -> tuple[Conversation, list[Message]] | None:
         """The conversation that a request continues, and what is new in it."""
         own = [
             each
@@ -112,7 +112,7 @@ class Conversations:
                     return each, new
         return None
 
-    def _begins(self, said: Sequence[str], request: ChatRequest) -> Begins:
+    def _begins(self, said: Sequence[str], request: PolicyRequest) -> Begins:
         earlier = [each for each in self._all if each.agent == request.agent]
         if any(each.said[: len(said)] == list(said) and each.toolbox == request.toolbox for each in earlier):
             return "again"
@@ -124,7 +124,7 @@ class Conversations:
         return "edited" if any(answers.intersection(each.said) for each in earlier) else "first"
 
 
-def _with_tools(request: ChatRequest, actions: Literal["hermes", "plain"]) -> list[Message]:
+def _with_tools(request: PolicyRequest, actions: Literal["hermes", "plain"]) -> list[Message]:
     """The messages of a new context; its tools are explained after the system messages that it begins with."""
     messages = list(request.messages)
     if not request.tools:
@@ -144,7 +144,9 @@ def _explained(tools: Mapping[str, Tool], actions: Literal["hermes", "plain"]) -
     return f"<tools>\n{shown}\n</tools>\n{call}."
 
 
-def said_of(conversation: Conversation, begins: Begins, new: Sequence[Message], request: ChatRequest) -> dict[str, Any]:
+def said_of(
+    conversation: Conversation, begins: Begins, new: Sequence[Message], request: PolicyRequest
+) -> dict[str, Any]:
     """A request as the `info` of a step says it; see `verl_hier_plugins.workers.gateway`."""
     parent = conversation.parent
     return {

@@ -16,9 +16,10 @@ from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.gateway.agent import AgentProcess, Agents, require_agent
+from verl_hier_plugins.environments.gateway.answers import answer_to, counted
 from verl_hier_plugins.environments.gateway.conversations import Conversation, Conversations, said_of
-from verl_hier_plugins.environments.gateway.endpoint import Asked, Endpoint, Inbox, serving
-from verl_hier_plugins.environments.gateway.messages import counted, reply_to
+from verl_hier_plugins.environments.gateway.endpoint import Endpoint, serving
+from verl_hier_plugins.environments.gateway.inbox import Asked, Inbox
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 from verl_hier_plugins.environments.gateway.scoring import Scorer, scorer_of
 
@@ -121,6 +122,9 @@ class GatewayEnvironment(AsyncEnvironment):
             "OPENAI_BASE_URL": self._endpoint.url,
             "OPENAI_API_KEY": self._inbox.key,
             "OPENAI_MODEL": "policy",
+            "ANTHROPIC_BASE_URL": self._endpoint.url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self._inbox.key,
+            "ANTHROPIC_MODEL": "policy",
             "AGENT_SEED": str(seed),
             "PYTHONHASHSEED": "0",
             "NO_PROXY": "127.0.0.1",
@@ -140,13 +144,13 @@ class GatewayEnvironment(AsyncEnvironment):
         self._asked = None
         action, usage = counted(action)
         number = f"{self._nonce}_{len(self.exchanges)}"
-        reply = reply_to(asked.request, action, number, self._options.actions == "plain", usage)
+        answer = answer_to(asked.request, action, number, self._options.actions == "plain", usage)
         self.exchanges.append((self.shown, action))
-        self._conversations.answered(conversation, reply.message)
+        self._conversations.answered(conversation, answer.message)
         self._anchor = _hash(self._anchor, self.shown, action)
         if not asked.answer.done():
-            asked.answer.set_result(reply.body)
-        return await self._next(reply.valid, like)
+            asked.answer.set_result(answer)
+        return await self._next(answer.valid, like)
 
     async def _next(self, valid: bool, like: str | None) -> StepResult:
         """The next request, or how the agent ended."""

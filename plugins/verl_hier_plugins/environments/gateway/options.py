@@ -59,7 +59,7 @@ class GatewayOptions:
     agent_s: Positive = 120.0
     """Seconds that an agent may take for itself in one episode; waiting for the policy does not count."""
     most_at_once: Count = 32
-    """Requests of one episode that may wait side by side; a further one is refused with status 429."""
+    """Requests of one episode that may wait side by side; a further one is held until one of them is answered."""
     request_characters: Count = 100_000
     """Characters of the messages of one request, above which it is refused."""
     result_characters: Count = 20_000

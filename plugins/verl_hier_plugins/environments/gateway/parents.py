@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
-from verl_hier_plugins.environments.gateway.messages import ChatRequest, Message
+from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest
 
 Kind = Literal["spawned", "handed", "compacted"]
 """`spawned`: a call of the answer began it, and its result is awaited. `handed`: it goes on with the messages of
@@ -53,7 +53,7 @@ class Answer:
 
     context: int
     answer: int
-    asked: ChatRequest
+    asked: PolicyRequest
     reply: Message
     open: bool = True
     taken: list[tuple[str, str]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Answer:
                 yield "", (found[1] or found[2]).strip()
 
 
-def parent_of(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
+def parent_of(request: PolicyRequest, answers: Sequence[Answer]) -> Parent | None:
     """The answer that a new conversation comes of, or None.
 
     Args:
@@ -99,7 +99,7 @@ def parent_of(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
     return _handed(request, answers) or _compacted(request, answers)
 
 
-def _handed(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
+def _handed(request: PolicyRequest, answers: Sequence[Answer]) -> Parent | None:
     ids = {each for message in request.messages if message.role == "assistant" for each in message.ids}
     for answer in reversed(answers):
         # Under the same instructions and with the same tools the conversation itself was changed.
@@ -108,11 +108,11 @@ def _handed(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
     return None
 
 
-def _setting(request: ChatRequest) -> tuple[str, list[str]]:
+def _setting(request: PolicyRequest) -> tuple[str, list[str]]:
     return request.toolbox, [message.content.strip() for message in request.messages if message.role == "system"]
 
 
-def _compacted(request: ChatRequest, answers: Sequence[Answer]) -> Parent | None:
+def _compacted(request: PolicyRequest, answers: Sequence[Answer]) -> Parent | None:
     heard = "\n".join(message.content for message in request.messages if message.role == "user")
     quoted = "\n".join(message.content for message in request.messages if message.role == "assistant")
     for answer in reversed(answers[-MOST_OPEN:]):

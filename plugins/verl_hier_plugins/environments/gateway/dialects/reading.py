@@ -1,0 +1,166 @@
+"""What the dialects have in common: how strictly a body is read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from verl_hier.text import read_json, repaired
+from verl_hier_plugins.environments.gateway.messages import PolicyRequest, RefusedRequest, without_keys
+from verl_hier_plugins.environments.mcp.tools import Tool, sound_schema
+
+MOST_PARTS = 2000
+"""Messages, their parts and calls, and tools of a request together: also those without a character are work."""
+MOST_TOKENS = 2**31
+"""Of a limit of tokens that a client may name; a larger one says no more than this."""
+MOST_STOPS = 16
+
+
+def sound(body: Any) -> Mapping[str, Any]:
+    """The body of a request, in which no text has half a character.
+
+    Raises:
+        RefusedRequest: when it is no object, or nested too deeply.
+    """
+    if not isinstance(body, Mapping):
+        raise RefusedRequest("the body of a request is a JSON object.")
+    try:
+        return repaired(body)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise RefusedRequest(f"the body of a request is {error}.") from error
+
+
+def some(given: Any, name: str) -> list[Any]:
+    """A list with something in it.
+
+    Raises:
+        RefusedRequest: when it is none.
+    """
+    if not isinstance(given, list) or not given:
+        raise RefusedRequest(f"`{name}` has to be a list with at least one message.")
+    return given
+
+
+def refuse_many(*things: Any, lists: Collection[str]) -> None:
+    """Refuse a request of too many parts.
+
+    Args:
+        things: its body, messages and parts.
+        lists: names of the fields whose length counts.
+    """
+    parts = sum(
+        len(thing[name])
+        for thing in things
+        if isinstance(thing, Mapping)
+        for name in lists
+        if isinstance(thing.get(name), list)
+    )
+    if parts > MOST_PARTS:
+        raise RefusedRequest(
+            f"the request has {parts} messages, parts of messages, calls and tools; at most {MOST_PARTS} are read.",
+            too_long=True,
+        )
+
+
+def text_of(content: Any, where: str, kinds: Collection[str], between: str = "") -> str:
+    """The text of a message, which may come in parts.
+
+    Args:
+        content: a text, or a list of parts.
+        where: names the message in a sentence.
+        kinds: types of the parts that are texts.
+        between: what stands between two parts.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RefusedRequest(f"the `content` of {where} has to be a text or a list of text parts.")
+    return between.join(part_text(part, where, kinds) for part in content)
+
+
+def part_text(part: Any, where: str, kinds: Collection[str]) -> str:
+    """The text of a part of a message."""
+    if isinstance(part, Mapping) and part.get("type") in kinds and isinstance(part.get("type"), str):
+        text = part.get("refusal") if part["type"] == "refusal" else part.get("text")
+        if isinstance(text, str):
+            return text
+    raise RefusedRequest(f"{where} has a part that is no text, and this policy reads text only.")
+
+
+def arguments_of(given: Any) -> Any:
+    """The arguments of a call: what is written, where they are JSON, or else the text."""
+    given = given or "{}"
+    with contextlib.suppress(ValueError):  # the policy reads what was written
+        return without_keys(read_json(given)) if isinstance(given, str) else given
+    return given
+
+
+def tool_of(name: Any, description: Any, schema: Any) -> Tool:
+    """A tool.
+
+    Raises:
+        RefusedRequest: when it has no name, or its arguments no names.
+    """
+    if not isinstance(name, str):
+        raise RefusedRequest("each of `tools` has to have a `name`.")
+    if isinstance(schema, Mapping) and not isinstance(schema.get("properties", {}), Mapping):
+        raise RefusedRequest(f"the parameters of tool {name!r:.60} have no `properties`.")
+    return Tool(name, str(description or ""), sound_schema(schema), read_only=False, destructive=False)
+
+
+def objects(given: Any, name: str) -> Sequence[Mapping[str, Any]]:
+    """A list of objects; nothing where nothing is given."""
+    if given in (None, [], ()):
+        return ()
+    if not isinstance(given, list):
+        raise RefusedRequest(f"`{name}` has to be a list.")
+    if not all(isinstance(each, Mapping) for each in given):
+        raise RefusedRequest(f"each of `{name}` has to be an object.")
+    return given
+
+
+def stops(given: Any, name: str = "stop") -> tuple[str, ...]:
+    """Strings that end an answer."""
+    stop = [given] if isinstance(given, str) else given or []
+    if not isinstance(stop, list) or len(stop) > MOST_STOPS or not all(isinstance(each, str) and each for each in stop):
+        raise RefusedRequest(f"`{name}` has to be a text or a list of at most {MOST_STOPS} texts.")
+    return tuple(stop)
+
+
+def most_tokens(body: Mapping[str, Any], *names: str) -> int | None:
+    """The limit of an answer, by the first of the names that is given."""
+    name = next((name for name in names if body.get(name) is not None), None)
+    given = None if name is None else body[name]
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise RefusedRequest(f"`{name}` has to be a whole number of at least 1.")
+    return None if given is None else min(given, MOST_TOKENS)
+
+
+def streams(body: Mapping[str, Any]) -> bool:
+    """Whether the answer is sent as events."""
+    if body.get("stream") not in (None, True, False):
+        raise RefusedRequest("`stream` has to be true or false.")
+    return bool(body.get("stream"))
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    """Name of the model, which the answer repeats."""
+    return str(body.get("model") or "policy")[:200]
+
+
+def fitting(request: PolicyRequest, most_characters: int) -> PolicyRequest:
+    """A request that is not too long.
+
+    Raises:
+        RefusedRequest: for one that is.
+    """
+    if request.characters > most_characters:
+        raise RefusedRequest(
+            f"the messages have {request.characters} characters, more than the {most_characters} of "
+            "hier.environment.request_characters.",
+            too_long=True,
+        )
+    return request

@@ -1,0 +1,215 @@
+"""The dialects of the gateway: what the packages of their makers send and read, and the conversation behind them."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from verl_hier.text import read_json
+from verl_hier_plugins.environments.gateway.answers import CUT, Usage, answer_to
+from verl_hier_plugins.environments.gateway.conversations import Conversations
+from verl_hier_plugins.environments.gateway.dialects import BY_PATH, CHAT, MESSAGES
+from verl_hier_plugins.environments.gateway.endpoint import serving
+from verl_hier_plugins.environments.gateway.messages import RefusedRequest
+from verl_hier_plugins.environments.gateway.options import GatewayOptions
+
+SCHEMA = {"type": "object", "properties": {"room": {"type": "string"}}}
+LOOK = 'I go. \n<tool_call>{"name": "look", "arguments":  {"room": "h\\u00e4ll"}}</tool_call>'
+CALLED = [("I go.", [("look", {"room": "häll"})])]
+
+
+def played(client, *answers, **options):
+    """Runs a client against the endpoint, whose requests are answered in turn; the conversations, and its result."""
+    conversations, contexts = Conversations("hermes"), []
+
+    async def policy(inbox):
+        for place, answer in enumerate(answers):
+            while not inbox.waiting:
+                inbox.changed.clear()
+                await inbox.changed.wait()
+            asked = inbox.waiting.pop(0)
+            conversation, begins, new = conversations.take(asked.request)
+            contexts.append((conversation.number, begins, [(each.role, each.content) for each in new]))
+            said = answer_to(asked.request, answer, f"n0nce_{place}", usage=Usage(12, 5))
+            conversations.answered(conversation, said.message)
+            asked.answer.set_result(said)
+
+    async def main():
+        async with serving(GatewayOptions(**options)) as endpoint:
+            inbox = endpoint.open()
+            playing = asyncio.create_task(policy(inbox))
+            try:
+                return contexts, await client(endpoint.url, inbox.key)
+            finally:
+                playing.cancel()
+                endpoint.close(inbox)
+
+    return asyncio.run(main())
+
+
+# ---- Anthropic's messages ------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def anthropic_client(url, key):
+    anthropic = pytest.importorskip("anthropic")
+    async with anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key=key, max_retries=0) as client:
+        yield client
+
+
+MESSAGES_TOOL = {"name": "look", "description": "Look.", "input_schema": SCHEMA}
+ASKED = {
+    "model": "m",
+    "max_tokens": 100,
+    "system": [{"type": "text", "text": "You look.", "cache_control": {"type": "ephemeral"}}],
+    "tools": [MESSAGES_TOOL, {"type": "web_search_20250305", "name": "web_search"}],
+}
+
+
+async def messages_loop(client, ask):
+    """A program of Anthropic's form: it looks, and gives back what it sees beside a reminder."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "go", "cache_control": {"type": "ephemeral"}}]}]
+    first = await ask(messages=messages, **ASKED)
+    (call,) = [block for block in first.content if block.type == "tool_use"]
+    # Blocks come back in an order of their own, beside thoughts, and with a field that nobody wrote.
+    said = [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "text", "text": "I go."},
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": {**call.input, "all": False}},
+    ]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "dark"}]}
+    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": said}]
+    messages.append({"role": "user", "content": [result, {"type": "text", "text": "and now?"}]})
+    return first, await ask(messages=messages, **ASKED)
+
+
+def check_messages_loop(contexts, answers):
+    first, second = answers
+    assert [(number, begins) for number, begins, _ in contexts] == [(0, "first"), (0, "")]
+    assert contexts[0][2][0][0] == "system" and contexts[0][2][0][1].startswith("You look.\n<tools>")
+    assert "web_search" not in contexts[0][2][0][1]
+    assert contexts[1][2] == [("tool", "dark"), ("user", "and now?")]
+    assert [block.type for block in first.content] == ["text", "tool_use"]
+    assert (first.content[0].text, first.content[1].input) == ("I go.", {"room": "häll"})
+    assert (first.stop_reason, second.stop_reason) == ("tool_use", "end_turn")
+    assert (first.usage.input_tokens, first.usage.output_tokens) == (12, 5)
+    assert second.content[0].text == " done \n" and second.id != first.id
+
+
+def test_messages_are_answered_as_their_client_reads_them():
+    async def client(url, key):
+        async with anthropic_client(url, key) as made:
+            return await messages_loop(made, made.messages.create)
+
+    check_messages_loop(*played(client, LOOK, " done \n"))
+
+
+def test_messages_are_streamed_as_their_client_reads_them():
+    names = []
+
+    async def client(url, key):
+        async with anthropic_client(url, key) as made:
+
+            async def ask(**asked):
+                async with made.messages.stream(**asked) as stream:
+                    names.append([each.type async for each in stream])
+                    return await stream.get_final_message()
+
+            return await messages_loop(made, ask)
+
+    check_messages_loop(*played(client, LOOK, " done \n"))
+    raw = [name for name in names[0] if name.startswith(("message", "content"))]
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    assert raw == ["message_start", *block, *block, "message_delta", "message_stop"]
+
+
+def test_messages_that_end_otherwise_say_how():
+    request = MESSAGES.read({"messages": [{"role": "user", "content": "q"}], "stop_sequences": ["END"]}, "", 1000)
+    whole = MESSAGES.whole(request, [answer_to(request, "so END more", 0)])
+    assert (whole["stop_reason"], whole["stop_sequence"], whole["content"][0]["text"]) == (
+        "stop_sequence",
+        "END",
+        "so ",
+    )
+    assert MESSAGES.whole(request, [answer_to(request, "so" + CUT, 0)])["stop_reason"] == "max_tokens"
+    assert MESSAGES.whole(request, [answer_to(request, "", 0)])["content"] == []
+
+
+def test_refusals_are_those_of_the_dialect():
+    async def client(url, key):
+        anthropic = pytest.importorskip("anthropic")
+        async with anthropic_client(url, key) as made:
+            user = [{"role": "user", "content": "q"}]
+            with pytest.raises(anthropic.BadRequestError, match="reads text only") as caught:
+                await made.messages.create(
+                    model="m", max_tokens=1, messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]
+                )
+            assert caught.value.body["error"]["type"] == "invalid_request_error"
+            with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 1000 of hier\.environment"):
+                await made.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x" * 1001}])
+        async with anthropic_client(url, "wrong") as made:
+            with pytest.raises(anthropic.AuthenticationError, match="the key is that of no episode"):
+                await made.messages.create(model="m", max_tokens=1, messages=user)
+
+    played(client, request_characters=1000)
+
+
+def test_tokens_are_counted_by_those_of_the_answers():
+    async def client(url, key):
+        async with anthropic_client(url, key) as made:
+            asked = {"model": "m", "messages": [{"role": "user", "content": "x" * 24}]}
+            before = await made.messages.count_tokens(**asked)
+            await made.messages.create(max_tokens=9, **asked)
+            after = await made.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x" * 48}])
+            models = [each.id async for each in made.models.list()]
+            return before.input_tokens, after.input_tokens, models
+
+    _, counted = played(client, "right")
+    assert counted == (7, 24, ["policy"])
+
+
+REFUSED = [
+    ({}, "`messages` has to be a list"),
+    ({"messages": [{"role": "robot"}]}, "a `role` of user, assistant, system"),
+    ({"messages": [{"role": "user", "content": 5}]}, "has to be a text"),
+    ({"messages": [{"role": "user", "content": []}]}, "say nothing"),
+    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "reads text only"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "reads text only"),
+    ({"messages": [{"role": "user", "content": "q"}], "system": 5}, "`system` has to be a text"),
+    ({"messages": [{"role": "user", "content": "q"}], "tools": [{"type": "bash_20250124", "name": "bash"}]},
+     "has no `input_schema`"),
+    ({"messages": [{"role": "user", "content": "q"}], "tools": [1]}, "each of `tools` has to be an object"),
+    ({"messages": [{"role": "user", "content": "q"}], "max_tokens": -1}, "at least 1"),
+    ({"messages": [{"role": "user", "content": "q"}], "stop_sequences": [1]}, "`stop_sequences` has to be"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 3000}]}, "at most 2000 are read"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{}] * 3000}]}]}, "at most 2000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "phrase"), REFUSED, ids=[phrase for _, phrase in REFUSED])
+def test_what_are_no_messages_is_refused_in_a_sentence(body, phrase):
+    with pytest.raises(RefusedRequest) as caught:
+        MESSAGES.read(body, "", 1000)
+    assert phrase in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ---- one conversation ----------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_read_as_it_was_written_in_every_dialect():
+    """What a dialect writes comes back as the same message, whatever the dialect of the next request."""
+    asked = {"messages": [{"role": "user", "content": "q"}]}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+    request = CHAT.read({**asked, "tools": tools}, "", 1000)
+    answer = answer_to(request, LOOK, "n_0")
+    chat = read_json(json.dumps(CHAT.whole(request, [answer])))["choices"][0]["message"]
+    messages = read_json(json.dumps(MESSAGES.whole(request, [answer])))["content"]
+    again = [
+        CHAT.read({"messages": [*asked["messages"], chat]}, "", 1000).messages[1],
+        MESSAGES.read(
+            {"messages": [*asked["messages"], {"role": "assistant", "content": messages}]}, "", 1000
+        ).messages[1],
+    ]
+    assert again == [answer.message] * 2
+    assert len(BY_PATH) == 2
