@@ -29,6 +29,7 @@ def check(
             "--ready", help="Also list what this machine lacks to run it; exit code 2 when it lacks something."
         ),
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also say what the tree engine would save.")] = False,
 ) -> None:
     """Say what a recipe would run, or why it cannot. Starts nothing."""
     from verl_hier.errors import HierError
@@ -40,18 +41,18 @@ def check(
     elif recipe is None:
         raise HierError("name a recipe (`verl-hier recipes` lists them), or check all of them with --all.")
     elif here:
-        _ready(recipe, overrides)
+        _ready(recipe, overrides, verbose)
     else:
-        show(recipe, check_recipe(compose(recipe, overrides or ()), command=spelled(recipe, overrides)))
+        show(recipe, check_recipe(compose(recipe, overrides or ()), command=spelled(recipe, overrides)), verbose)
 
 
-def _ready(recipe: str, overrides: list[str] | None) -> None:
+def _ready(recipe: str, overrides: list[str] | None, verbose: bool) -> None:
     """The report, then what is missing on this machine and the commands that bring it."""
     from verl_hier.recipe.check import check_ready
     from verl_hier.recipe.compose import compose
 
     report, missing = check_ready(compose(recipe, overrides or ()), spelled(recipe, overrides))
-    _report(recipe, report)
+    _report(recipe, report, verbose)
     if not missing:
         line("ready: this machine has everything that it needs")
         return
@@ -112,17 +113,17 @@ def spelled(recipe: str, overrides: list[str] | None) -> str:
     return shlex.join([recipe, *kept])
 
 
-def show(recipe: str, report: Report) -> None:
+def show(recipe: str, report: Report, verbose: bool = False) -> None:
     """What would run, and the commands that make its model where there is none yet."""
-    _report(recipe, report)
+    _report(recipe, report, verbose)
     if report.first:
         line(f"first make the model at {report.model.path}:")
         for command in report.first:
             line(f"  {command}")
 
 
-def _report(recipe: str, report: Report) -> None:
+def _report(recipe: str, report: Report, verbose: bool) -> None:
     line(f"{recipe} can run:")
-    table(report.lines())
+    table(report.lines(verbose))
     for note in report.notes:
         line(f"note: {note}")

@@ -70,6 +70,7 @@ def doctor(
     ] = None,
     recipe: RecipeOption = None,
     enable: Enable = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List every seam and every plugin.")] = False,
 ) -> None:
     """Verify this installation and machine, or a model.
 
@@ -79,7 +80,7 @@ def doctor(
     if model is not None:
         _model(model)
         return
-    broken = _versions() + _seams() + _plugins(enabled(recipe, enable))
+    broken = _versions() + _seams(verbose) + _plugins(enabled(recipe, enable), verbose)
     _machine()
     line()
     if broken:
@@ -116,7 +117,7 @@ def _versions() -> list[str]:
     return [problem] if problem else []
 
 
-def _seams() -> list[str]:
+def _seams(verbose: bool) -> list[str]:
     from verl_hier.compat.seams.table import SEAMS, verify
     from verl_hier.errors import PluginError
     from verl_hier.verl_facts.validation import require_registration
@@ -135,10 +136,13 @@ def _seams() -> list[str]:
             gc.enable()
     for seam in SEAMS:
         problem = problems[seam.name]
-        rows.append(("broken" if problem else "ok", seam.name, problem or seam.why))
+        if problem or verbose:
+            rows.append(("broken" if problem else "ok", seam.name, problem or seam.why))
         if problem:
             broken.append(f"seam {seam.name}: {problem}")
     table(rows)
+    if not verbose:
+        line(f"{len(SEAMS) - len(broken)} hold; `verl-hier doctor --verbose` lists them")
     try:
         require_registration()
     except PluginError as error:
@@ -146,13 +150,16 @@ def _seams() -> list[str]:
     return broken
 
 
-def _plugins(block: Mapping[str, bool]) -> list[str]:
+def _plugins(block: Mapping[str, bool], verbose: bool) -> list[str]:
     from verl_hier.errors import PluginError
     from verl_hier.host.manager import PluginHost, discover
 
     heading("plugins")
     statuses = discover(block)
-    table(map(_row, statuses))
+    table(_row(status) for status in statuses if verbose or status.blocked)
+    if not verbose:
+        on = sum(status.enabled and not status.blocked for status in statuses)
+        line(f"{on} of {len(statuses)} are enabled; `verl-hier plugins` lists them")
     broken = [f"plugin {status.name}: {status.blocked}" for status in statuses if status.enabled and status.blocked]
     if not broken:
         try:
@@ -198,7 +205,7 @@ def _sandbox() -> str:
 
 
 def _can_run(gpus: int, there: Mapping[str, bool]) -> str:
-    sizes = ["the *_cpu recipes"]
+    sizes = ["recipes at size=cpu"]
     engines = [engine for engine in ("vllm", "sglang") if there[engine]]
     if gpus and engines:
         sizes.append(f"recipes on {gpus} GPU(s) with {' or '.join(engines)}")

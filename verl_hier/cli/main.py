@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,7 +30,7 @@ from verl_hier.cli import (
     train,
     view,
 )
-from verl_hier.errors import FULL, HierError, refusal
+from verl_hier.errors import FULL, HierError, RecipeError, refusal
 from verl_hier.text import visible
 
 app = typer.Typer(
@@ -96,8 +97,23 @@ def main() -> None:
     except (HierError, OSError) as error:
         if DEBUG in sys.argv:
             raise
-        typer.echo(f"verl-hier: {visible(sentence_of(error))}", err=True)
+        typer.echo(f"verl-hier: {visible(place_of(error, arguments) + sentence_of(error))}", err=True)
         sys.exit(error.exit_code if isinstance(error, HierError) else HierError.exit_code)
+
+
+def place_of(error: BaseException, arguments: Sequence[str]) -> str:
+    """`mine.yaml:3: ` where an error begins with a key that stands in the recipe file of the command; else nothing."""
+    from verl_hier.recipe.yaml_files import line_of
+
+    file = next((word for word in arguments if word.endswith((".yaml", ".yml"))), None)
+    key, colon, _ = str(error).partition(": ")
+    if file is None or not colon or not isinstance(error, RecipeError):
+        return ""
+    try:
+        line = line_of(Path(file).expanduser(), key)
+    except HierError:
+        return ""
+    return "" if line is None else f"{file}:{line}: "
 
 
 def sentence_of(error: HierError | OSError) -> str:

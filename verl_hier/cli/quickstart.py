@@ -17,10 +17,12 @@ def quickstart(
     demonstrations: Annotated[int, whole("Expert episodes of the cold start.", least=2)] = 480,
 ) -> None:
     """Train HiMAC from nothing, on this machine's CPU."""
-    from verl_hier.ops.quickstart import Quickstart, run
+    from verl_hier.ops.quickstart import Quickstart, conclusion, run
 
+    plan = Quickstart(out, seed, steps, sft_steps, demonstrations)
     with StepBar("supervised training") as bar:
-        summary = run(Quickstart(out, seed, steps, sft_steps, demonstrations), line, bar)
+        summary = run(plan, line, bar)
+    said = list(conclusion(summary, plan))
     guards = summary.pop("guards")
     rows = [(name.replace("_", " "), _shown(value)) for name, value in (summary | guards).items()]
     table(rows, head=("what", "value"))
@@ -28,6 +30,10 @@ def quickstart(
     training = out / "training"
     line(f"rollouts: {training / 'graphs'}   policy: {training / 'model'}")
     line(f"next: verl-hier eval {training}   or: verl-hier credit --compare himac,grpo {training / 'graphs'}")
+    line(f"look at it: verl-hier view {out}")
+    line()
+    for sentence in said:
+        line(sentence)
 
 
 def _shown(value: object) -> str:

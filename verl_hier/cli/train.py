@@ -36,7 +36,7 @@ def train(
     if from_scratch:
         check_recipe(plan.config)
         make(plan.config)
-    show(recipe, check_recipe(plan.config, offline=False, command=spelled(recipe, overrides)))
+    show(recipe, check_recipe(plan.config, offline=False, command=spelled(recipe, overrides)), verbose)
     line()
     if verbose:
         run = start(plan, line, verbose=True)

@@ -65,7 +65,7 @@ class EnvironmentFailure(Exception):
     """
 
     def __init__(self, kind: FailureKind, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
+        super().__init__(message if kind == "raised" else f"{kind}: {message}")
         self.kind = kind
         self.message = message
 

@@ -12,6 +12,7 @@ import pluggy
 from verl_hier.errors import PluginError, raised
 from verl_hier.hookspecs import PROJECT
 from verl_hier.host.discovery import Candidate
+from verl_hier.host.renamed import now
 
 
 def import_plugin(candidate: Candidate) -> Any:
@@ -72,8 +73,8 @@ def implemented(plugin: Any) -> list[str]:
 
 def load_failure(candidate: Candidate, error: BaseException) -> PluginError:
     return PluginError(
-        f"plugin {candidate.name!r} ({candidate.origin}, module {candidate.module}) failed to load: {raised(error)}; "
-        f"fix it or disable it with `hier.plugins.{candidate.name}: false`."
+        f"plugin {candidate.name!r} ({candidate.origin}, module {candidate.module}) failed to load: {raised(error)}"
+        f"{now(error)}; fix it or disable it with `hier.plugins.{candidate.name}: false`."
     )
 
 

@@ -458,7 +458,11 @@ def named_function(name: str, where: str) -> Callable[..., Any]:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         file = f"{module.replace('.', '/')}.py"
-        cure = f"; the file {file} is in this folder: set PYTHONPATH=." if absent and os.path.isfile(file) else ""
+        cure = (
+            f"; the file {file} is in this folder: put `PYTHONPATH=.` before the command"
+            if absent and os.path.isfile(file)
+            else ""
+        )
         place = "" if absent else raised_at(error)
         raise RecipeError(f"{where}: module {module!r} cannot be imported: {text}{place}{cure}.") from error
     for part in path.split("."):

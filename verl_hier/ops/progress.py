@@ -102,7 +102,7 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         last = trained[-1]
         seconds = sum(record["timing_s/step"] + record.get("timing_s/testing", 0.0) for record in trained)
         what = f"; the last one: {', '.join(reached(last))}" if reached(last) else ""
-        lines.append(f"{last['step']} steps in {duration(seconds)}{what}")
+        lines.append(f"{last['step']} steps in {duration(seconds)}, its start not counted{what}")
     if held_out:
         measured = ", ".join(
             f"{value:.2f} after step {step}" for step, value in (held_out[0], held_out[-1])[-len(held_out) :]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from verl_hier.coldstart.build import build
 from verl_hier.coldstart.sft import Progress, no_progress
+from verl_hier.compat.validation_success import JUDGED
 from verl_hier.errors import RolloutError
 from verl_hier.ops.progress import validation_of
 from verl_hier.ops.runs import Run
@@ -20,6 +22,8 @@ from verl_hier.recipe.compose import compose
 from verl_hier.recipe.overrides import hydra_value
 
 RECIPE = "quickstart"
+EXPECTED = (20, 40)
+"""Points that a quickstart with its defaults gains, as docs/quickstart.md measured it."""
 Report = Callable[[str], None]
 
 
@@ -92,6 +96,8 @@ def summarise(records: list[dict[str, Any]], plan: Quickstart, wall_s: float) ->
         RolloutError: when held-out success was not measured before and after.
     """
     held_out = [value for value in map(validation_of, records) if value is not None]
+    judged = [int(record[JUDGED]) for record in records if JUDGED in record]
+    trained = [record["hier/episodes/success"] for record in records if "hier/episodes/success" in record]
     if len(held_out) < 2:
         raise RolloutError(
             f"held-out success was measured {len(held_out)} times, not before and after; see training/train.log."
@@ -103,6 +109,8 @@ def summarise(records: list[dict[str, Any]], plan: Quickstart, wall_s: float) ->
     return {
         "success_before": held_out[0],
         "success_after": held_out[-1],
+        "held_out_episodes": judged[-1] if judged else None,
+        "success_in_training": trained[-1] if trained else None,
         "steps": plan.steps,
         "generated_tokens": total("hier/tokens/generated"),
         "episodes": total("hier/episodes/count"),
@@ -116,6 +124,24 @@ def summarise(records: list[dict[str, Any]], plan: Quickstart, wall_s: float) ->
             "padding_rows": total("hier/rows/padding"),
         },
     }
+
+
+def conclusion(summary: Mapping[str, Any], plan: Quickstart) -> Iterator[str]:
+    """What was gained, what was to be expected, and why the success of training is another one."""
+    before, after, episodes = summary["success_before"], summary["success_after"], summary["held_out_episodes"]
+    says = f"held-out success {before:.1%} → {after:.1%}, {100 * (after - before):+.1f} points"
+    if episodes:
+        chance = 1.96 * math.sqrt(sum(share * (1 - share) for share in (before, after)) / episodes)
+        says += f" (± {100 * chance:.0f} by chance, of {episodes} episodes each; 95 %)"
+    if (plan.steps, plan.sft_steps, plan.demonstrations) == (32, 1300, 480):
+        says += f"; {EXPECTED[0]} to {EXPECTED[1]} are expected, and seed 0 gains the least (docs/quickstart.md)"
+    yield f"{says}."
+    if summary["success_in_training"] is not None:
+        yield (
+            f"The success of the last step, {summary['success_in_training']:.1%}, is that of other episodes: tries of "
+            "many plans that are played greedily, and executions of the best of them. A held-out task is played with "
+            "one plan, at temperature 1."
+        )
 
 
 def plot(records: list[dict[str, Any]], path: Path) -> None:
@@ -135,8 +161,9 @@ def plot(records: list[dict[str, Any]], path: Path) -> None:
             held_out.append((tokens / 1000, value))
     figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
     axes.plot(*zip(*trained, strict=True), color="0.6", marker=".", label="training tasks, all episodes of a step")
-    axes.plot(*zip(*held_out, strict=True), color="tab:blue", marker="o", label="held-out tasks")
+    # Measured before and after, and nowhere in between.
+    axes.plot(*zip(*held_out, strict=True), "o", color="tab:blue", label="held-out tasks")
     axes.set(xlabel="generated tokens (thousands)", ylabel="success", ylim=(0, 1), title="HiMAC on two-goal households")
-    axes.legend(loc="upper left", frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -16,7 +16,7 @@ from verl_hier.ops.pages import Block, Heading, Listing, Picture, Sentence, Tabl
 from verl_hier.ops.progress import summary
 from verl_hier.ops.runs import Run, write_whole
 from verl_hier.ops.sharing import said_of_last_step
-from verl_hier.ops.stored import Stored
+from verl_hier.ops.stored import RECORD, Stored
 from verl_hier.viewer.overview import overview
 from verl_hier.viewer.steps import Step, read_steps
 
@@ -39,7 +39,7 @@ def write_report(run: Run) -> Path:
 
 def _blocks(run: Run, comparison: Comparison, drawn: str) -> Iterator[Block]:
     stored, notes, steps = _stored(run)
-    yield Sentence(_what_ran(stored.record() if stored else {}))
+    yield Sentence(_what_ran(_record(run)))
     for sentence in summary(run.metrics()):
         yield Sentence(f"{sentence}.")
     yield Picture(drawn, run.report.with_suffix(".svg").name, comparison.measure)
@@ -69,10 +69,15 @@ def _stored(run: Run) -> tuple[Stored | None, list[str], list[Step]]:
     return stored, notes, steps
 
 
+def _record(run: Run) -> dict[str, Any]:
+    """What `run.json` says, also of a run that stored no rollouts; empty where there is none."""
+    return Stored(run.graphs, run.folder).record() if (run.folder / RECORD).is_file() else {}
+
+
 def _what_ran(record: Mapping[str, Any]) -> str:
     """`himac_alfworld: alfworld, planner_executor, … with verl 0.9.1, seed 0.`"""
     parts, versions, seeds = (record.get(name) for name in ("parts", "versions", "seeds"))
-    words = [f"{record.get('name', 'A run')}"]
+    words = [str(record["name"]) if "name" in record else f"A run of which {RECORD} says nothing"]
     if isinstance(parts, Mapping):
         words.append(", ".join(f"{kind} {name}" for kind, name in parts.items()))
     if isinstance(versions, Mapping):

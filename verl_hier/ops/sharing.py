@@ -55,7 +55,8 @@ def said_of_last_step(stored: Stored) -> str | None:
     if not found:
         return None
     return (
-        f"Of the {found['hier/sharing/tokens']:.0f} tokens of the rows of step {graphs[0].step} engine: tree forwards "
-        f"{found['hier/sharing/unique_share']:.3f}, and of their pairs of attention "
-        f"{found['hier/sharing/visible_share']:.3f}."
+        f"The rows of step {graphs[0].step} have {found['hier/sharing/tokens']:.0f} tokens. Rows of one task share "
+        f"beginnings, which the tree engine (`engine=tree`) computes once: it would compute "
+        f"{found['hier/sharing/unique_share']:.1%} of the tokens and {found['hier/sharing/visible_share']:.1%} of the "
+        "attention between them."
     )

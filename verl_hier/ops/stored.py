@@ -46,7 +46,10 @@ class Stored:
                 if not found.graphs.is_dir() and isinstance(store, Mapping) and isinstance(store.get("path"), str):
                     found = cls(place(store["path"]), folder)
                 if not found.graphs.is_dir():
-                    raise HierError(f"{folder} holds no rollouts; a run stores them with `hier.store.path`.")
+                    raise HierError(
+                        f"{folder} holds no rollouts, because its recipe has hier.store.path: null; a run that is "
+                        "trained with `hier.store.path=graphs` stores them in its folder."
+                    )
                 return found
         above = named.parent.parent if is_step(named) else named.parent
         return cls(named, above if (above / RECORD).is_file() else None)

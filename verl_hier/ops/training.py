@@ -28,6 +28,7 @@ from verl_hier.ops.progress import Progress
 from verl_hier.ops.resumed import Asked, since
 from verl_hier.ops.run_record import run_record
 from verl_hier.ops.runs import RUNS, Run, write_whole
+from verl_hier.ops.start_up import StartUp
 from verl_hier.ops.stored import RECORD
 from verl_hier.ops.surroundings import require_surroundings
 from verl_hier.recipe.catalogue import find
@@ -230,13 +231,16 @@ def start(
     run, progress = plan.run, Progress(plan.total)
     steps = Tail(run.metrics_file)
     output = Tail(run.log, run.log.stat().st_size if run.log.exists() else 0)
-    said = LastWords()
+    said, start_up = LastWords(), StartUp()
 
     def watch(process: object) -> bool:
         lines = output.lines()
         said.take(lines)
         if verbose:
             sys.stdout.buffer.writelines(lines)
+        else:
+            for sentence in start_up.take(lines):
+                report(sentence)
         for record in parse_metrics(steps.lines()):
             if step is not None:
                 step(record)
@@ -245,7 +249,7 @@ def start(
         sys.stdout.flush()
         return False
 
-    report(f"verl's output goes to {run.log}; its start takes a while")
+    report(f"verl starts; its output goes to {run.log}")
     try:
         code = launch(arguments, run.log, _variables(plan), watch, append=True)
     except KeyboardInterrupt:

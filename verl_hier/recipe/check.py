@@ -39,6 +39,8 @@ class Report:
 
     Attributes:
         parts: the five parts with their options.
+        further: what else learns or rewards: reward functions, a critic with its heads, second models, probes,
+            and an adapter.
         plugins: loaded plugins.
         model: what is known of the policy's model.
         sizes: devices, processes, and what one step does.
@@ -51,6 +53,7 @@ class Report:
     """
 
     parts: Parts
+    further: tuple[tuple[str, str], ...]
     plugins: tuple[str, ...]
     model: ModelFacts
     sizes: Sizes
@@ -62,18 +65,19 @@ class Report:
     notes: tuple[str, ...]
     first: tuple[str, ...] = ()
 
-    def lines(self) -> list[tuple[str, str]]:
-        """(what, how much) for printing."""
+    def lines(self, verbose: bool = False) -> list[tuple[str, str]]:
+        """(what, how much) for printing; `verbose` also says what rows would share in the tree engine."""
         sizes, plan = self.sizes, self.sizes.plan
         rows: list[tuple[str, str]] = []
         rows += [(kind, f"{part.spec.name}  {_options(part.options)}".rstrip()) for kind, part in self.parts.items()]
+        rows += self.further
         rows += [
             ("model", f"{self.model.path} ({'to be made first' if self.model.missing else self.model.size})"),
             ("trainer", f"{self.trainer}, {sizes.devices} device(s), {sizes.data_parallel} data-parallel"),
             ("rollout", f"{self.server}, {plan.replicas} replica(s), {plan.agent_workers} rollout worker(s)"),
             ("a step", str(sizes.step)),
             ("longest row", f"{sizes.longest_row} tokens"),
-            ("sharing", str(self.sharing)),
+            *([("sharing", str(self.sharing))] if verbose else []),
             (
                 "processes",
                 f"{plan.ranks + plan.replicas + plan.services} of Ray, {plan.environment_processes} of worlds",
@@ -137,13 +141,14 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
     first = (f"verl-hier coldstart {command or recipe.hier.recipe.name}",) if model.missing else ()
     return recipe, Report(
         parts=recipe.parts,
+        further=tuple(_further(recipe)),
         plugins=recipe.host.plugins,
         model=model,
         sizes=sizes_of(recipe),
         sharing=expected_sharing(recipe),
         trainer=plain["trainer"]["v1"]["trainer_mode"],
         server=plain["actor_rollout_ref"]["rollout"]["name"],
-        memory=memory_of(recipe, model),
+        memory=None if (needed := memory_of(recipe, model)) is None else sum(needed.values()),
         held=accelerator_memory_of(recipe, model),
         notes=(*_notes(recipe), *validate(plain, needs_reference(plain), needs_critic(plain))),
         first=first,
@@ -209,6 +214,28 @@ def _plain(config: Any) -> dict[str, Any]:
         raise unresolved(config, error) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _further(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
+    """What learns or rewards beside the five parts, as (what, how much)."""
+    hier, config = recipe.hier, recipe.config
+    for name, reward in hier.rewards.items():
+        said = f"{reward.function}, for each {reward.per}, weight {reward.weight:g}"
+        yield f"reward {name}", f"{said}, roles {', '.join(reward.roles)}" if reward.roles else said
+    if needs_critic(config):
+        heads = ", ".join(f"{name} (weight {weight:g})" for name, weight in hier.value_heads.items())
+        yield "critic", f"{config['critic']['model']['path']}, {f'heads {heads}' if heads else 'a value of each token'}"
+    if needs_reference(config):
+        yield "reference", "a frozen copy of the policy's first weights"
+    if hier.process_reward is not None:
+        yield "second model", f"process_reward  {_options(hier.process_reward)}".rstrip()
+    if hier.replay is not None:
+        yield "second model", f"replay  {_options(hier.replay)}".rstrip()
+    for name, probe in recipe.probes.items():
+        yield f"probe {name}", _options(probe.options) or "with its defaults"
+    rank = config["actor_rollout_ref"]["model"].get("lora_rank")
+    if rank:
+        yield "adapter", f"of rank {rank}, which every role shares"
 
 
 def _options(options: Any) -> str:

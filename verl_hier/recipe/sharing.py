@@ -42,7 +42,7 @@ class ExpectedSharing:
         return (
             f"engine: tree {verb} {least.unique / least.tokens:.2f} to {most.unique / most.tokens:.2f} of the tokens, "
             f"{least.visible / least.pairs:.2f} to {most.visible / most.pairs:.2f} of their pairs, if {self.rows} "
-            f"row(s) a task share a prompt of {self.prompts[1]} to {self.prompts[0]} tokens before responses of "
+            f"row(s) a task share a prompt of {self.prompts[0]} to {self.prompts[1]} tokens before responses of "
             f"{self.response}{halves}"
         )
 

@@ -46,6 +46,25 @@ def read_yaml(path: Path) -> tuple[str, Any]:
     return text, content
 
 
+def line_of(path: Path, key: str) -> int | None:
+    """The line of a YAML file in which a key stands, such as `hier.sampler.plans`; None where it does not.
+
+    Raises:
+        FileError: as `read_yaml`.
+    """
+    import yaml
+
+    node: Any = yaml.compose(read_yaml(path)[0], yaml.SafeLoader)
+    line = None
+    for word in key.split("."):
+        entries = node.value if isinstance(node, yaml.MappingNode) else ()
+        found = [(name, value) for name, value in entries if name.value == word]
+        if not found:
+            return None
+        line, node = found[0][0].start_mark.line + 1, found[0][1]
+    return line
+
+
 def _marked(path: Path, text: str, error: Any) -> str:
     """The sentence of an error of YAML, with the line that it is about and where what it is part of begins."""
     mark = error.problem_mark or error.context_mark

@@ -187,7 +187,7 @@ class EpisodeState:
     def fail(self, error: EnvironmentFailure) -> EpisodeOver:
         """End it as lost to its environment; returns what to raise in the worker."""
         self.rollout.count(f"failed_{error.kind}")
-        self.end("failed", f"{error.kind}: {error}")
+        self.end("failed", str(error))
         self.rollout.setup.on_lost(self.record)
         return EpisodeOver("environment")
 

@@ -170,7 +170,7 @@ def test_an_unknown_part(verl_hier: Run) -> None:
 
 
 def test_doctor_is_content_here(verl_hier: Run) -> None:
-    code, out, err = verl_hier("doctor")
+    code, out, err = verl_hier("doctor", "--verbose")
     assert code == 0, err
     assert "trainer._update_actor" in out and "tested: >=0.9.1,<0.10" in out and "everything in order" in out
     assert "broken" not in out
@@ -279,7 +279,7 @@ def test_train_tells_the_steps_and_what_comes_next(verl_hier: Run, played: list[
     assert "nested  plans=2" in out and "a new run in runs/quickstart/one" in out and "train.log" in out
     assert "step 1/2  A: planner    success 0.10  return 0.05   8.1k tokens    2.0 s  2 s left" in out
     lines = [" ".join(text.split()) for text in out.splitlines()]
-    assert "2 steps in 4 s; the last one: success 0.20, return 0.10" in lines
+    assert "2 steps in 4 s, its start not counted; the last one: success 0.20, return 0.10" in lines
     assert "policy runs/quickstart/one/model" in lines
     assert lines[-1] == "next: verl-hier eval runs/quickstart/one"
 

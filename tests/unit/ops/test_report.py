@@ -44,7 +44,7 @@ def test_what_it_says(run: Run) -> None:
     assert any(f"{graph.credit[node.id]:+.3f}" in text for graph in last for node in graph.nodes if graph.credit)
     assert "├ agent" in text and "│ ├ agent" in text, "no branch is marked"
     assert "6 rows are padding" in text and "#/groups/step%3A2" in text
-    assert "Shared tokens" in text and "engine: tree forwards 0." in text
+    assert "Shared tokens" in text and "tokens and 62.3% of the attention" in text
     links = [f"#/group/{graph.step}/{graph.task['uid']}" for graph in last]
     assert any(link in text for link in links)
 

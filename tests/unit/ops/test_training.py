@@ -235,10 +235,10 @@ def test_a_line_for_a_step() -> None:
 def test_the_end_says_what_was_reached() -> None:
     first, last = {"step": 0, "val-core/x/acc/mean@2": 0.25}, {"step": 8, **STEP, "val-core/x/acc/mean@2": 0.5}
     assert summary([first, {"step": 7, **STEP}, last]) == [
-        "8 steps in 60 s; the last one: success 0.41, return 0.35",
+        "8 steps in 60 s, its start not counted; the last one: success 0.41, return 0.35",
         "validation: 0.25 after step 0, 0.50 after step 8",
     ]
-    assert summary([{"step": 1, "timing_s/step": 1.0}]) == ["1 steps in 1 s"]
+    assert summary([{"step": 1, "timing_s/step": 1.0}]) == ["1 steps in 1 s, its start not counted"]
 
 
 @pytest.mark.parametrize("line", ["trainer.logger", "trainer.resume_mode", "trainer.default_local_dir"])

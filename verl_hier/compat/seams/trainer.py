@@ -25,6 +25,17 @@ TRAINERS = (
         removal="when verl asks the class and not the name (hasattr or a class attribute)",
     ),
     seam(
+        "start_messages",
+        TRAINER,
+        "`train` tells how far the start has come by what verl logs; without these lines it tells nothing",
+        reads(
+            TRAINER,
+            *("train and validate dataloader initialized", "actor and ref model engine initialized"),
+            "all initialize finished, ready to fit",
+        ),
+        removal="when verl reports the phases of its start",
+    ),
+    seam(
         "reward_function",
         "verl.trainer.ppo.reward:get_custom_reward_fn",
         "answers to tasks of verl's data sets are scored outside of the trainer too",

@@ -58,8 +58,8 @@ def missing_here(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]
         yield from _data(recipe)
 
 
-def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> int | None:
-    """Bytes that a run on a CPU takes at least; None for GPU recipes."""
+def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | None:
+    """Bytes that a run on a CPU takes at least, by the recipe line that most changes them; None for GPU recipes."""
     config = recipe.config
     if config["trainer"]["device"] != "cpu":
         return None
@@ -146,12 +146,17 @@ def _gpus(recipe: ComposedRecipe) -> Iterator[Missing]:
 
 
 def _memory(recipe: ComposedRecipe, model: ModelFacts) -> Iterator[Missing]:
-    needed, free = memory_of(recipe, model), available_bytes()
-    if needed is not None and needed > free:
+    needed, free = memory_of(recipe, model) or {}, available_bytes()
+    if (whole := sum(needed.values())) > free:
+        line = max(needed, key=needed.__getitem__)
+        cures = {
+            "trainer.n_gpus_per_node": "take fewer processes there and in actor_rollout_ref.rollout.agent.num_workers",
+            "hier.rollout.environment_processes": "take fewer of them; each rollout worker starts as many",
+        }
+        cure = cures.get(line, "take a smaller model")
         yield Missing(
-            f"actor_rollout_ref.model.path: this plan needs at least {_gib(needed)} of memory and {_gib(free)} are "
-            f"free; use a smaller model than {model.path!r}, or fewer processes in trainer.n_gpus_per_node, "
-            "actor_rollout_ref.rollout.agent.num_workers and hier.rollout.environment_processes."
+            f"{line}: this plan needs at least {_gib(whole)} of memory and {_gib(free)} are free; the most of it, "
+            f"{_gib(needed[line])}, follows from this line: {cure}."
         )
 
 

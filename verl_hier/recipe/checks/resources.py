@@ -246,8 +246,8 @@ def plan_of(recipe: ComposedRecipe) -> Plan:
     )
 
 
-def lower_bound(plan: Plan, parameters: int, copies: int, critic: int) -> int:
-    """Bytes that the run takes at least.
+def lower_bound(plan: Plan, parameters: int, copies: int, critic: int) -> dict[str, int]:
+    """Bytes that the run takes at least, by the recipe line that most changes them.
 
     Args:
         plan: its processes.
@@ -256,13 +256,12 @@ def lower_bound(plan: Plan, parameters: int, copies: int, critic: int) -> int:
         critic: parameters of the critic, 0 without one.
     """
     processes = plan.ranks + plan.replicas + plan.services
-    return (
-        RAY_BYTES
-        + processes * PROCESS_BYTES
-        + plan.environment_processes * ENVIRONMENT_BYTES
-        + parameters * (TRAINED_BYTES_PER_PARAMETER + copies * COPY_BYTES_PER_PARAMETER)
-        + critic * TRAINED_BYTES_PER_PARAMETER
-    )
+    return {
+        "trainer.n_gpus_per_node": RAY_BYTES + processes * PROCESS_BYTES,
+        "hier.rollout.environment_processes": plan.environment_processes * ENVIRONMENT_BYTES,
+        "actor_rollout_ref.model.path": parameters * (TRAINED_BYTES_PER_PARAMETER + copies * COPY_BYTES_PER_PARAMETER),
+        "critic.model.path": critic * TRAINED_BYTES_PER_PARAMETER,
+    }
 
 
 def available_bytes() -> int:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+ONE_SAMPLE = {"state": "argument", "state_key": "house", "hidden": ("furnish",)}
+"""What one process of the sample server needs to keep the episodes apart."""
+
 
 @dataclass(frozen=True)
 class McpOptions:
@@ -29,6 +32,9 @@ class McpOptions:
     """Sessions that a process has open at once."""
     hidden: tuple[str, ...] = ()
     """Tools that the policy does not see and cannot call."""
+    one_sample: bool = False
+    """The sample server as one process for all episodes: `state: argument`, `state_key: house`, `hidden: [furnish]`. It
+    means nothing to a server of your own."""
     data_path: str = ""
     """Tasks as JSONL; empty generates tasks for the sample server."""
     validation_path: str = ""
@@ -57,6 +63,9 @@ class McpOptions:
     """Whether an episode may be rebuilt that called a tool which the server calls destructive; it is called again."""
 
     def __post_init__(self) -> None:
+        if self.one_sample and not self.command and not self.url:
+            for name, value in ONE_SAMPLE.items():
+                object.__setattr__(self, name, value)
         if self.command and self.url:
             raise ValueError("command starts a server and url names one that runs; leave one of them out")
         if self.url and not self.url.startswith(("http://", "https://")):
