@@ -2,10 +2,9 @@
 
 import os
 
-from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
+from agents import Agent, Runner, function_tool, set_tracing_disabled
 
-# The endpoint has chat completions, not the newer responses; and nothing is sent to OpenAI.
-set_default_openai_api("chat_completions")
+# Nothing is sent to OpenAI.
 set_tracing_disabled(True)
 
 

@@ -4,12 +4,13 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import openai
 import pytest
 
 from verl_hier.text import read_json
 from verl_hier_plugins.environments.gateway.answers import CUT, Usage, answer_to
 from verl_hier_plugins.environments.gateway.conversations import Conversations
-from verl_hier_plugins.environments.gateway.dialects import BY_PATH, CHAT, MESSAGES
+from verl_hier_plugins.environments.gateway.dialects import BY_PATH, CHAT, MESSAGES, RESPONSES
 from verl_hier_plugins.environments.gateway.endpoint import serving
 from verl_hier_plugins.environments.gateway.messages import RefusedRequest
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
@@ -194,22 +195,157 @@ def test_what_are_no_messages_is_refused_in_a_sentence(body, phrase):
     assert phrase in str(caught.value) and "\n" not in str(caught.value)
 
 
+# ---- OpenAI's responses --------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def openai_client(url, key):
+    async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+        yield client
+
+
+RESPONSES_TOOLS = [
+    {"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA, "strict": False},
+    {"type": "namespace", "name": "team", "tools": [{"type": "function", "name": "spawn", "parameters": SCHEMA}]},
+    {"type": "custom", "name": "patch", "description": "Patches.", "format": {"type": "text"}},
+    {"type": "web_search"},
+]
+RESPONSE = {"model": "m", "instructions": "You look.", "tools": RESPONSES_TOOLS}
+SPAWN = '<tool_call>{"name": "spawn", "arguments": {"room": "h"}}</tool_call>'
+PATCH = '<tool_call>{"name": "patch", "arguments": {"input": "+ a"}}</tool_call>'
+
+
+async def responses_loop(client, ask):
+    """A program that sends all items back, and one that names the response before."""
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "go"}]}]
+    first = await ask(input=items, **RESPONSE)
+    calls = [item for item in first.output if item.type.endswith("_call")]
+    results = [{"type": f"{item.type}_output", "call_id": item.call_id, "output": "dark"} for item in calls]
+    items += [{"type": "reasoning", "id": "r", "summary": []}]
+    items += [item.model_dump(exclude={"status", "id"}) for item in first.output] + results
+    second = await ask(input=items, **RESPONSE)
+    other = {"role": "user", "content": "and now?"}
+    third = await ask(input=[other], previous_response_id=second.id, **RESPONSE)
+    fourth = await ask(input="other", previous_response_id=third.id, model="m")
+    return first, second, third, fourth
+
+
+def check_responses_loop(contexts, answers):
+    first, second, third, _ = answers
+    assert [(number, begins) for number, begins, _ in contexts] == [(0, "first"), (0, ""), (0, ""), (1, "handed")]
+    shown = contexts[0][2][0][1]
+    assert shown.startswith("You look.\n<tools>") and "spawn" in shown and "web_search" not in shown
+    assert contexts[1][2] == [("tool", "dark")] * 3 and contexts[2][2] == [("user", "and now?")]
+    # The instructions are not those of the response before.
+    assert contexts[3][2][0] == ("user", "go") and contexts[3][2][-1] == ("user", "other")
+    text, look, spawn, patch = first.output
+    assert (text.content[0].text, look.name, json.loads(look.arguments)) == ("I go.", "look", {"room": "häll"})
+    assert (look.namespace, spawn.namespace) == (None, "team")
+    assert (patch.type, patch.input) == ("custom_tool_call", "+ a")
+    assert (first.output_text, second.output_text, first.status) == ("I go.", " done \n", "completed")
+    assert (first.usage.input_tokens, first.usage.output_tokens, first.usage.total_tokens) == (12, 5, 17)
+    assert len({answer.id for answer in answers}) == 4 and third.previous_response_id == second.id
+
+
+THREE = f"{LOOK}{SPAWN}{PATCH}"
+
+
+def test_responses_are_answered_as_their_client_reads_them():
+    async def client(url, key):
+        async with openai_client(url, key) as made:
+            return await responses_loop(made, made.responses.create)
+
+    check_responses_loop(*played(client, THREE, " done \n", "three", "four"))
+
+
+def test_responses_are_streamed_as_their_client_reads_them():
+    seen = []
+
+    async def client(url, key):
+        async with openai_client(url, key) as made:
+
+            async def ask(**asked):
+                stream = await made.responses.create(stream=True, **asked)
+                seen.append([each async for each in stream])
+                items = [each.item for each in seen[-1] if each.type == "response.output_item.done"]
+                assert [item.model_dump() for item in items] == [
+                    item.model_dump() for item in seen[-1][-1].response.output
+                ]
+                return seen[-1][-1].response
+
+            return await responses_loop(made, ask)
+
+    check_responses_loop(*played(client, THREE, " done \n", "three", "four"))
+    assert [each.sequence_number for each in seen[0]] == list(range(len(seen[0])))
+    names = [each.type.removeprefix("response.") for each in seen[0]]
+    text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    added, done = "output_item.added", "output_item.done"
+    called = [added, "function_call_arguments.delta", "function_call_arguments.done", done]
+    free = [added, "custom_tool_call_input.delta", "custom_tool_call_input.done", done]
+    assert names == ["created", "in_progress", added, *text, done, *called, *called, *free, "completed"]
+    deltas = "".join(each.delta for each in seen[0] if each.type == "response.output_text.delta")
+    assert deltas == "I go." and seen[0][0].response.id == seen[0][-1].response.id
+
+
+def test_a_helper_of_the_package_accumulates_a_streamed_response():
+    async def client(url, key):
+        async with openai_client(url, key) as made:
+            async with made.responses.stream(model="m", input="go", tools=RESPONSES_TOOLS[:1]) as stream:
+                return [each.type async for each in stream][-1], await stream.get_final_response()
+
+    _, (last, response) = played(client, LOOK)
+    assert last == "response.completed" and response.output[1].name == "look"
+
+
+def test_a_response_that_was_cut_is_incomplete():
+    request = RESPONSES.read({"input": "q"}, "", 1000)
+    whole = RESPONSES.whole(request, [answer_to(request, "so" + CUT, 0)])
+    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert RESPONSES.whole(request, [answer_to(request, "", 0)])["output"][0]["content"][0]["text"] == ""
+
+
+REFUSED_RESPONSES = [
+    ({}, "`input` has to be a text"),
+    ({"input": []}, "`input` has to be a text"),
+    ({"input": 5}, "`input` has to be a list"),
+    ({"input": ["q"]}, "each of `input` has to be an object"),
+    ({"input": [{"type": "computer_call"}]}, "item 0 is of type 'computer_call'"),
+    ({"input": [{"role": "robot"}]}, "item 0 has to have a `role`"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text only"),
+    ({"input": "q", "tools": [{"type": "local_shell"}]}, "of type 'local_shell'"),
+    ({"input": "q", "tools": [{"type": "function"}]}, "has to have a `name`"),
+    ({"input": "q", "previous_response_id": "resp_1"}, "there is no response 'resp_1'"),
+    ({"input": "q", "background": True}, "answers while its client waits"),
+    ({"input": "q", "conversation": "c"}, "keeps no conversations"),
+    ({"input": "q", "max_output_tokens": 0}, "at least 1"),
+    ({"input": [{"role": "user", "content": ""}] * 3000}, "at most 2000 are read"),
+    ({"input": "q", "tools": [{"type": "namespace", "tools": [{}] * 3000}]}, "at most 2000 are read"),
+]
+
+
+@pytest.mark.parametrize(("body", "phrase"), REFUSED_RESPONSES, ids=[phrase for _, phrase in REFUSED_RESPONSES])
+def test_what_is_no_response_is_refused_in_a_sentence(body, phrase):
+    with pytest.raises(RefusedRequest) as caught:
+        RESPONSES.read(body, "", 1000)
+    assert phrase in str(caught.value) and "\n" not in str(caught.value)
+
+
 # ---- one conversation ----------------------------------------------------------------------------------------------
 
 
 def test_an_answer_is_read_as_it_was_written_in_every_dialect():
     """What a dialect writes comes back as the same message, whatever the dialect of the next request."""
-    asked = {"messages": [{"role": "user", "content": "q"}]}
-    tools = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
-    request = CHAT.read({**asked, "tools": tools}, "", 1000)
-    answer = answer_to(request, LOOK, "n_0")
-    chat = read_json(json.dumps(CHAT.whole(request, [answer])))["choices"][0]["message"]
-    messages = read_json(json.dumps(MESSAGES.whole(request, [answer])))["content"]
+    question = {"role": "user", "content": "q"}
+    asked = RESPONSES.read({"input": [question], "tools": RESPONSES_TOOLS[:1]}, "", 1000)
+    answer = answer_to(asked, LOOK, "n_0")
+    chat = CHAT.whole(asked, [answer])["choices"][0]["message"]
+    content = MESSAGES.whole(asked, [answer])["content"]
+    output = RESPONSES.whole(asked, [answer])["output"]
     again = [
-        CHAT.read({"messages": [*asked["messages"], chat]}, "", 1000).messages[1],
-        MESSAGES.read(
-            {"messages": [*asked["messages"], {"role": "assistant", "content": messages}]}, "", 1000
-        ).messages[1],
+        (CHAT, {"messages": [question, chat]}),
+        (MESSAGES, {"messages": [question, {"role": "assistant", "content": content}]}),
+        (RESPONSES, {"input": [question, *output]}),
     ]
-    assert again == [answer.message] * 2
-    assert len(BY_PATH) == 2
+    assert [dialect for dialect, _ in again] == [*BY_PATH.values()]
+    for dialect, body in again:
+        assert dialect.read(read_json(json.dumps(body)), "", 1000).messages[1] == answer.message

@@ -39,7 +39,7 @@ SPEC = EnvironmentSpec(
     notes=notes,
     scoring=("scorer", "won_at"),
     summary="an agent program of any framework, to which the policy is an OpenAI-compatible endpoint",
-    source="OpenAI's chat completions",
+    source="OpenAI's chat completions and responses, Anthropic's messages",
     extra="gateway",
     modules=("aiohttp",),
 )

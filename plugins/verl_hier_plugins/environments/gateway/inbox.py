@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
 from verl_hier_plugins.environments.gateway.dialects import Dialect
-from verl_hier_plugins.environments.gateway.messages import KEY, PolicyRequest, RefusedRequest
+from verl_hier_plugins.environments.gateway.messages import KEY, Kept, PolicyRequest, RefusedRequest
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
 MOST_OPEN = 1024
@@ -55,6 +55,7 @@ class Inbox:
         self._open = 0
         self._closed = False
         self._read = (0, 0)
+        self._kept: Kept = {}
 
     def read(self, dialect: Dialect, body: Any, agent: str) -> PolicyRequest:
         """A request that may be asked.
@@ -64,7 +65,7 @@ class Inbox:
         """
         if self._closed:
             raise _over()
-        return dialect.read(body, agent, self._options.request_characters)
+        return dialect.read(body, agent, self._options.request_characters, self._kept)
 
     async def ask(self, request: PolicyRequest) -> Sequence[PolicyAnswer]:
         """Wait for the answer to a request; it is held while as many as may wait side by side do.

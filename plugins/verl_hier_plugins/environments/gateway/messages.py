@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -67,7 +68,7 @@ class PolicyRequest:
         model: name that the answer repeats.
         stream: whether the answer is sent as events.
         stream_usage: whether the last of the events says the numbers of tokens.
-        echoed: what its dialect repeats in the answer.
+        state: what its dialect keeps of it until it is answered.
     """
 
     messages: tuple[Message, ...]
@@ -78,7 +79,7 @@ class PolicyRequest:
     model: str
     stream: bool = False
     stream_usage: bool = False
-    echoed: Mapping[str, Any] = field(default_factory=dict)
+    state: Any = None
 
     @cached_property
     def toolbox(self) -> str:
@@ -91,12 +92,22 @@ class PolicyRequest:
         said = [message.same for message in self.messages]
         return digest([self.agent, self.toolbox, said, self.stop, self.max_tokens])
 
+    def with_state(self, state: Any) -> PolicyRequest:
+        """The same request with what its dialect keeps of it."""
+        made = copy(self)
+        object.__setattr__(made, "state", state)
+        return made
+
     @property
     def characters(self) -> int:
         """Of its messages and tools."""
         return sum(len(message.content) for message in self.messages) + sum(
             len(tool.shown()) for tool in self.tools.values()
         )
+
+
+Kept = MutableMapping[str, Sequence[Message]]
+"""Conversations by the identity of their last answer."""
 
 
 def message_of(role: str, text: str, calls: Sequence[tuple[str, str, Any]] = (), result_of: str = "") -> Message:

@@ -6,20 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
-from verl_hier_plugins.environments.gateway.dialects import chat, messages
-from verl_hier_plugins.environments.gateway.messages import PolicyRequest, RefusedRequest
+from verl_hier_plugins.environments.gateway.dialects import chat, messages, responses
+from verl_hier_plugins.environments.gateway.messages import Kept, PolicyRequest, RefusedRequest
 
 
 class Dialect(Protocol):
     """What a module of this package has."""
 
-    def read(self, body: Any, agent: str, most_characters: int) -> PolicyRequest:
+    def read(self, body: Any, agent: str, most_characters: int, kept: Kept | None = None) -> PolicyRequest:
         """A request of a client.
 
         Args:
             body: what it sent, from JSON.
             agent: who asks.
             most_characters: limit of all texts together.
+            kept: conversations of the episode by the identity of their last answer, to which this one may be added.
 
         Raises:
             RefusedRequest: for what is no request, or asks for what is not done here.
@@ -46,5 +47,6 @@ class Dialect(Protocol):
 
 CHAT: Dialect = chat
 MESSAGES: Dialect = messages
-BY_PATH: Mapping[str, Dialect] = {"/v1/chat/completions": CHAT, "/v1/messages": MESSAGES}
+RESPONSES: Dialect = responses
+BY_PATH: Mapping[str, Dialect] = {"/v1/chat/completions": CHAT, "/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
 """The dialect of each path that answers with a turn of the policy."""

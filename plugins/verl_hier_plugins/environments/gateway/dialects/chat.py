@@ -9,7 +9,7 @@ from typing import Any
 from verl_hier_plugins.environments.gateway.answers import PolicyAnswer, Usage
 from verl_hier_plugins.environments.gateway.dialects import reading
 from verl_hier_plugins.environments.gateway.dialects.events import COMMENT, DONE, event
-from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest, RefusedRequest, message_of
+from verl_hier_plugins.environments.gateway.messages import Kept, Message, PolicyRequest, RefusedRequest, message_of
 from verl_hier_plugins.environments.mcp.tools import Tool
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -23,7 +23,7 @@ TEXTS = ("text", "refusal")
 FINISHES = {"stop": "stop", "string": "stop", "length": "length", "calls": "tool_calls"}
 
 
-def read(body: Any, agent: str, most_characters: int) -> PolicyRequest:
+def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) -> PolicyRequest:
     """See `Dialect.read`."""
     body = reading.sound(body)
     for name, sentence in NOT_DONE.items():

@@ -9,7 +9,7 @@ from typing import Any
 from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
 from verl_hier_plugins.environments.gateway.dialects import reading
 from verl_hier_plugins.environments.gateway.dialects.events import event
-from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest, RefusedRequest, message_of
+from verl_hier_plugins.environments.gateway.messages import Kept, Message, PolicyRequest, RefusedRequest, message_of
 from verl_hier_plugins.environments.mcp.tools import Tool
 
 ROLES = ("user", "assistant", "system")
@@ -22,7 +22,7 @@ FINISHES = {"stop": "end_turn", "string": "stop_sequence", "length": "max_tokens
 KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
 
-def read(body: Any, agent: str, most_characters: int) -> PolicyRequest:
+def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) -> PolicyRequest:
     """See `Dialect.read`; each result of a tool is a message of its own, as it is in other dialects."""
     body = reading.sound(body)
     given = reading.some(body.get("messages"), "messages")
