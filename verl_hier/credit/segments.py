@@ -128,7 +128,7 @@ def segment_sums(values: ArrayLike, starts: Bools, gamma: float = 1.0) -> tuple[
     """Discounted sum and length of every segment: (K,) float64 and (K,) int64 for K = starts.sum()."""
     first = np.flatnonzero(starts)
     length = np.diff(np.append(first, len(starts)))
-    links = np.append(~starts[1:], False) if len(starts) else np.zeros(0, np.bool_)
+    links = np.append(~starts[1:], False)[: len(starts)]
     return discounted_sum(values, links, gamma)[first], length
 
 

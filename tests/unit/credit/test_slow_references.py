@@ -363,7 +363,7 @@ def test_columns_that_are_missing_are_neutral():
         assert table[name].tolist() == [-1, -1]
     assert table["n_tokens"].tolist() == [1, 1] and table["entropy"].tolist() == [0, 0]
     assert table["valid"].all() and table["complete"].all() and table["trained"].all()
-    assert make_table({"group": [0]})["reward"].tolist() == [0.0]
+    assert make_table({"group": [0]})["reward"].tolist() == [0.0] and not make_table({"group": [0]})["truncated"].any()
     given = make_table({"reward": [1.0], "return": [5.0], "done": [0]}, episodes={"success": [1.0], "return": [4.0]})
     assert given["return"].tolist() == [5] and given["episodes.return"].tolist() == [4]
     assert given["episodes.success"].tolist() == [1] and given["done"].tolist() == [False]
@@ -642,6 +642,23 @@ def test_what_an_estimator_needs_is_there_and_finite():
     assert estimate(spec(nothing), make_table(TABLE, tokens=tokens)).per == "turn"
     with pytest.raises(CreditError, match=r"'mine' needs the column 'tokens\.value'"):
         check_needs(spec(nothing, "reward", "tokens.value"), ["reward"])
+
+
+@pytest.mark.parametrize(
+    ("column", "who", "remedy"),
+    [
+        ("plan", "the worker provides", "choose a worker that lists it in `provides` with `hier.worker.name`."),
+        ("suffix", "the sampler provides", "choose a sampler that lists it in `provides` with `hier.sampler.name`."),
+        ("value", "the critic provides", "set `critic.enable: true`."),
+        ("info_gain", "the probe provides", "set `hier.probes: {true_answer: {}}`."),
+        ("step_reward", "the process reward provides", "set `hier.process_reward: {}`."),
+        ("unheard_of", "has to list in its `provides`", "`hier.schedule.name` or `hier.environment.name`."),
+    ],
+)
+def test_a_missing_column_names_its_provider_and_the_line(column, who, remedy):
+    with pytest.raises(CreditError, match=f"estimator 'mine' needs the column {column!r}") as caught:
+        check_needs(spec(lambda table, options: None, column), [])
+    assert who in str(caught.value) and str(caught.value).endswith(remedy)
 
 
 def test_an_error_of_an_estimator_names_it_once():

@@ -12,6 +12,7 @@ from tests.fixtures.random_graphs import random_graph
 from tests.unit.graph.test_columnar import files_can_hold
 from verl_hier.graph import write_step
 from verl_hier.graph.columnar.layout import CREDIT, NULLABLE, STORED
+from verl_hier.graph.columnar.schema import columns_schema
 
 SCHEMA = json.loads(resources.files("verl_hier.graph.columnar").joinpath("columns.json").read_text("utf-8"))
 KINDS = {**STORED, "credit": CREDIT}
@@ -38,6 +39,7 @@ def rows(tmp_path_factory):
 
 def test_it_is_a_schema_of_these_columns():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert columns_schema() == SCHEMA, "python scripts/docs.py writes it"
     assert {kind: SCHEMA["$defs"][kind]["required"] for kind in KINDS} == {k: v.names for k, v in KINDS.items()}
 
 

@@ -10,13 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
-from verl_hier.errors import GraphError
-from verl_hier.graph import TURN_COLUMNS, EpisodeRecord, Message, build_table, graph_rows, invariants, number_turns
+from verl_hier.errors import CreditError, GraphError
+from verl_hier.graph import (
+    TURN_COLUMNS,
+    EpisodeRecord,
+    Message,
+    build_table,
+    dump_rows,
+    graph_rows,
+    invariants,
+    number_turns,
+)
 from verl_hier.graph.nodes import cut_spans
-from verl_hier.graph.rows import chains
+from verl_hier.graph.rows import chains, leaf_row
 from verl_hier.graph.turn_table import EPISODE_COLUMNS
 
 quick = settings(max_examples=60, deadline=None)
+few = settings(max_examples=20, deadline=None)
 RULES = st.sampled_from(["once", "first_owner", "repeat", "average"])
 
 
@@ -66,6 +76,29 @@ def test_rows_are_what_the_server_saw(graph, rule):
         assert not any(mask for mask, turn in zip(row.mask, row.turn_index, strict=True) if turn < 0)
         assert any(row.mask)
         assert row.episode in {episode.id for episode in graph.complete()}
+
+
+@few
+@given(rollout_graphs.trees())
+def test_the_row_of_a_leaf_ends_with_it(graph):
+    for episode in graph.complete():
+        row, leaf = leaf_row(graph, episode.id), graph.nodes[episode.leaf]
+        assert row.episode == episode.id and row.nodes == graph.chain(leaf.id)
+        assert row.prompt + row.response == graph.prompt(leaf.id) + leaf.action
+        assert row.mask == [int(turn >= 0) for turn in row.turn_index]
+
+
+@few
+@given(rollout_graphs.trees(), st.sampled_from([everything, executors]))
+def test_dumped_rows_are_numbered_in_their_episode(graph, trained):
+    graph.step, graph.task["ground_truth"] = 7, "4"
+    rows, lines = graph_rows(graph, trained), list(dump_rows(graph, lambda tokens: str(tokens), trained))
+    assert [(line["input"], line["output"]) for line in lines] == [(str(row.prompt), str(row.response)) for row in rows]
+    numbers = [sum(other.episode == row.episode for other in rows[:place]) for place, row in enumerate(rows)]
+    names = [f"u_{row.episode}_{number}" for row, number in zip(rows, numbers, strict=True)]
+    assert [line["uid"] for line in lines] == names
+    assert all((line["gts"], line["step"]) == ("4", 7) for line in lines)
+    assert [line["score"] for line in lines] == [graph.episodes[row.episode].ret for row in rows]
 
 
 @quick
@@ -139,6 +172,21 @@ def test_table_columns_agree_with_the_graphs(graphs):
     assert np.bincount(table.step_turn, minlength=len(table)).tolist() == table["leaves"].tolist()
     assert np.bincount(table["tokens.turn"], minlength=len(table)).tolist() == table["n_tokens"].tolist()
     assert (np.diff(table["tokens.turn"]) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("rewrd", "did you mean 'reward'?"),
+        ("episodes.retrn", "'episodes.return'"),
+        ("succes", "did you mean 'success'?"),
+    ],
+)
+def test_a_column_that_is_not_there_names_the_nearest(asked, near):
+    table = build_table([rollout_graphs.flat()])
+    with pytest.raises(CreditError, match=f"the turn table has no column '{asked}'") as caught:
+        table[asked]
+    assert near in str(caught.value) and str(caught.value).endswith(f"it has {', '.join(table.columns())}.")
 
 
 def test_trees_are_numbered_over_all_groups():

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import sys
 
 import fsspec
 import pytest
@@ -16,7 +17,7 @@ from verl_hier.graph import read_graphs, write_step
 from verl_hier.graph.columnar import writing
 from verl_hier.graph.columnar.held import HeldRollouts
 from verl_hier.graph.columnar.reading import read_columns, shards
-from verl_hier.graph.places import RemotePath, place
+from verl_hier.graph.places import RemotePath, _reached, place
 from verl_hier.graph.steps import MARK, is_whole, step_folder
 from verl_hier.ops.offline import compare, credit
 from verl_hier.ops.stored import Stored
@@ -152,6 +153,15 @@ def test_a_file_system_that_is_not_there_is_one_sentence(url, words, caplog):
     assert url in str(caught.value) and "\n" not in str(caught.value)
     assert store_step(url, 1, recorded()) == {"hier/store/failed": 1, "hier/store/missing": 3}
     assert words in caplog.text and "The run goes on without it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("protocol", "package", "kind"), [("s3", "s3fs", "S3FileSystem"), ("gs", "gcsfs", "GcsFileSystem")]
+)
+def test_a_bucket_is_reached_by_arrow_where_fsspec_lacks_a_package(protocol, package, kind, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    system, name = _reached(f"{protocol}://bucket/run/graphs")
+    assert type(system.fs).__name__ == kind and name == "bucket/run/graphs"
 
 
 def test_a_bucket_that_cannot_be_reached_is_one_sentence(store, monkeypatch, caplog):

@@ -271,3 +271,42 @@ def test_what_explains_the_credit_of_a_node():
     apart = [np.nan if node.id in lost else difference[(nodes == node.id) & (mask > 0)].mean() for node in graph.nodes]
     assert found["logprob_difference"].tolist() == pytest.approx(apart, nan_ok=True)
     assert "logprob_difference" not in ledger.explain(one_credit(ledger), weights, mask)["u"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(batches(), st.randoms(use_true_random=False), st.sampled_from([0.3, 0.8, 1.0]))
+def test_what_a_correction_leaves_nothing_of_is_neither_compared_nor_trained(batch, random, share):
+    graphs, rule = batch
+    ledger, _, mask = make(graphs, rule)
+    table = ledger.table
+    if not len(table):
+        return
+    before = {name: np.array(table[name]) for name in ("trained", "return", "leaves", "episodes.trained")}
+    left = np.array([int(bool(trained) and random.random() < share) for trained in mask])
+    ledger.reject(mask, left)
+    had, has = (
+        {turn for turn, token in zip(ledger.turn.tolist(), part, strict=True) if token} for part in (mask, left)
+    )
+    gone = had - has
+    paths = [
+        table.step_turn[table.step_episode == episode].tolist() for episode in range(len(before["episodes.trained"]))
+    ]
+    lost = {number for number, path in enumerate(paths) if had & {*path} and not has & {*path}}
+    assert table["trained"].tolist() == [bool(old) and turn not in gone for turn, old in enumerate(before["trained"])]
+    expected = [bool(old) and number not in lost for number, old in enumerate(before["episodes.trained"])]
+    assert table["episodes.trained"].tolist() == expected
+    for turn, path in (
+        (turn, {number for number, path in enumerate(paths) if turn in path}) for turn in range(len(table))
+    ):
+        others = path - lost
+        assert table["leaves"][turn] == len(others)
+        returns = [table["episodes.return"][number] for number in others]
+        assert table["return"][turn] == pytest.approx(np.mean(returns) if others else before["return"][turn])
+
+
+def test_a_correction_that_leaves_a_token_of_every_turn_changes_nothing():
+    ledger, _, mask = make([rollout_graphs.forked()])
+    first = np.append(True, ledger.turn[1:] != ledger.turn[:-1])
+    trained = ledger.table.turns["trained"]
+    ledger.reject(mask, mask * first)
+    assert ledger.table.turns["trained"] is trained

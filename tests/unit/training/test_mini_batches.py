@@ -127,3 +127,9 @@ def test_a_group_that_fits_nowhere_is_cut_once():
     assert sorted(homes) == [["a"], ["b"]], "padding fills up what groups leave"
     cut = whole_groups(["a"] * 4 + ["b"] * 2, [1.0] * 6, 2)
     assert sorted(sum(row < 4 for row in share) for share in cut) == [1, 3]
+
+
+def test_a_size_is_given_where_one_of_the_three_is():
+    assert not MiniBatchOptions().given
+    for name in ("prompts", "rows", "steps"):
+        assert MiniBatchOptions(**{name: 1}).given

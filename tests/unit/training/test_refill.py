@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
 from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.graph.success import WITHOUT_WORD
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.options import RefillOptions
 from verl_hier.training.refill import Group, StepTasks, most_tasks, scores_of
@@ -57,6 +58,22 @@ def test_scores_are_those_of_trained_episodes():
         scores_of(graph, "f1")
     described = Group.of(graph, 3, "return")
     assert described.rows == 3 and described.tokens == sum(len(node.action) for node in graph.nodes) > 0
+
+
+def test_an_episode_without_a_word_was_lost_where_its_world_says_won():
+    graph = rollout_graphs.flat()
+    for episode, success in zip(graph.complete(), (True, None), strict=True):
+        episode.success = success
+    assert scores_of(graph, "success") == [1.0]
+    graph.counts[WITHOUT_WORD] = 1
+    assert scores_of(graph, "success") == [1.0, 0.0]
+
+
+def test_the_tasks_of_a_step_are_those_that_are_finished():
+    step = StepTasks(RefillOptions(limit=2), 2, 4)
+    assert "a" not in step
+    step.finish("a", group(0.0, 1.0))
+    assert "a" in step and "b" not in step
 
 
 def play(options: RefillOptions, tasks: int, pool: list[Group], seed: int) -> tuple[int, list[int]]:
