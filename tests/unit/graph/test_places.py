@@ -2,7 +2,9 @@
 
 import errno
 import itertools
+import stat
 import sys
+from datetime import datetime, timezone
 
 import fsspec
 import pytest
@@ -17,7 +19,7 @@ from verl_hier.graph import read_graphs, write_step
 from verl_hier.graph.columnar import writing
 from verl_hier.graph.columnar.held import HeldRollouts
 from verl_hier.graph.columnar.reading import read_columns, shards
-from verl_hier.graph.places import RemotePath, _reached, place
+from verl_hier.graph.places import RemotePath, _reached, place, remove_folder
 from verl_hier.graph.steps import MARK, is_whole, step_folder
 from verl_hier.ops.offline import compare, credit
 from verl_hier.ops.stored import Stored
@@ -212,3 +214,51 @@ def test_a_folder_that_its_file_system_lists_in_itself_is_no_entry_of_its_own(mo
     )
     found = sorted((entry.name, entry.is_dir()) for entry in place("memory://bucket/run").iterdir())
     assert found == [("file", False), ("other", True), ("run", True)]
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ({"mtime": 12.75}, 12.75),
+        ({"LastModified": datetime(2026, 1, 2, tzinfo=timezone.utc)}, 1767312000.0),
+        ({"mtime": None, "created": "2026-01-02T00:00:01+00:00"}, 1767312001.0),
+        ({"mtime": 5, "created": 7}, 5.0),
+        ({}, 0.0),
+    ],
+)
+def test_kind_size_and_time_are_those_that_the_file_system_says(monkeypatch, said, seconds):
+    info = {"type": "file", "size": 7, **said}
+    monkeypatch.setattr(RemotePath, "_call", lambda *_, **__: info)
+    file = place("memory://bucket/file")
+    found = file.stat()
+    assert stat.S_ISREG(found.st_mode) and file.is_file() and not file.is_dir() and file.exists()
+    assert found.st_size == 7 and found.st_mtime_ns == seconds * 1e9
+    assert found.st_mtime == found.st_ctime == found.st_atime == int(seconds) and found.st_nlink == 1
+    assert found.st_uid == found.st_gid == found.st_ino == found.st_dev == 0
+    info |= {"type": "directory", "size": None}
+    assert stat.S_ISDIR(file.stat().st_mode) and file.stat().st_size == 0 and file.is_dir() and not file.is_file()
+
+
+def test_what_is_not_there_is_none_of_both():
+    missing = place(f"memory://bucket/missing{next(NUMBERS)}/file")
+    assert not missing.exists() and not missing.is_dir() and not missing.is_file() and not [*missing.glob("*")]
+    missing.unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError) as caught:
+        missing.unlink()
+    assert caught.value.errno == errno.ENOENT and caught.value.filename == str(missing)
+    with pytest.raises(FileNotFoundError):
+        missing.stat()
+
+
+def test_entries_are_found_by_a_pattern_and_removed_with_their_folder(store):
+    folder = place(store)
+    for name in ("b.txt", "a.txt", "c.md"):
+        with (folder / name).written() as beside:
+            beside.write_text(name)
+    assert sorted(entry.name for entry in folder.glob("*.txt")) == ["a.txt", "b.txt"]
+    assert (folder / "a.txt").open().read() == "a.txt" and (folder / "a.txt").stat().st_size == 5
+    assert (folder / "a.txt").resolve() == folder / "a.txt"
+    (folder / "a.txt").unlink()
+    assert sorted(entry.name for entry in folder.iterdir()) == ["b.txt", "c.md"]
+    remove_folder(folder)
+    assert not folder.exists()
