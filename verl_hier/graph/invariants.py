@@ -126,15 +126,15 @@ def _check_episodes(nodes: Sequence[Node], episodes: Sequence[EpisodeRecord]) ->
     depth: list[int] = []
     for node in nodes:
         depth.append(1 if node.parent < 0 else depth[node.parent] + 1)
+    depth.append(0)  # of none, whose number is -1
     steps = 0
     for index, episode in enumerate(episodes):
         if episode.id != index or not -1 <= episode.source < index or not -1 <= episode.leaf < len(nodes):
             raise GraphError(f"episode {index} has a link to what the graph does not have.")
         if not 0 <= episode.tree <= len(episodes):
             raise GraphError(f"episode {index} grows from root {episode.tree} of a graph of {len(episodes)} episodes.")
-        steps += depth[episode.leaf] if episode.leaf >= 0 else 0
         source = -1 if episode.source < 0 else episodes[episode.source].leaf
-        steps += depth[source] if source >= 0 else 0
+        steps += depth[episode.leaf] + depth[source]
         if steps > MOST_STEPS:
             raise GraphError(f"the paths of the graph have more than {MOST_STEPS} turns together.")
         if episode.source < 0:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -10,17 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.random_graphs import random_graph
 from verl_hier.errors import CreditError, GraphError
 from verl_hier.graph import (
     TURN_COLUMNS,
     EpisodeRecord,
     Message,
+    Node,
+    RolloutGraph,
     build_table,
     dump_rows,
     graph_rows,
     invariants,
     number_turns,
 )
+from verl_hier.graph.columnar.light import light_of
 from verl_hier.graph.nodes import cut_spans
 from verl_hier.graph.rows import chains, leaf_row
 from verl_hier.graph.turn_table import EPISODE_COLUMNS
@@ -321,3 +326,81 @@ def test_the_places_of_subtrees_are_those_of_a_walk(drawn):
         if parent < 0:
             visit(root)
     assert invariants.subtrees(parents) == ([walk.index(node) for node in range(len(parents))], sizes)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_node_that_is_cut_is_two_with_the_same_tokens(seed):
+    """Wherever it is cut, whatever forks share it, and with every number of the graph renamed."""
+    graph, dice = random_graph(seed), random.Random(seed)
+    long = [node for node in graph.nodes if len(node.action) > 1]
+    if not long:
+        return
+    node = dice.choice(long)
+    number, at, before = node.id, dice.randrange(1, len(node.action)), copy.deepcopy(graph)
+    first = graph.split(node, at)
+    graph.check()
+    assert first.id == number and node.id == number + 1 and len(graph.nodes) == len(before.nodes) + 1
+
+    def renamed(each):
+        return each + (each >= number)
+
+    whole = before.nodes[number]
+    assert first.action == whole.action[:at] and node.action == whole.action[at:] and first.partial
+    assert first.observation == whole.observation and node.observation == [] and node.partial == whole.partial
+    assert (node.reward, node.done, node.valid) == (whole.reward, whole.done, whole.valid)
+    assert (first.reward, first.done, first.truncated, first.valid) == (0, False, False, True)
+    for name in ("logprobs", "entropy"):
+        assert getattr(first, name) + getattr(node, name) == getattr(whole, name)
+    for old in before.nodes:
+        new = graph.nodes[renamed(old.id)]
+        inside = first.action if old.id == number else []
+        assert graph.prompt(new.id) == before.prompt(old.id) + inside
+        assert new.plan == (renamed(old.plan) if old.plan >= 0 else -1)
+    for old, new in zip(before.episodes, graph.episodes, strict=True):
+        path = before.path(old.id)
+        assert [each for each in graph.path(new.id) if each != number] == [renamed(each) for each in path]
+        assert new.shared == old.shared + (old.source >= 0 and number in path[: old.shared])
+        assert graph.turns(new.id) == before.turns(old.id)
+    for wrong in (0, len(node.action), -1):
+        with pytest.raises(ValueError, match=f"cannot cut {len(node.action)} tokens after {wrong}"):
+            graph.split(node, wrong)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_sorted_nodes_stand_episode_by_episode(seed):
+    graph, dice = random_graph(seed), random.Random(seed)
+    before, marks = copy.deepcopy(graph), {}
+    place = [*range(len(graph.nodes))]
+    dice.shuffle(place)
+    for node in graph.nodes:  # any other numbers, by which the order within an episode is kept
+        marks[id(node)] = node.id
+    graph.sort()
+    order = sorted(before.nodes, key=lambda node: (node.episode, node.id))
+    assert [marks[id(node)] for node in graph.nodes] == [node.id for node in order]
+    assert [node.id for node in graph.nodes] == [*range(len(order))]
+    new = {node.id: number for number, node in enumerate(order)} | {-1: -1}
+    for old, node in zip(order, graph.nodes, strict=True):
+        links = (new[old.parent], new[old.context], new[old.plan])
+        assert (node.parent, node.context, node.plan) == links
+    assert [episode.leaf for episode in graph.episodes] == [new[episode.leaf] for episode in before.episodes]
+
+
+def test_equal_words_of_rewarded_episodes_are_one_answer():
+    graph = RolloutGraph(task={"uid": "u"})
+    texts = ("a", " a ", "a", "b", "b")
+    for number, (parent, text) in enumerate(zip((-1, -1, -1, 0, 1), texts, strict=True)):
+        graph.nodes.append(Node(number, parent, -1, 0, "a", "r", 0, int(parent >= 0), 0, -1, [1], [2], [], text=text))
+    for leaf, ret in ((0, 1.0), (1, 0.5), (2, 0.0), (2, -1.0), (3, 1.0), (4, 1e-9), (-1, 1.0)):
+        graph.episodes.append(EpisodeRecord(len(graph.episodes), leaf=leaf, ret=ret, status="finished"))
+    one, same, lost, worse, longer, again, without = light_of([graph]).columns.episodes["answers"].to_pylist()
+    assert one == same and longer == again != one and len(one) == len(longer) == 16
+    assert lost is worse is without is None
+
+
+def test_a_graph_says_how_many_turns_an_episode_has():
+    graph = RolloutGraph(
+        task={"uid": "u"}, episodes=[EpisodeRecord(0), EpisodeRecord(1, leaf=0), EpisodeRecord(2, leaf=1)]
+    )
+    for number, (turn, partial) in enumerate(((0, False), (1, True))):
+        graph.nodes.append(Node(number, number - 1, -1, 0, "a", "r", 0, turn, 0, -1, [1], [2], [], partial=partial))
+    assert [graph.turns(number) for number in range(3)] == [0, 1, 1]

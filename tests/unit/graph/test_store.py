@@ -24,6 +24,7 @@ from verl_hier.graph.columnar import reading, writing
 from verl_hier.graph.columnar.held import HeldRollouts, Written
 from verl_hier.graph.columnar.reading import read_columns
 from verl_hier.graph.columnar.table import table_of
+from verl_hier.graph.steps import MARK, keep_below, write_card
 from verl_hier.training.store import StepInStore, drawn
 
 
@@ -186,6 +187,27 @@ def test_the_oldest_steps_make_room_and_that_is_said(tmp_path, caplog):
     assert "step_000001, step_000002 removed" in caplog.text and "hier.store.max_gib" in caplog.text
     store_step(tmp_path, 12, recorded(), max_gib=1e-9)
     assert names(tmp_path) == ["step_000012", "validation"], "the newest step stays"
+
+
+@pytest.mark.parametrize(("most", "removed"), [(35, 0), (30, 0), (29, 1), (20, 1), (19, 2), (0, 2)])
+def test_the_oldest_steps_go_until_the_others_are_small_enough(tmp_path, most, removed):
+    for number in (9, 10, 11):
+        folder = step(tmp_path, number)
+        folder.mkdir()
+        for name, size in ((MARK, 4), ("nodes-a-0.parquet", 6)):
+            (folder / name).write_bytes(b"x" * size)
+    (tmp_path / "step_other").mkdir()
+    oldest = ["step_000009", "step_000010"][:removed]
+    assert keep_below(tmp_path, most) == oldest
+    assert names(tmp_path) == [*["step_000009", "step_000010", "step_000011"][removed:], "step_other"]
+
+
+def test_a_card_is_written_once(tmp_path):
+    write_card(tmp_path)
+    assert "config_name: nodes" in (tmp_path / "README.md").read_text()
+    (tmp_path / "README.md").write_text("mine")
+    write_card(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 def test_a_share_of_the_tasks_is_stored_the_same_in_every_run(tmp_path):
