@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 
 import docs_baselines
+import docs_front
 import docs_lab
 import docs_measured
 import docs_papers
@@ -354,6 +355,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "part_pages": part_pages,
     "redteam": redteam,
     **docs_baselines.BLOCKS,
+    **docs_front.BLOCKS,
     **docs_lab.BLOCKS,
     **docs_measured.BLOCKS,
     **docs_papers.BLOCKS,
