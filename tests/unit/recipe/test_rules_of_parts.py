@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -794,9 +795,9 @@ def test_what_a_machine_lacks_is_said_with_its_line(monkeypatch: pytest.MonkeyPa
 
 
 def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+    there = SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: 2))
+    monkeypatch.setitem(sys.modules, "torch", there)  # to import it takes longer than all of these tests
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     lines = {"trainer.device": "cuda", "trainer.nnodes": 1, "ray_kwargs.ray_init": {}}
     assert why(machine._gpus(recipe({**lines, "trainer.n_gpus_per_node": 2}))) == []
     (said,) = why(machine._gpus(recipe({**lines, "trainer.n_gpus_per_node": 3})))
