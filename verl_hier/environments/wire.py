@@ -24,7 +24,7 @@ LONGEST_ANCHOR = 10_000
 """Characters; a longer anchor is replaced by its hash, which is equal where the anchor is."""
 LONGEST_ERROR = 2_000
 """Characters of the text of an exception."""
-LARGEST_INFO = 2**20
+LARGEST_INFO = 2**22
 """Bytes of a step's `info` as JSON."""
 LARGEST_MESSAGE = 2**28
 """Bytes; a replay answers with all of its steps."""

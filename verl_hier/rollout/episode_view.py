@@ -65,6 +65,11 @@ class Turn:
         return [token for piece in self._graph.pieces(self._node) for token in piece.action]
 
     @property
+    def logprobs(self) -> list[float]:
+        """Log p of each sampled token id; empty when the server gives none."""
+        return [logprob for piece in self._graph.pieces(self._node) for logprob in piece.logprobs]
+
+    @property
     def complete(self) -> bool:
         """False when the turn was cut by its token limit: its tokens end neither with an end token nor at a stop
         string."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,12 @@ CUT = "\x03"
 """Ends an action that its token limit has cut; see `verl_hier_plugins.environments.gateway.messages`."""
 COUNTS = "\x04"
 """Begins the numbers of tokens of the prompt and of the turn, with which an action ends; see there."""
+FULL = "\x05"
+"""The action where a context has no room for an answer; see there."""
+ROOM = 64
+"""Tokens that a chat template adds to a message, at most."""
+BYTES = 4
+"""Of a character in UTF-8, each of which may be a token, at most."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class GatewayWorker(Worker):
 
     def __init__(self, options: GatewayWorkerOptions) -> None:
         self._options = options
+        self._room = 0
 
     async def run(self, episode: EpisodeView) -> None:
         """See `Worker.run`."""
@@ -112,6 +120,9 @@ class GatewayWorker(Worker):
             for role, content in request["messages"]:
                 context.observe(content, role=role, sources=sources)
                 sources = ()
+            if not await self._fits(episode, context, len(request["messages"])):
+                step = await episode.act(FULL)
+                continue
             turn = await episode.generate(context, max_tokens=request["max_tokens"], stop=tuple(request["stop"]))
             turns.append(turn)
             turn.mark(
@@ -125,13 +136,19 @@ class GatewayWorker(Worker):
                 turn.mark(failure="history_edited")
             elif unnamed:
                 turn.mark(failure="unnamed_agent")
-            cut = "" if turn.complete else CUT
-            written = len(turn.tokens)
-            step = await episode.act(f"{turn.text}{cut}{COUNTS}{context.length - written},{written}")
+            step = await episode.act(_action(turn, context, request.get("logprobs", False)))
             turn.mark(format=int(step.valid))
             if step.info.get("ended") == "died":
                 turn.mark(failure="agent_died")
                 _say_death(str(step.info.get("died", "")))
+
+    async def _fits(self, episode: EpisodeView, context: Context, messages: int) -> bool:
+        """Whether a context has room for an answer; its prompt is tokenised only where that is not certain."""
+        if context.length + BYTES * context.pending_characters + ROOM * messages < self._room:
+            return True
+        room = await episode.room(context)
+        self._room = max(self._room, room)  # no more than what a context takes
+        return room > 0
 
     def _role(self, request: Mapping[str, Any], depth: int, tool: str) -> str:
         agents, named = self._options.agents, request["agent"]
@@ -147,6 +164,17 @@ class GatewayWorker(Worker):
                 "its turns are those of %s.", named, ", ".join(agents), did_you_mean(named, agents), role,
             )  # fmt: skip
         return role
+
+
+def _action(turn: Turn, context: Context, logprobs: bool) -> str:
+    """A turn as the environment reads it: its text, whether it was cut, its numbers of tokens, and their log-probs."""
+    cut, tokens = "" if turn.complete else CUT, turn.tokens
+    added = f"{context.length - len(tokens)},{len(tokens)}"
+    known = turn.logprobs if logprobs else []
+    if known:
+        texts = (context.decode([token]) for token in tokens)
+        added += f",{json.dumps([*zip(texts, known, strict=True)])}"
+    return f"{turn.text}{cut}{COUNTS}{added}"
 
 
 def _say_death(line: str) -> None:

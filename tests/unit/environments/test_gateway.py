@@ -301,11 +301,18 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text only"),
     ({"messages": [{"role": "assistant", "tool_calls": 3}]}, "have to be a list"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "has no `function`"),
-    ({"messages": [USER], "n": 2}, "n=1"),
+    ({"messages": [USER], "n": 17}, "from 1 to 16"),
+    ({"messages": [USER], "n": True}, "from 1 to 16"),
+    ({"messages": [USER], "functions": [{}]}, "`tools` in place of"),
+    ({"messages": [USER], "tool_choice": "required"}, "there are no `tools`"),
+    ({"messages": [USER], "tool_choice": "always"}, "`tool_choice` has to be"),
+    ({"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "names 'f'"),
+    ({"messages": [USER], "tool_choice": {"type": "function"}}, "has to name tools"),
     ({"messages": [USER], "stream": "yes"}, "`stream` has to be"),
     ({"messages": [USER], "stream": True, "stream_options": 1}, "`stream_options` has to be an object"),
-    ({"messages": [USER], "logprobs": True}, "log-probs"),
-    ({"messages": [USER], "response_format": {"type": "json_object"}}, "forces no format"),
+    ({"messages": [USER], "logprobs": True, "top_logprobs": 3}, "log-probs"),
+    ({"messages": [USER], "response_format": {"type": "xml"}}, "json_object or json_schema"),
+    ({"messages": [USER], "response_format": {"type": "json_schema"}}, "with a `schema`"),
     ({"messages": [USER], "tools": 7}, "`tools` has to be a list"),
     ({"messages": [USER], "tools": [{"type": "web_search"}]}, "of type `function`"),
     ({"messages": [USER], "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 1}}}]},
@@ -445,7 +452,7 @@ def test_a_body_is_utf8_whatever_it_says(agent):
         return ask(" ".join(map(str, tried)))
     """
     began = time.monotonic()
-    first, _ = played(agent(code), "hi")
+    first, _ = played(agent(code, request_characters=100_000), "hi")
     assert first.text == "400 400 400 400 400 400 400"
     assert time.monotonic() - began < 30
 
@@ -523,14 +530,14 @@ def test_hostile_bytes_keys_and_paths_are_refused(agent):
         return ask(" ".join(str(status) for status, _ in tried) + " my key is " + key)
     """
     first, last = played(agent(code, request_characters=1000), "right")
-    assert first.text == "400 400 400 400 401 401 404 404 my key is [secret]"
+    assert first.text == "400 400 400 400 401 401 400 404 my key is [secret]"
     assert last.reward == 1
 
 
 def test_the_longest_request_arrives(agent):
-    code = "def play(task):\n    return ask(chr(0x4e2d) * 150_000)"
-    first, last = played(agent(code, request_characters=150_000), "right")
-    assert len(first.info["request"]["messages"][0][1]) == 150_000 and last.reward == 1
+    code = "def play(task):\n    return ask(chr(0x4e2d) * 690_000)"
+    first, last = played(agent(code, request_characters=690_000), "right")
+    assert len(first.info["request"]["messages"][0][1]) == 690_000 and last.reward == 1
 
 
 def test_more_requests_at_once_than_may_wait_are_held(agent):
@@ -635,7 +642,6 @@ def test_a_dying_agent_is_scored_or_lost(agent, preload):
     [
         ('send({"messages": 3})', "`messages` has to be a list"),
         ('send({"messages": [{"role": "user", "content": "q"}]}, path="/nowhere")', "is not known here"),
-        ('send({"messages": [{"role": "user", "content": "x" * 2000}]})', "2000 characters"),
         ("leave()", "went away before it was answered"),
     ],
 )
@@ -711,6 +717,45 @@ def test_limits_of_calls_time_and_result(agent):
     code = 'def play(task):\n    ask("q")\n    print("x" * 10_000_000)\n    return "y" * 10_000_000'
     *_, last = played(agent(code, result_characters=50), "a")
     assert last.info["result"] == "y" * 50
+
+
+def test_a_program_that_says_nothing_new_for_ever_is_truncated(agent):
+    code = """
+    def play(task):
+        summary = ask("a long story")
+        while True:
+            said = ask("Summarise: " + summary)
+            summary = ask("What did we do?", said, "Continue.")
+    """
+    answers = [f"what happened until day {day}" for day in range(40)]
+    steps = played(agent(code, max_idle=6), *answers[:9])
+    assert steps[-1].truncated and steps[-1].info["ended"] == "max_idle"
+    # One that hears something new each time goes on.
+    code = """
+    def play(task):
+        for number in range(20):
+            said = ask(f"question {number}")
+        return said
+    """
+    assert played(agent(code, max_idle=3), *["right"] * 20)[-1].reward == 1
+
+
+def test_an_agent_that_dies_of_a_limit_is_truncated(agent):
+    code = """
+    def play(task):
+        said = ask("q")
+        status, refused = send({"messages": [{"role": "user", "content": "x" * 2000}]})
+        assert (status, refused["error"]["code"]) == (400, "context_length_exceeded"), refused
+        if said == "on":
+            said = ask("q", said, "shorter")
+        raise ValueError("no " + said)
+    """
+    options = agent(code, request_characters=1000)
+    last = played(options, "right")[-1]
+    assert last.truncated and last.info["ended"] == "too_long" and last.reward == 0
+    # One that lived on was answered, and died of what the policy said.
+    *_, last = played(options, "on", "right")
+    assert last.done and last.info["ended"] == "died"
 
 
 def test_waiting_for_the_policy_costs_the_agent_no_time(agent):
@@ -932,6 +977,41 @@ def test_an_answer_says_the_tokens_that_the_policy_read_and_wrote(agent, tmp_pat
     assert counts[1][0] > counts[0][0] + counts[0][1]
 
 
+def test_a_conversation_without_room_is_refused_so_that_the_agent_shortens_it(agent, tmp_path):
+    code = """
+    def play(task):
+        assert os.environ["AGENT_CONTEXT_TOKENS"] == "40"
+        said = ask("q")
+        status, refused = send({"messages": [{"role": "user", "content": "word " * 60}]})
+        assert (status, refused["error"]["code"]) == (400, "context_length_exceeded"), refused
+        return ask("in short: word")
+    """
+    options = agent(code, context_tokens=40)
+    graph, _ = roll_out_through(
+        options, lambda prompt, sampling: "right", SideBySide(), n=1, limits=Limits(context_tokens=40)
+    )
+    assert [node.text for node in graph.nodes] == ["right"] * 2 and graph.episodes[0].success
+    assert graph.episodes[0].status == "finished"
+
+
+def test_log_probs_are_those_of_the_tokens_that_the_policy_wrote(agent, tmp_path):
+    code = """
+    def play(task):
+        said = send({"messages": [{"role": "user", "content": "q"}], "logprobs": True})[1]["choices"][0]
+        open("said", "w").write(json.dumps(said["logprobs"]["content"]))
+        return said["message"]["content"]
+    """
+    graph, _ = roll_out_through(agent(code), lambda prompt, sampling: "all right", SideBySide(), n=1)
+    (node,) = graph.nodes
+    said = json.loads((tmp_path / "said").read_text())
+    assert [each["logprob"] for each in said] == node.logprobs and [each["token"] for each in said][:2] == [
+        "all",
+        "right",
+    ]
+    failure = lost(agent(code), "right")  # by a worker that has none
+    assert "returns no log-probs" in failure.message
+
+
 def test_an_agent_that_died_is_counted(agent):
     code = 'def play(task):\n    ask("q")\n    raise SystemExit(1)'
     graph, _ = roll_out_through(agent(code), lambda prompt, sampling: "right", SideBySide(), n=1)
@@ -963,7 +1043,7 @@ OPTIONS = [
     ({"scorer": "exact"}, "scorer is one of"),
     ({"pool": 0}, "at least 1"),
     ({"max_calls": 0}, "at least 1"),
-    ({"request_characters": 150_001}, "at most 150000"),
+    ({"request_characters": 690_001}, "at most 690000"),
     ({"agent_s": 0}, "above 0"),
 ]
 

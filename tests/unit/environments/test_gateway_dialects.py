@@ -330,6 +330,139 @@ def test_what_is_no_response_is_refused_in_a_sentence(body, phrase):
     assert phrase in str(caught.value) and "\n" not in str(caught.value)
 
 
+# ---- what a request wants of its answer ----------------------------------------------------------------------------
+
+CHAT_TOOLS = [
+    {"type": "function", "function": {"name": name, "description": name, "parameters": SCHEMA}}
+    for name in ("look", "spawn")
+]
+
+
+def test_several_answers_are_one_conversation_each():
+    async def client(url, key):
+        async with openai_client(url, key) as made:
+            messages = [{"role": "user", "content": "go"}]
+            one = await made.chat.completions.create(model="m", messages=messages, n=2, tools=CHAT_TOOLS)
+            chosen = one.choices[1].message
+            messages += [chosen, {"role": "tool", "tool_call_id": chosen.tool_calls[0].id, "content": "dark"}]
+            stream = await made.chat.completions.create(
+                model="m", messages=messages, n=2, tools=CHAT_TOOLS, stream=True, stream_options={"include_usage": True}
+            )
+            texts, usage = {0: "", 1: ""}, None
+            async for chunk in stream:
+                usage = chunk.usage or usage
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.delta.content or ""
+            return one, texts, usage
+
+    contexts, (one, texts, usage) = played(client, "no", LOOK, "three", "four")
+    assert [(number, begins) for number, begins, _ in contexts] == [(0, "first"), (1, "again"), (1, ""), (2, "again")]
+    assert [choice.finish_reason for choice in one.choices] == ["stop", "tool_calls"]
+    assert (one.usage.prompt_tokens, one.usage.completion_tokens) == (12, 10) and usage.completion_tokens == 10
+    assert texts == {0: "three", 1: "four"} and contexts[2][2] == [("tool", "dark")]
+
+
+DEMANDS = [
+    ({"tool_choice": "required"}, "Answer with a call.", {"look": True, "text": False, "spawn": True}),
+    ({"tool_choice": "none"}, "Answer without a call.", {"look": False, "text": True}),
+    ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "Call look.",
+     {"look": True, "text": False, "spawn": False}),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": CHAT_TOOLS[:1]}}},
+     "Call look, or answer without a call.", {"look": True, "text": True, "spawn": False}),
+    ({"parallel_tool_calls": False}, "Call one tool at a time.", {"look": True, "text": True, "both": False}),
+    ({"response_format": {"type": "json_object"}}, "An answer that is no call is a JSON object, and nothing else.",
+     {"look": True, "text": False, "json": True}),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"required": ["room"]}}}},
+     'by the schema {"required": ["room"]}', {"json": True, "other": False, "text": False}),
+]  # fmt: skip
+TURNS = {
+    "look": LOOK,
+    "spawn": SPAWN,
+    "both": LOOK + SPAWN,
+    "text": "in the hall",
+    "json": '<think>hm</think>\n{"room": "hall"}',
+    "other": '{"place": "hall"}',
+}
+
+
+@pytest.mark.parametrize(("asked", "sentence", "turns"), DEMANDS, ids=[sentence for _, sentence, _ in DEMANDS])
+def test_the_policy_is_told_what_is_wanted_and_other_turns_are_invalid(asked, sentence, turns):
+    request = CHAT.read({"messages": [{"role": "user", "content": "go"}], "tools": CHAT_TOOLS, **asked}, "", 9000)
+    conversations = Conversations("hermes")
+    conversation, _, new = conversations.take(request)
+    assert new[-1].role == "user" and sentence in new[-1].content
+    for place, (turn, valid) in enumerate(turns.items()):
+        answer = answer_to(request, TURNS[turn], place)
+        assert answer.valid == valid, turn
+        assert len(answer.calls) == (turn in ("look", "spawn", "both") and (valid or turn == "both")), turn
+    assert answer_to(request, TURNS["json"], 9).text == ('{"room": "hall"}' if "json" in turns else TURNS["json"])
+    # It is said once, and once more when it has changed; the tokens before stay as they are.
+    called = answer_to(CHAT.read({"messages": [{"role": "user"}], "tools": CHAT_TOOLS}, "", 9000), LOOK, "n0nce_0")
+    conversations.answered(conversation, called.message)
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "tool_calls": [{"id": "call_n0nce_0_0", "function": {}}]},
+    ]
+    for demand, said in ((asked, "dark"), ({}, "dark"), (asked, f"dark\n{request.demand.sentence}")):
+        messages.append({"role": "tool", "content": "dark", "tool_call_id": "call_n0nce_0_0"})
+        again = CHAT.read({"messages": messages, "tools": CHAT_TOOLS, **demand}, "", 9000)
+        known, _, new = conversations.take(again)
+        assert (known, [each.content for each in new]) == (conversation, [said])
+        answer = answer_to(again, "and", "n0nce_1")
+        conversations.answered(known, answer.message)
+        messages.append({"role": "assistant", "content": "and"})
+
+
+def test_what_is_wanted_is_read_alike_in_every_dialect():
+    chat = {"messages": [{"role": "user", "content": "go"}], "tools": CHAT_TOOLS}
+    claude = {"messages": [{"role": "user", "content": "go"}], "tools": [MESSAGES_TOOL]}
+    items = {"input": "go", "tools": RESPONSES_TOOLS}
+    schema = {"type": "json_schema", "schema": SCHEMA}
+    alike = [
+        [
+            (CHAT, {**chat, "tool_choice": "required"}),
+            (MESSAGES, {**claude, "tool_choice": {"type": "any"}}),
+            (RESPONSES, {**items, "tool_choice": "required"}),
+        ],
+        [
+            (CHAT, {**chat, "tool_choice": {"type": "function", "function": {"name": "look"}}}),
+            (MESSAGES, {**claude, "tool_choice": {"type": "tool", "name": "look"}}),
+            (RESPONSES, {**items, "tool_choice": {"type": "function", "name": "look"}}),
+        ],
+        [
+            (CHAT, {**chat, "parallel_tool_calls": False}),
+            (MESSAGES, {**claude, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
+            (RESPONSES, {**items, "parallel_tool_calls": False}),
+        ],
+        [
+            (CHAT, {**chat, "response_format": {"type": "json_schema", "json_schema": schema}}),
+            (MESSAGES, {**claude, "output_config": {"format": schema}}),
+            (RESPONSES, {**items, "text": {"format": schema}}),
+        ],
+    ]
+    for bodies in alike:
+        first, *rest = [dialect.read(body, "", 9000).demand for dialect, body in bodies]
+        assert first.sentence and all(demand == first for demand in rest)
+
+
+def test_clients_of_structured_output_read_it():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Room(pydantic.BaseModel):
+        room: str
+
+    async def client(url, key):
+        async with openai_client(url, key) as made:
+            one = await made.chat.completions.parse(
+                model="m", messages=[{"role": "user", "content": "go"}], response_format=Room
+            )
+            two = await made.responses.parse(model="m", input="go", text_format=Room)
+            return one.choices[0].message.parsed, two.output_parsed
+
+    _, rooms = played(client, TURNS["json"], TURNS["json"])
+    assert [each.room for each in rooms] == ["hall", "hall"]
+
+
 # ---- one conversation ----------------------------------------------------------------------------------------------
 
 

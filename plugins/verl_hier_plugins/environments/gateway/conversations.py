@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from verl_hier_plugins.environments.gateway.aligning import Place, new_in, place_of
 from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest
-from verl_hier_plugins.environments.gateway.parents import Answer, Parent, parent_of
+from verl_hier_plugins.environments.gateway.parents import SHORTEST_SUMMARY, Answer, Parent, parent_of
 from verl_hier_plugins.environments.mcp.tools import HERMES, Tool
 
 Begins = Literal["", "first", "again", "edited", "handed", "compacted"]
 """How a request stands to the conversations before it. Empty: it continues one. `first`: it begins one. `again`: it
 asks what was asked before, for another answer. `edited`: its client has changed what was said, so a new context
 begins. `handed` and `compacted`: it begins one that comes of another, see `parents`."""
+
+
+MOST_QUOTES = 8
+"""Answers that are looked for in what begins a context."""
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Conversation:
         parent: the answer that it comes of.
         last: its last answer.
         request: its last request.
+        told: what its policy was told last of what its answers have to be.
     """
 
     number: int
@@ -45,16 +50,24 @@ class Conversation:
     parent: Parent | None = None
     last: Answer | None = None
     request: PolicyRequest | None = None
+    told: str = ""
 
 
 class Conversations:
-    """The conversations of one episode."""
+    """The conversations of one episode.
+
+    Attributes:
+        idle: requests in a row that began a context without saying anything new: a program that asks the same again
+            and again, or shortens a conversation for ever.
+    """
 
     def __init__(self, actions: Literal["hermes", "plain"], reminders: Sequence[str] = ()) -> None:
         self._actions = actions
         self._reminders = reminders
         self._all: list[Conversation] = []
         self._answers: list[Answer] = []
+        self._heard: set[str] = set()
+        self.idle = 0
 
     def take(self, request: PolicyRequest) -> tuple[Conversation, Begins, list[Message]]:
         """The conversation of a request, how it begins, and the messages that are new in it."""
@@ -68,7 +81,8 @@ class Conversations:
             known.request = request
             if known.last is not None:
                 known.last.open = False
-            return known, "", new
+            self.idle = 0
+            return known, "", _with_demand(known, new)
         parent = parent_of(request, self._answers)
         begins = self._begins(said, request)
         if begins == "again":
@@ -79,7 +93,8 @@ class Conversations:
         made.request = request
         made.places = self._places(request.messages)
         self._all.append(made)
-        return made, begins, _with_tools(request, self._actions)
+        self.idle = 0 if self._says_something(made.places) else self.idle + 1
+        return made, begins, _with_demand(made, _with_tools(request, self._actions))
 
     def answered(self, conversation: Conversation, reply: Message) -> None:
         """The policy has answered."""
@@ -89,6 +104,13 @@ class Conversations:
         conversation.last = Answer(conversation.number, len(self._answers), conversation.request, reply)
         self._answers.append(conversation.last)
         conversation.waits = False
+
+    def _says_something(self, places: Sequence[Place]) -> bool:
+        """Whether a message is neither known from an earlier conversation, nor quotes the latest answers."""
+        said = {place.text for place in places if place.role != "assistant"} - self._heard
+        self._heard |= said
+        quotes = [answer.reply.text.strip() for answer in self._answers[-MOST_QUOTES:]]
+        return any(not any(len(quote) >= SHORTEST_SUMMARY and quote in text for quote in quotes) for text in said)
 
     def _places(self, messages: Sequence[Message]) -> list[Place]:
         return [place_of(message, self._reminders) for message in messages]
@@ -124,6 +146,15 @@ class Conversations:
         return "edited" if any(answers.intersection(each.said) for each in earlier) else "first"
 
 
+def _with_demand(conversation: Conversation, new: list[Message]) -> list[Message]:
+    """The new messages of a conversation, the last of which says what the answer has to be, where that has changed."""
+    assert conversation.request is not None
+    told, conversation.told = conversation.told, conversation.request.demand.sentence
+    if conversation.told in ("", told):
+        return new
+    return [*new[:-1], replace(new[-1], content=f"{new[-1].content}\n{conversation.told}".strip())]
+
+
 def _with_tools(request: PolicyRequest, actions: Literal["hermes", "plain"]) -> list[Message]:
     """The messages of a new context; its tools are explained after the system messages that it begins with."""
     messages = list(request.messages)
@@ -156,6 +187,7 @@ def said_of(
         "messages": [[message.role, message.content] for message in new],
         "stop": list(request.stop),
         "max_tokens": request.max_tokens,
+        "logprobs": request.logprobs,
         "digest": request.digest,
         "realigned": not begins and conversation.realigned,
         "foreign": sum(message.role == "assistant" for message in new),

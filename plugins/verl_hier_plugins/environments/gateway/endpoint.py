@@ -52,11 +52,11 @@ class Endpoint:
         self._inboxes.pop(inbox.key, None)
         inbox.close()
 
-    def refused(self, request: web.Request, sentence: str) -> None:
+    def failed(self, request: web.Request, refused: RefusedRequest) -> None:
         """Note that a request was refused, of which its agent may die."""
         inbox = self._inboxes.get(_key(request))
         if inbox is not None:
-            inbox.fault = sentence
+            inbox.failed(refused)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer with a turn of the policy, in the dialect of the path."""
@@ -167,9 +167,9 @@ async def _in_sentences(
         sentence = f"{request.method} {request.path[:200]} is not known here: there are {known}."
         refused = RefusedRequest(sentence, error.status)
     except Exception as error:
-        request.app[ENDPOINT].refused(request, f"the endpoint failed: {error!r:.200}")
+        request.app[ENDPOINT].failed(request, RefusedRequest(f"the endpoint failed: {error!r:.200}"))
         raise
-    request.app[ENDPOINT].refused(request, str(refused))
+    request.app[ENDPOINT].failed(request, refused)
     dialect = MESSAGES if request.path.startswith(MESSAGES_PATH) else CHAT
     return web.json_response(dialect.said(refused), status=refused.status)
 

@@ -16,13 +16,16 @@ from verl_hier.environments.asynchronous import AsyncEnvironment
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.gateway.agent import AgentProcess, Agents, require_agent
-from verl_hier_plugins.environments.gateway.answers import answer_to, counted
+from verl_hier_plugins.environments.gateway.answers import FULL, answer_to, counted
 from verl_hier_plugins.environments.gateway.conversations import Conversation, Conversations, said_of
 from verl_hier_plugins.environments.gateway.endpoint import Endpoint, serving
 from verl_hier_plugins.environments.gateway.inbox import Asked, Inbox
+from verl_hier_plugins.environments.gateway.messages import RefusedRequest
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 from verl_hier_plugins.environments.gateway.scoring import Scorer, scorer_of
 
+NO_ROOM = "the conversation leaves no room for an answer in the context of the recipe (hier.rollout.context_tokens)."
+NO_LOGPROBS = "the server of this recipe returns no log-probs; ask without `logprobs`."
 PATIENCE_S = 2.0
 """Seconds for which a repeated agent that asks something else may still ask what is recorded."""
 
@@ -32,7 +35,8 @@ class Over:
     """How an agent has come to its end.
 
     Attributes:
-        why: `result`, `died`, `max_calls` or `agent_s`.
+        why: `result`, `died`, `max_calls`, `agent_s`, `max_idle`, or `too_long`: it died because a conversation of it
+            was longer than the recipe allows.
         result: what it says.
     """
 
@@ -126,6 +130,7 @@ class GatewayEnvironment(AsyncEnvironment):
             "ANTHROPIC_API_KEY": self._inbox.key,
             "ANTHROPIC_MODEL": "policy",
             "AGENT_SEED": str(seed),
+            **({"AGENT_CONTEXT_TOKENS": str(self._options.context_tokens)} if self._options.context_tokens else {}),
             "PYTHONHASHSEED": "0",
             "NO_PROXY": "127.0.0.1",
         }
@@ -134,7 +139,8 @@ class GatewayEnvironment(AsyncEnvironment):
             self._agent = await self._agents.start(given, surroundings)
             step = await self._next(True, like)
         if step.done or step.truncated:
-            raise RuntimeError(f"the agent ended before its first request: {self._agent.log}")
+            refused = f" was answered ({self._inbox.fault.rstrip('.')})" if self._inbox.fault else ""
+            raise RuntimeError(f"the agent ended before its first request{refused}: {self._agent.log}")
         return step
 
     async def _answer(self, action: str, like: str | None) -> StepResult:
@@ -142,15 +148,26 @@ class GatewayEnvironment(AsyncEnvironment):
             return self._step("The agent has ended.", valid=False, done=True, info={"won": False, "score": 0.0})
         asked, conversation = self._asked
         self._asked = None
-        action, usage = counted(action)
+        if action == FULL:
+            return await self._refused(asked, NO_ROOM, like, too_long=True)
+        action, usage, logprobs = counted(action)
+        if asked.request.logprobs and logprobs is None:
+            return await self._refused(asked, NO_LOGPROBS, like)
         number = f"{self._nonce}_{len(self.exchanges)}"
-        answer = answer_to(asked.request, action, number, self._options.actions == "plain", usage)
+        answer = answer_to(asked.request, action, number, self._options.actions == "plain", usage, logprobs)
         self.exchanges.append((self.shown, action))
         self._conversations.answered(conversation, answer.message)
         self._anchor = _hash(self._anchor, self.shown, action)
         if not asked.answer.done():
             asked.answer.set_result(answer)
         return await self._next(answer.valid, like)
+
+    async def _refused(self, asked: Asked, sentence: str, like: str | None, too_long: bool = False) -> StepResult:
+        """Refuse the agent's request and wait for its next one, or for its end."""
+        if not asked.answer.done():
+            asked.answer.set_exception(RefusedRequest(sentence, too_long=too_long))
+            asked.answer.exception()  # its client may have gone
+        return await self._next(True, like)
 
     async def _next(self, valid: bool, like: str | None) -> StepResult:
         """The next request, or how the agent ended."""
@@ -160,6 +177,8 @@ class GatewayEnvironment(AsyncEnvironment):
         if isinstance(came, Over):
             return await self._ended(came, valid)
         conversation, begins, new = self._conversations.take(came.request)
+        if self._conversations.idle > self._options.max_idle:
+            return await self._ended(Over("max_idle"), valid)
         self._asked = came, conversation
         self.shown = "\n".join(message.content for message in new)
         request = said_of(conversation, begins, new, came.request)
@@ -195,6 +214,8 @@ class GatewayEnvironment(AsyncEnvironment):
 
     async def _ended(self, over: Over, valid: bool) -> StepResult:
         assert self._agent is not None and self._inbox is not None
+        if over.why == "died" and self._inbox.limited:
+            over = Over("too_long")
         if over.why == "died" and self._inbox.fault:
             # Not of what the policy said, so its score would be no word about the policy.
             raise RuntimeError(
@@ -203,7 +224,7 @@ class GatewayEnvironment(AsyncEnvironment):
             )
         if over.why == "died" and self._options.crashes == "lose":
             raise RuntimeError(f"the agent died with status {self._agent.status}: {self._agent.log}")
-        truncated = over.why in ("max_calls", "agent_s")
+        truncated = over.why in ("max_calls", "agent_s", "max_idle", "too_long")
         score = 0.0
         if self.exchanges and not truncated:
             score = await asyncio.to_thread(self._score, self.task, over.result)

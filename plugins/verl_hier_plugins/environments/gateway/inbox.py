@@ -41,6 +41,7 @@ class Inbox:
         waiting: requests that the policy has not been asked yet, in the order of their arrival.
         changed: set when one arrives.
         fault: how the wire has failed its agent since the last answer, in a sentence; empty where it has not.
+        limited: whether the fault is that a conversation was longer than the recipe allows.
     """
 
     def __init__(self, options: GatewayOptions) -> None:
@@ -48,9 +49,10 @@ class Inbox:
         self.waiting: list[Asked] = []
         self.changed = asyncio.Event()
         self.fault = ""
+        self.limited = False
         self._options = options
         self._places = asyncio.Semaphore(options.most_at_once)
-        self._unheard: dict[str, Asked] = {}
+        self._unheard: dict[tuple[str, int], Asked] = {}
         self._unanswered: set[Asked] = set()
         self._open = 0
         self._closed = False
@@ -81,26 +83,34 @@ class Inbox:
         self._open += 1
         try:
             async with self._places:
-                answer = await self._answer(request)
-            self.fault = ""
+                several = (self._answer(request, choice) for choice in range(request.choices))
+                answers = [await self._answer(request, 0)] if request.choices == 1 else await asyncio.gather(*several)
+            self.fault, self.limited = "", False
             characters, tokens = self._read
-            self._read = characters + request.characters, tokens + answer.usage.prompt
-            return [answer]
+            self._read = characters + request.characters, tokens + answers[0].usage.prompt
+            return answers
         except asyncio.CancelledError:
             if self._open == 1:  # else the answer to another one may have ended the agent
                 self.fault = "its client went away before it was answered"
+            raise
+        except RefusedRequest as error:
+            self.failed(error)
             raise
         finally:
             self._open -= 1
 
     def unread(self, request: PolicyRequest, answers: Sequence[PolicyAnswer]) -> None:
         """A client has gone before the answer was sent to its end."""
-        for answer in answers:
+        for choice, answer in enumerate(answers):
             asked = Asked(request)
             asked.answer.set_result(answer)
-            self._unheard[request.digest] = asked
+            self._unheard[request.digest, choice] = asked
         if not self._open:
             self.fault = "its client went away before it had read the answer"
+
+    def failed(self, refused: RefusedRequest) -> None:
+        """Note that a request was refused, of which the agent may die."""
+        self.fault, self.limited = str(refused), refused.too_long
 
     def tokens_of(self, request: PolicyRequest) -> int:
         """About how many tokens a request has, by those of the requests that were answered."""
@@ -116,10 +126,10 @@ class Inbox:
                 asked.answer.exception()  # its client may have gone
         self.waiting.clear()
 
-    async def _answer(self, request: PolicyRequest) -> PolicyAnswer:
+    async def _answer(self, request: PolicyRequest, choice: int) -> PolicyAnswer:
         if self._closed:
             raise _over()
-        asked = self._unheard.pop(request.digest, None)
+        asked = self._unheard.pop((request.digest, choice), None)
         if asked is None:
             asked = Asked(request)
             self.waiting.append(asked)
@@ -131,7 +141,7 @@ class Inbox:
             return await asyncio.shield(asked.answer)
         except asyncio.CancelledError:
             asked.left = True
-            self._unheard[request.digest] = asked
+            self._unheard[request.digest, choice] = asked
             raise
 
 

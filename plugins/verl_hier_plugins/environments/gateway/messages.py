@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from verl_hier_plugins.environments.gateway.demands import NOTHING, Demand
 from verl_hier_plugins.environments.mcp.tools import CLOSE, OPEN, Tool
 
 SECRET = "[secret]"
@@ -68,6 +69,9 @@ class PolicyRequest:
         model: name that the answer repeats.
         stream: whether the answer is sent as events.
         stream_usage: whether the last of the events says the numbers of tokens.
+        demand: what it wants of its answer beside its tools.
+        choices: how many answers it wants.
+        logprobs: whether it wants the log-probs of the answer's tokens.
         state: what its dialect keeps of it until it is answered.
     """
 
@@ -79,6 +83,9 @@ class PolicyRequest:
     model: str
     stream: bool = False
     stream_usage: bool = False
+    demand: Demand = NOTHING
+    choices: int = 1
+    logprobs: bool = False
     state: Any = None
 
     @cached_property
@@ -90,7 +97,8 @@ class PolicyRequest:
     def digest(self) -> str:
         """Identity of the request."""
         said = [message.same for message in self.messages]
-        return digest([self.agent, self.toolbox, said, self.stop, self.max_tokens])
+        more = [each for each in (self.demand.sentence, self.choices, self.logprobs) if each not in ("", 1, False)]
+        return digest([self.agent, self.toolbox, said, self.stop, self.max_tokens, *more])
 
     def with_state(self, state: Any) -> PolicyRequest:
         """The same request with what its dialect keeps of it."""
@@ -98,12 +106,11 @@ class PolicyRequest:
         object.__setattr__(made, "state", state)
         return made
 
-    @property
+    @cached_property
     def characters(self) -> int:
         """Of its messages and tools."""
-        return sum(len(message.content) for message in self.messages) + sum(
-            len(tool.shown()) for tool in self.tools.values()
-        )
+        said = sum(len(message.content) for message in self.messages)
+        return said + sum(len(tool.shown()) for tool in self.tools.values()) + len(self.demand.sentence)
 
 
 Kept = MutableMapping[str, Sequence[Message]]

@@ -8,8 +8,8 @@ from typing import Literal
 
 from verl_hier.host.constraints import Count, CountOrZero, Positive
 
-MOST_CHARACTERS = 150_000
-"""Of a request: the `info` of a step takes a mebibyte, in which JSON may write a character as six bytes."""
+MOST_CHARACTERS = 690_000
+"""Of a request: the `info` of a step takes four mebibytes, in which JSON may write a character as six bytes."""
 SCORERS = ("exact_match", "f1", "number", "number_or_words", "math_verify")
 
 
@@ -54,14 +54,23 @@ class GatewayOptions:
     reminders: tuple[str, ...] = ("system-reminder",)
     """Tags of texts that a program puts into messages that were sent already, or takes out of them; what stands in such
     a tag does not tell a message from what it was."""
-    max_calls: Count = 16
-    """Requests that are answered in one episode; with the next one it is truncated."""
+    max_calls: Count = 256
+    """Requests that are answered in one episode; with the next one it is truncated. `hier.rollout.max_turns` limits the
+    turns of the policy, too."""
+    max_idle: Count = 64
+    """Requests in a row that may begin a context without saying anything new, such as those of a program that shortens
+    its conversation for ever; with the next one the episode is truncated."""
+    context_tokens: CountOrZero = 0
+    """Tokens of a conversation, which the agent is told in AGENT_CONTEXT_TOKENS so that it shortens its conversations
+    before the recipe's context is full; 0 tells it none. `${hier.rollout.context_tokens}` is
+    the recipe's, where that has the line."""
     agent_s: Positive = 120.0
     """Seconds that an agent may take for itself in one episode; waiting for the policy does not count."""
     most_at_once: Count = 32
     """Requests of one episode that may wait side by side; a further one is held until one of them is answered."""
-    request_characters: Count = 100_000
-    """Characters of the messages of one request, above which it is refused."""
+    request_characters: Count = 600_000
+    """Characters of the messages and tools of one request, above which it is refused as too long; an agent that dies of
+    it is truncated."""
     result_characters: Count = 20_000
     """Characters of a result that are read."""
     starts_at_once: Count = 4

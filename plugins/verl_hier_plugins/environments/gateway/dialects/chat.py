@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verl_hier_plugins.environments.gateway.answers import PolicyAnswer, Usage
+from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
+from verl_hier_plugins.environments.gateway.demands import Demand
 from verl_hier_plugins.environments.gateway.dialects import reading
 from verl_hier_plugins.environments.gateway.dialects.events import COMMENT, DONE, event
 from verl_hier_plugins.environments.gateway.messages import Kept, Message, PolicyRequest, RefusedRequest, message_of
@@ -14,11 +15,12 @@ from verl_hier_plugins.environments.mcp.tools import Tool
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NOT_DONE = {
-    "logprobs": "returns no log-probs; ask without `logprobs`",
     "functions": "knows `tools` in place of the older `functions`",
     "audio": "speaks text only",
+    "top_logprobs": "returns log-probs of the tokens that the policy wrote alone; ask without `top_logprobs`",
 }
 """Fields of a request that would change what is answered, and are refused rather than ignored."""
+MOST_CHOICES = 16
 TEXTS = ("text", "refusal")
 FINISHES = {"stop": "stop", "string": "stop", "length": "length", "calls": "tool_calls"}
 
@@ -29,29 +31,41 @@ def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) 
     for name, sentence in NOT_DONE.items():
         if body.get(name):
             raise RefusedRequest(f"this endpoint {sentence}.")
-    if body.get("n", 1) not in (None, 1):
-        raise RefusedRequest("this endpoint gives one answer a request; ask with n=1, as often as you like.")
-    form = body.get("response_format")
-    if isinstance(form, Mapping) and form.get("type") != "text":
-        raise RefusedRequest(
-            "this endpoint forces no format on an answer; ask without `response_format`, or by a tool."
-        )
+    choices = 1 if body.get("n") is None else body["n"]
+    if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= MOST_CHOICES:
+        raise RefusedRequest(f"`n` has to be a whole number from 1 to {MOST_CHOICES}.")
     given = reading.some(body.get("messages"), "messages")
     reading.refuse_many(body, *given, lists=("messages", "tools", "content", "tool_calls"))
     more = body.get("stream_options") or {}
     if not isinstance(more, Mapping):
         raise RefusedRequest("`stream_options` has to be an object.")
+    tools = _tools(body.get("tools"))
     request = PolicyRequest(
         tuple(_message(each, f"message {place}") for place, each in enumerate(given)),
-        {} if body.get("tool_choice") == "none" else _tools(body.get("tools")),
+        tools,
         agent,
         reading.stops(body.get("stop")),
         reading.most_tokens(body, "max_completion_tokens", "max_tokens"),
         reading.model_of(body),
         reading.streams(body),
         bool(more.get("include_usage")),
+        _demand(body, tools),
+        choices,
+        bool(body.get("logprobs")),
     )
     return reading.fitting(request, most_characters)
+
+
+def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
+    chosen, names = body.get("tool_choice") or "auto", None
+    if isinstance(chosen, Mapping):
+        allowed = chosen.get("allowed_tools")
+        listed = allowed.get("tools") if isinstance(allowed, Mapping) else [chosen]
+        chosen = allowed.get("mode") if isinstance(allowed, Mapping) else "required"
+        functions = [each.get("function") for each in reading.objects(listed, "tool_choice")]
+        names = [each.get("name") if isinstance(each, Mapping) else None for each in functions]
+    form = reading.schema_of(body.get("response_format"), "response_format", "json_schema")
+    return reading.demand_of(tools, chosen, names, body.get("parallel_tool_calls") is False, form)
 
 
 def _message(given: Any, where: str) -> Message:
@@ -88,13 +102,27 @@ def _tools(given: Any) -> dict[str, Tool]:
 
 def whole(request: PolicyRequest, answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
     """See `Dialect.whole`."""
-    (answer,) = answers
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-    if answer.calls:
-        calls = [{"id": call.identity, "type": "function", "function": function} for call, function in _called(answer)]
-        message |= {"content": answer.text or None, "tool_calls": calls}
-    choice = {"index": 0, "message": message, "finish_reason": FINISHES[answer.finish], "logprobs": None}
-    return {**_head(request, answer), "object": "chat.completion", "choices": [choice], "usage": _usage(answer.usage)}
+    choices = []
+    for place, answer in enumerate(answers):
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.calls:
+            calls = [
+                {"id": call.identity, "type": "function", "function": function} for call, function in _called(answer)
+            ]
+            message |= {"content": answer.text or None, "tool_calls": calls}
+        ended = {"finish_reason": FINISHES[answer.finish], "logprobs": _logprobs(answer)}
+        choices.append({"index": place, "message": message, **ended})
+    return {**_head(request, answers), "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
+
+
+def _logprobs(answer: PolicyAnswer) -> dict[str, Any] | None:
+    if answer.logprobs is None:
+        return None
+    said = [
+        {"token": token, "logprob": logprob, "bytes": [*token.encode()], "top_logprobs": []}
+        for token, logprob in answer.logprobs
+    ]
+    return {"content": said, "refusal": None}
 
 
 def _called(answer: PolicyAnswer) -> Iterator[tuple[Any, dict[str, str]]]:
@@ -102,16 +130,13 @@ def _called(answer: PolicyAnswer) -> Iterator[tuple[Any, dict[str, str]]]:
         yield call, {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
 
 
-def _head(request: PolicyRequest, answer: PolicyAnswer) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{answer.number}", "created": 1, "model": request.model}
+def _head(request: PolicyRequest, answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answers[0].number}", "created": 1, "model": request.model}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.answer,
-        "total_tokens": usage.prompt + usage.answer,
-    }
+def _usage(answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
+    prompt, written = answers[0].usage.prompt, sum(answer.usage.answer for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
 def opening(request: PolicyRequest) -> Iterator[bytes]:
@@ -126,22 +151,24 @@ def waiting(request: PolicyRequest, number: int) -> bytes:
 
 def events(request: PolicyRequest, answers: Sequence[PolicyAnswer]) -> Iterator[bytes]:
     """The role, the text, each call's name and its arguments, the reason of the end, the usage if it is asked for."""
-    (answer,) = answers
-    head = {**_head(request, answer), "object": "chat.completion.chunk"}
+    head = {**_head(request, answers), "object": "chat.completion.chunk"}
 
-    def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-        return event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]})
+    def chunk(place: int, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": place, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        return event({**head, "choices": [choice]})
 
-    yield chunk({"role": "assistant", "content": ""})
-    if answer.text:
-        yield chunk({"content": answer.text})
-    for place, (call, function) in enumerate(_called(answer)):
-        named = {"name": call.name, "arguments": ""}
-        yield chunk({"tool_calls": [{"index": place, "id": call.identity, "type": "function", "function": named}]})
-        yield chunk({"tool_calls": [{"index": place, "function": {"arguments": function["arguments"]}}]})
-    yield chunk({}, FINISHES[answer.finish])
+    for place, answer in enumerate(answers):
+        yield chunk(place, {"role": "assistant", "content": ""})
+        if answer.text or answer.logprobs:
+            yield chunk(place, {"content": answer.text}, logprobs=_logprobs(answer))
+        for number, (call, function) in enumerate(_called(answer)):
+            named = {"index": number, "id": call.identity, "type": "function"}
+            yield chunk(place, {"tool_calls": [{**named, "function": {"name": call.name, "arguments": ""}}]})
+            said = {"index": number, "function": {"arguments": function["arguments"]}}
+            yield chunk(place, {"tool_calls": [said]})
+        yield chunk(place, {}, FINISHES[answer.finish])
     if request.stream_usage:
-        yield event({**head, "choices": [], "usage": _usage(answer.usage)})
+        yield event({**head, "choices": [], "usage": _usage(answers)})
     yield DONE
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
+from verl_hier_plugins.environments.gateway.demands import Demand
 from verl_hier_plugins.environments.gateway.dialects import reading
 from verl_hier_plugins.environments.gateway.dialects.events import event
 from verl_hier_plugins.environments.gateway.messages import Kept, Message, PolicyRequest, RefusedRequest, message_of
@@ -18,6 +19,7 @@ THOUGHTS = ("thinking", "redacted_thinking")
 """Parts that come back from other models; the policy reads the tokens of its own thoughts as it wrote them."""
 SERVED = ("web_search", "web_fetch", "code_execution", "tool_search", "mcp_toolset", "advisor")
 """Beginnings of the types of tools that an endpoint runs itself; the policy has none, and learns of none."""
+CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 FINISHES = {"stop": "end_turn", "string": "stop_sequence", "length": "max_tokens", "calls": "tool_use"}
 KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
@@ -34,17 +36,34 @@ def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) 
         messages += _messages(each, f"message {place}")
     if not messages:
         raise RefusedRequest("the messages say nothing.")
-    chosen = body.get("tool_choice")
+    tools = _tools(body.get("tools"))
     request = PolicyRequest(
         tuple(messages),
-        {} if isinstance(chosen, Mapping) and chosen.get("type") == "none" else _tools(body.get("tools")),
+        tools,
         agent,
         reading.stops(body.get("stop_sequences"), "stop_sequences"),
         reading.most_tokens(body, "max_tokens"),
         reading.model_of(body),
         reading.streams(body),
+        demand=_demand(body, tools),
     )
     return reading.fitting(request, most_characters)
+
+
+def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
+    chosen = body.get("tool_choice") or {"type": "auto"}
+    kind = chosen.get("type") if isinstance(chosen, Mapping) else None
+    if not isinstance(kind, str) or kind not in CHOICES:
+        raise RefusedRequest(f"`tool_choice` has to be an object with a `type` of {', '.join(CHOICES)}.")
+    config = body.get("output_config")
+    form = config.get("format") if isinstance(config, Mapping) else body.get("output_format")
+    return reading.demand_of(
+        tools,
+        CHOICES[kind],
+        [chosen.get("name")] if kind == "tool" else None,
+        bool(chosen.get("disable_parallel_tool_use")),
+        reading.schema_of(form, "output_config.format"),
+    )
 
 
 def _parts(content: Any) -> list[Any]:

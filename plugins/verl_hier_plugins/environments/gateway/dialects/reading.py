@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from verl_hier.text import read_json, repaired
+from verl_hier_plugins.environments.gateway.demands import Demand
 from verl_hier_plugins.environments.gateway.messages import PolicyRequest, RefusedRequest, without_keys
 from verl_hier_plugins.environments.mcp.tools import Tool, sound_schema
 
@@ -164,3 +165,55 @@ def fitting(request: PolicyRequest, most_characters: int) -> PolicyRequest:
             too_long=True,
         )
     return request
+
+
+def demand_of(
+    tools: Mapping[str, Tool], calls: Any, names: Any, one: bool = False, form: Mapping[str, Any] | None = None
+) -> Demand:
+    """What a request wants of its answer.
+
+    Args:
+        tools: that it has.
+        calls: `auto`, `none` or `required`.
+        names: the tools that may be called; None for all.
+        one: whether one call is all that may be made.
+        form: schema of the JSON that is wanted.
+
+    Raises:
+        RefusedRequest: when there is nothing to call, or no tool of a name.
+    """
+    if calls not in ("auto", "none", "required"):
+        raise RefusedRequest("`tool_choice` has to be that tools may, must or must not be called, or one of the tools.")
+    if names is not None and not (isinstance(names, list) and names and all(isinstance(each, str) for each in names)):
+        raise RefusedRequest("`tool_choice` has to name tools.")
+    for name in names or ():
+        if name not in tools:
+            raise RefusedRequest(f"`tool_choice` names {name!r:.60}, which is none of `tools`.")
+    if not tools:
+        if calls == "required":
+            raise RefusedRequest("`tool_choice` wants a call, and there are no `tools`.")
+        return Demand(json=form)
+    return Demand(calls, None if names is None else tuple(names), one, form)
+
+
+def schema_of(form: Any, name: str, held: str | None = None) -> Mapping[str, Any] | None:
+    """The schema of the JSON that an answer has to be; None where any text will do.
+
+    Args:
+        form: `{type: text | json_object | json_schema, …}`.
+        name: of the field, for sentences.
+        held: the field in which the schema stands beside its name; None where it stands in the form itself.
+
+    Raises:
+        RefusedRequest: for a form that is none, or another one.
+    """
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if kind in ("text", "json_object"):
+        return None if kind == "text" else {}
+    holder = form.get(held) if held and isinstance(form, Mapping) else form
+    schema = holder.get("schema") if isinstance(holder, Mapping) else None
+    if kind != "json_schema" or not isinstance(schema, Mapping):
+        raise RefusedRequest(f"`{name}` has to be of type text, json_object or json_schema with a `schema`.")
+    return schema

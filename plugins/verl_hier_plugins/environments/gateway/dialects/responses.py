@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from verl_hier_plugins.environments.gateway.answers import AnsweredCall, PolicyAnswer
+from verl_hier_plugins.environments.gateway.demands import Demand
 from verl_hier_plugins.environments.gateway.dialects import chat, reading
 from verl_hier_plugins.environments.gateway.dialects.events import event
 from verl_hier_plugins.environments.gateway.messages import Kept, Message, PolicyRequest, RefusedRequest, message_of
@@ -78,12 +79,13 @@ def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) 
     _add_tools(box, body.get("tools"))
     request = PolicyRequest(
         (message_of("system", instructions), *said) if instructions else tuple(said),
-        {} if body.get("tool_choice") == "none" else box.tools,
+        box.tools,
         agent,
         (),
         reading.most_tokens(body, "max_output_tokens"),
         reading.model_of(body),
         reading.streams(body),
+        demand=_demand(body, box.tools),
     )
     # The same whatever was asked beside it, so that an agent that is run again reads the same.
     name, number = f"resp_{request.digest[:24]}", 0
@@ -93,6 +95,17 @@ def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) 
     repeated = {each: body[each] for each in REPEATED if body.get(each) is not None}
     asked = _Asked(identity, repeated, box.namespaces, frozenset(box.free), said, kept)
     return reading.fitting(request.with_state(asked), most_characters)
+
+
+def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
+    chosen, names = body.get("tool_choice") or "auto", None
+    if isinstance(chosen, Mapping):
+        several = chosen.get("type") == "allowed_tools"
+        listed = reading.objects(chosen.get("tools") if several else [chosen], "tool_choice")
+        names, chosen = [each.get("name") for each in listed], chosen.get("mode") if several else "required"
+    said = body.get("text")
+    form = reading.schema_of(said.get("format") if isinstance(said, Mapping) else None, "text.format")
+    return reading.demand_of(tools, chosen, names, body.get("parallel_tool_calls") is False, form)
 
 
 def _earlier(identity: Any, kept: Kept) -> Sequence[Message]:
