@@ -203,6 +203,7 @@ def test_numbers_are_held_up_to_their_bounds(lines: tuple[str, ...], good: list[
         (Number(Range(1), whole=True, off=-1), "a whole number of at least 1, or -1"),
         (Number(Range(0, 1), null=True), "a number from 0 to 1, or null"),
         (Number(Range(0, open=True)), "a number above 0"),
+        (Number(Range(0, 1, open=True)), "a number above 0 and at most 1"),
         (Number(Range(1), whole=True, null=True, off=0.5), "a whole number of at least 1, or 0.5, or null"),
     ],
 )
@@ -703,6 +704,58 @@ def test_an_adapter_reaches_the_server_merged() -> None:
         {model + "lora_rank": 0, model + "lora": {"rank": 1}},
     ):
         refuses(check, "lora_rank: the rollout server 'transformers' serves merged weights alone", lines)
+
+
+LOSS, MEAN = ACTOR + "policy_loss.loss_mode", ACTOR + "loss_agg_mode"
+BY, PREFIX = "hier.guards.weight_by", "hier.guards.shared_prefix"
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        *[({LOSS: "vanilla", BY: by, PREFIX: "once"}, "") for by in ("token", "row", "turn", "episode", "role")],
+        ({LOSS: "vanilla", BY: "token", PREFIX: "first_owner"}, ""),
+        ({LOSS: "bypass_mode", BY: "token", PREFIX: "once"}, ""),
+        ({LOSS: "bypass_mode", BY: "turn", PREFIX: "once"}, f"{BY}: turn"),
+        ({LOSS: "bypass_mode", BY: "token", PREFIX: "first_owner"}, f"{PREFIX}: first_owner"),
+        ({LOSS: "bypass_mode", BY: "row", PREFIX: "once", MEAN: "token-mean"}, f"{BY}: row"),
+        ({LOSS: "bypass_mode", BY: "row", PREFIX: "once", MEAN: "seq-mean-token-mean"}, ""),
+        ({LOSS: "unheard_of", BY: "turn", PREFIX: "once"}, f"{BY}: turn"),
+        ({LOSS: "geo_mean", BY: "row", PREFIX: "once", ACTOR + "use_dynamic_bsz": True}, ""),
+        ({LOSS: "geo_mean", BY: "token", PREFIX: "once", ACTOR + "use_dynamic_bsz": True}, ""),
+        ({LOSS: "geo_mean", BY: "episode", PREFIX: "once", ACTOR + "use_dynamic_bsz": True}, f"{ACTOR}use_dynamic_bsz"),
+        ({LOSS: "geo_mean", BY: "episode", PREFIX: "once", ACTOR + "use_dynamic_bsz": False}, ""),
+        ({LOSS: "geo_mean", BY: "turn", PREFIX: "once", ACTOR + "use_dynamic_bsz": False}, f"{BY}: turn"),
+        ({LOSS: "geo_mean", BY: "row", PREFIX: "first_owner"}, f"{PREFIX}: first_owner"),
+    ],
+)
+def test_loss_weights_are_honoured_or_refused(lines: dict[str, Any], line: str) -> None:
+    even = {kind: spec_of(kind, weighs=None)[kind] for kind in ("estimator", "schedule")}
+    if line:
+        refuses(losses.check_loss_weights, f"{line}: ", lines, **even)
+    else:
+        passes(losses.check_loss_weights, lines, **even)
+
+
+def test_parts_that_weigh_turns_need_a_loss_that_does() -> None:
+    lines = {LOSS: "bypass_mode", BY: "token", PREFIX: "once"}
+    for kind in ("estimator", "schedule"):
+        weighs = {other: spec_of(other, weighs=None)[other] for other in ("estimator", "schedule")}
+        for said, line in (("", ""), ("weight", f"hier.{kind}.weight: ")):
+            weighs[kind] = spec_of(kind, weighs=lambda options, said=said: said)[kind]
+            if line:
+                refuses(losses.check_loss_weights, line, lines, **weighs)
+                passes(losses.check_loss_weights, {**lines, LOSS: "vanilla"}, **weighs)
+            else:
+                passes(losses.check_loss_weights, lines, **weighs)
+
+
+def test_the_scale_of_a_loss_is_the_same_in_every_micro_batch() -> None:
+    check, line, mode = losses.check_loss_weights, ACTOR + "loss_scale_factor", "seq-mean-token-sum-norm"
+    usual = {LOSS: "vanilla", BY: "turn", PREFIX: "once", MEAN: mode, line: None}
+    refuses(check, f"{line}: with {ACTOR}loss_agg_mode: {mode}", usual)
+    for other in ({line: 8}, {BY: "token"}, {MEAN: "seq-mean-token-sum"}):
+        passes(check, {**usual, **other})
 
 
 def test_dro_has_its_coefficient() -> None:

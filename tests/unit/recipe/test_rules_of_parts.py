@@ -21,10 +21,12 @@ from verl_hier.host.constraints import Template
 from verl_hier.host.part import Part
 from verl_hier.host.specs import EnvironmentSpec, NoOptions
 from verl_hier.recipe import check as checking
-from verl_hier.recipe.checks import columns, keys, machine, parts, prompts, rows, sampling, tasks, world
+from verl_hier.recipe.checks import columns, keys, machine, parts, places, prompts, roles, rows, sampling, tasks, world
+from verl_hier.recipe.checks import model as model_checks
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.sharing import ExpectedSharing, expected_sharing
+from verl_hier.rollout import Limits
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.training.options import ProcessRewardOptions, ReplayOptions
 from verl_hier.training.schedule import Phase
@@ -283,6 +285,48 @@ def test_groups_have_two_episodes_where_they_are_compared() -> None:
     passes(check, own, **plain, **estimator(needs_groups=False, native=True))
 
 
+# Roles
+
+
+@pytest.mark.parametrize(("steps", "good"), [(4, True), (5, False), (None, False), (0, False), (10**9, False)])
+def test_somebody_learns_in_every_step_of_the_run(steps: int | None, good: bool) -> None:
+    lines = {"trainer.total_training_steps": steps}
+    late = learning(lambda step: Phase("late", levels=frozenset({0} if step < 5 else {7})))
+    if good:
+        passes(roles.check_roles, lines, **late)
+    else:
+        refuses(roles.check_roles, "in step 5 schedule", lines, **late)
+
+
+def test_no_more_steps_are_looked_at_than_repeat() -> None:
+    late = learning(lambda step: Phase("late", levels=frozenset({0} if step <= 1000 else {7})))
+    passes(roles.check_roles, {"trainer.total_training_steps": 10**9}, **late)
+    last = learning(lambda step: Phase("late", levels=frozenset({0} if step < 1000 else {7})))
+    refuses(roles.check_roles, "in step 1000", {"trainer.total_training_steps": 10**9}, **last)
+
+
+def test_a_judge_does_not_learn_by_its_own_verdicts() -> None:
+    check, own = roles.check_judges, estimator(own_rewards=False)
+    judges = spec_of("worker", active_roles=None, roles={"player": 0, "judge": 1}, judges=lambda options: ["judge"])
+    never = learning(lambda step: Phase("p", roles=frozenset({"player"})))
+    passes(check, {}, **judges, **own, **never)
+    for step_of_the_judge in (1, 1000):
+        late = learning(
+            lambda step, at=step_of_the_judge: Phase("p", roles=frozenset({"judge" if step == at else "player"}))
+        )
+        said = refuses(check, "the role 'judge' learns", {}, **judges, **own, **late)
+        others = said.partition("of a role (")[2].partition(")")[0].split(", ")
+        known = base().host.specs("estimator").items()
+        assert others == sorted(name for name, each in known if getattr(each, "own_rewards", False)) != []
+        passes(check, {}, **judges, **estimator(own_rewards=True), **late)
+        passes(check, {}, **spec_of("worker", judges=None), **own, **late)
+
+
+def learning(phase: Any) -> dict[str, Any]:
+    made = replace(base().parts.schedule.spec, factory=lambda options: SimpleNamespace(phase=phase), named_roles=None)
+    return {"schedule": Part(made, NoOptions())}
+
+
 # Sampling
 
 
@@ -536,6 +580,45 @@ def test_files_that_verl_reads_are_named_by_their_ending() -> None:
     refuses(rows.check_formats, "makes tasks of its own", {**stock, DATA + "val_files": "val"})
 
 
+def test_rows_of_files_are_looked_at(tmp_path: Path) -> None:
+    row = {
+        "prompt": [{"role": "user", "content": "x"}],
+        "data_source": "openai/gsm8k",
+        "reward_model": {"ground_truth": "4"},
+    }
+    file = tmp_path / "a.jsonl"
+    lines = {DATA + "custom_cls": {"path": None, "name": None}, DATA + "train_files": str(file), DATA + "val_files": []}
+    stock = spec_of("environment", tasks=None, in_worker=False)
+    passes(rows.check_rows, lines, **stock)
+    file.write_text(f"{json.dumps(row)}\n")
+    passes(rows.check_rows, lines, **stock)
+    file.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'data_source': None})}\n")
+    refuses(rows.check_rows, f"data.train_files: row 1 of {file} has no `data_source`", lines, **stock)
+    passes(rows.check_rows, lines, **spec_of("environment", tasks=lambda options, split: []))
+    file.write_text(f"{json.dumps(row)}\n" * 256 + "{}\n")
+    passes(rows.check_rows, lines, **stock)
+    file.write_text("no json\n")
+    refuses(rows.check_rows, "data.train_files: line 1 of", lines, **stock)
+    file.write_text(json.dumps({**row, "extra_info": {"tools_kwargs": {"a": 1}}}))
+    refuses(rows.check_rows, "asks for tools", lines, **stock)
+    passes(rows.check_rows, lines, **spec_of("environment", tasks=None, in_worker=True))
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        *[(None, ""), ("runs/x", ""), ("s3://bucket/x", ""), ("memory://x", ""), ("/abs:olute", ""), ("a/b://c", "")],
+        *[("", "names no folder"), (" ", "names no folder"), ("a\x00", "names no folder"), ("s4://bucket/x", "'s4'")],
+        *[("ftpx:/x", "no file system 'ftpx'"), ("zip::s3://x", ""), ("zap::s3://x", "no file system 'zap'")],
+    ],
+)
+def test_a_store_is_a_folder_or_an_address(path: str | None, words: str) -> None:
+    if words:
+        refuses(places.check_store, words, {"hier.store.path": path})
+    else:
+        passes(places.check_store, {"hier.store.path": path})
+
+
 # Keys
 
 
@@ -661,7 +744,7 @@ def test_any_file_of_a_tokenizer_will_do(tmp_path: Path, name: str) -> None:
     assert model_facts({"path": str(folder_of(tmp_path / "m", {}, name))}, "m").parameters is None
 
 
-def test_parameters_are_counted_in_weights_or_else_from_sizes(tmp_path: Path) -> None:
+def test_parameters_are_counted_in_weights_or_else_from_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"hidden_size": 8, "num_hidden_layers": 3, "vocab_size": 10, "num_attention_heads": 2}
     layer = 8 * (2 * 2 * 4 + 2 * 8) + 3 * 8 * 32 + 2 * 8
     model = folder_of(tmp_path / "m", sizes)
@@ -682,6 +765,10 @@ def test_parameters_are_counted_in_weights_or_else_from_sizes(tmp_path: Path) ->
     (model / "two.safetensors").write_bytes(struct.pack("<Q", 10**9) + header)
     (model / "three.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
     assert count() == 7
+    monkeypatch.setattr(model_checks, "LONGEST_HEADER", len(header))
+    assert count() == 7
+    monkeypatch.setattr(model_checks, "LONGEST_HEADER", len(header) - 1)
+    assert count() == 10 * 8 * 2 + 3 * layer + 8
 
 
 @pytest.mark.parametrize(
@@ -868,3 +955,34 @@ def test_sharing_is_that_of_episodes_and_roots() -> None:
 def test_a_recipe_that_is_not_there_names_the_nearest() -> None:
     with pytest.raises(HierError, match="himac_alfworld"):
         compose("himac_alfwold")
+
+
+def test_a_template_is_there_where_chats_are_rendered(tmp_path: Path) -> None:
+    bare = ModelFacts("m", folder_of(tmp_path / "m", {}), None)
+    hier = base().hier
+    checking._check_template(replace(hier, rollout=replace(hier.rollout, template="plain")), bare)
+    chat = replace(hier, rollout=replace(hier.rollout, template="chat"))
+    checking._check_template(chat, ModelFacts("a/b", None, None))
+    with pytest.raises(RecipeError, match=r"hier\.rollout\.template: the tokenizer of 'm' has no chat template"):
+        checking._check_template(chat, bare)
+
+
+def test_episodes_have_the_limits_of_the_block_or_of_verls_rows() -> None:
+    lines = {"hier.rollout.max_turns": 3, "hier.rollout.max_tokens_per_turn": 4, "hier.rollout.quote_characters": 5}
+    rows_of_verl = {
+        ROLLOUT + "prompt_length": 100,
+        ROLLOUT + "response_length": 50,
+        "hier.rollout.context_tokens": None,
+    }
+    assert recipe({**lines, **rows_of_verl}).limits == Limits(3, 4, 150, 5)
+    assert recipe({**lines, **rows_of_verl, "hier.rollout.context_tokens": 70}).limits == Limits(3, 4, 70, 5)
+
+
+def test_only_token_columns_that_are_read_travel() -> None:
+    def lists(**reads: Any) -> list[str]:
+        schedule = spec_of("schedule", reads=reads.pop("schedule", ()))
+        return recipe({}, **estimator(**{"requires": (), "reads": (), **reads}), **schedule).token_lists
+
+    assert lists() == lists(requires=("reward",)) == []
+    assert lists(requires=("tokens.logprob",)) == lists(schedule=("tokens.logprob",)) == ["logprobs"]
+    assert lists(reads=("tokens.entropy", "tokens.logprob")) == ["logprobs", "entropy"]

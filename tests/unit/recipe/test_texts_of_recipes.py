@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.unit.recipe.test_rules_at_bounds import ACTOR, DATA, base, recipe, spec_of
-from verl_hier.errors import FileError, RecipeError
+from verl_hier.errors import FileError, HierError, RecipeError
 from verl_hier.recipe import (
     authors,
     catalogue,
@@ -625,6 +627,14 @@ def test_recorded_values_are_compared_with_a_recipe_and_a_checkout(tmp_path: Pat
         "mine: batch: run.sh has no 'b' in line 4, and is recorded with b = 3",
         "mine: words: run.sh holds 'x' in line 4, and is recorded without it",
     ]
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (["init", "-q"], ["add", "run.sh"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "run.sh").unlink()
+    authors._lines.cache_clear()
+    assert authors.confirm(replace(mine, commit="HEAD"), tmp_path) == []
+    with pytest.raises(HierError, match=r"has no run\.sh, neither as a file nor in its commit 0123456"):
+        authors.confirm(mine, tmp_path)
     assert authors._where(by["executed"]) == "the executed case cases.json" and authors._where(by["words"]) == "run.sh"
 
 

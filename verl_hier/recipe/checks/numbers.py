@@ -30,7 +30,8 @@ class Number:
     """One more number that is allowed, which switches something off."""
 
     def __str__(self) -> str:
-        text = f"{'a whole number' if self.whole else 'a number'} {self.range}".replace(" at ", " of at ", 1)
+        bounds = f"{self.range}"
+        text = f"a {'whole ' * self.whole}number {'of ' * bounds.startswith('at ')}{bounds}"
         text += "" if self.off is None else f", or {self.off:g}"
         return text + (", or null" if self.null else "")
 
