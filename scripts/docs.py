@@ -39,7 +39,7 @@ from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.describe import needs_of
 from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
 from verl_hier.host.specs import EstimatorSpec, Kind, NoOptions, SamplerSpec, Spec, WorkerSpec
-from verl_hier.recipe import catalogue, verl_lines
+from verl_hier.recipe import catalogue, pairs, verl_lines
 from verl_hier.recipe.checks.choices import CHOICES, SETS
 from verl_hier.recipe.checks.numbers import NUMBERS
 from verl_hier.recipe.checks.rule import rules
@@ -125,17 +125,23 @@ def recipes_of(group: str) -> Iterator[str]:
 
 
 def recipe_matrix() -> Iterator[str]:
-    """The recipes as methods by environments, with the sizes of those that do not offer all of them."""
-    cells = {}
-    for recipe in (recipe for recipe in catalogue.recipes() if recipe.method_and_environment):
-        sizes = "" if len(recipe.sizes) == len(catalogue.SIZES) else f" ({', '.join(recipe.sizes)})"
-        cells[recipe.method_and_environment] = f"`{recipe.name}`{sizes}"
-    environments = sorted({environment for _, environment in cells})
-    methods = sorted({method for method, _ in cells})
-    rows = ((method, *(cells.get((method, name), "") for name in environments)) for method in methods)
+    """Methods by environments: which pairs were tried, with their sizes, and which compose; then the other recipes."""
+    tried, refused = set(pairs.tried()), pairs.refused()
+
+    def mark(method: str, environment: str) -> str:
+        name = f"{method}_{environment}"
+        if name not in tried:
+            return "" if name in refused else "+"
+        sizes = catalogue.find(name).sizes
+        return "all sizes" if len(sizes) == len(catalogue.SIZES) else ", ".join(sizes)
+
+    environments = list(pairs.table()["environments"])
+    rows = ((method, *(mark(method, each) for each in environments)) for method in pairs.table()["methods"])
     yield from table(("method", *environments), *rows)
+    composing = len(pairs.by_name()) - len(refused)
+    yield from ("", f"{composing} of {len(pairs.by_name())} pairs compose, and {len(tried)} were tried.", "")
     others = (recipe for recipe in catalogue.recipes() if not recipe.method_and_environment)
-    yield from ("", *table(("recipe", ""), *((f"`{recipe.name}`", cell(recipe.summary)) for recipe in others)))
+    yield from table(("recipe", ""), *((f"`{recipe.name}`", cell(recipe.summary)) for recipe in others))
 
 
 def parts(kind: Kind) -> Iterator[str]:

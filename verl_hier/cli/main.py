@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from verl_hier import __version__
 from verl_hier.cli import (
@@ -58,6 +59,20 @@ def _root(
     pass
 
 
+class RecipeCommand(TyperCommand):
+    """A command whose recipe may be given as two words, a method and an environment."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What Click reads, with the two words as the name of one recipe."""
+        from verl_hier.recipe.pairs import joined
+
+        rest: list[str] = super().parse_args(ctx, args)
+        if {"recipe", "overrides"} <= ctx.params.keys():
+            words = ctx.params["overrides"] or ()
+            ctx.params["recipe"], ctx.params["overrides"] = joined(ctx.params["recipe"], words)
+        return rest
+
+
 RUNNING, LOOKING, MAKING = "Running", "Looking", "Making"
 COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
     (RUNNING, {"quickstart": quickstart.quickstart}),
@@ -86,7 +101,7 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
 )
 for panel, commands in COMMANDS:
     for name, function in commands.items():
-        app.command(name, rich_help_panel=panel)(function)
+        app.command(name, cls=RecipeCommand, rich_help_panel=panel)(function)
 
 
 def main() -> None:

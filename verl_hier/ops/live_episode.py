@@ -11,8 +11,9 @@ from verl_hier.graph import RolloutGraph
 from verl_hier.host.manager import PluginHost
 from verl_hier.ops.players import LocalPlayer, Player
 from verl_hier.ops.rollouts import Plan, play
-from verl_hier.recipe.catalogue import Recipe, folder, recipes
+from verl_hier.recipe.catalogue import Recipe, recipes
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.pairs import folder
 from verl_hier.rollout import Generation, Request, Rollout, Sampler, Sampling, Scored
 from verl_hier.rollout.rollout import Episode
 from verl_hier.served.policy import Messages

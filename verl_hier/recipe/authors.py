@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import HierError
-from verl_hier.recipe.catalogue import folder
 from verl_hier.recipe.checks.rule import value
+from verl_hier.recipe.pairs import folder
 from verl_hier.recipe.papers import settings_of
 
 TOPICS = (

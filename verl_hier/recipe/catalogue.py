@@ -1,4 +1,4 @@
-"""The recipes: where their files are, which sizes, models and servers each of them offers, and which it refuses.
+"""The recipes: which sizes, models and servers each of them offers, and which it refuses.
 
 Everything here is read from the YAML files without composing them, so that listing the recipes is quick.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import FileError, RecipeError, did_you_mean
-from verl_hier.installed import package_folder
+from verl_hier.recipe import pairs
+from verl_hier.recipe.pairs import folder
 from verl_hier.recipe.yaml_files import read_yaml
 
-PACKAGE = "verl_hier_recipes"
 # Words of our command line that stand for the Hydra groups below `hier/`.
 CHOICES = ("size", "model", "server", "paper", "engine")
 _CHOICE = re.compile(rf"(?:hier/)?({'|'.join(CHOICES)})=(.+)")
@@ -30,7 +30,7 @@ class Size:
     """What goes with `hier/size`.
 
     Attributes:
-        variant: folder below `hier/environment` and `hier/prompt` with the tasks and prompts of this size.
+        variant: the block of the files in `hier/environment` and `hier/prompt` with tasks and prompts of this size.
         models: choices of `hier/model`; the first is the default.
         servers: choices of `hier/server`; the first is the default.
     """
@@ -47,20 +47,20 @@ SIZES: Mapping[str, Size] = {
     "node": Size("full", _INSTRUCT, _GPU_SERVERS),
     "cluster": Size("full", _INSTRUCT[::-1], _GPU_SERVERS),
 }
-# Models with tasks and prompts of their own: the folder below `hier/environment` and `hier/prompt` that has them.
+# Models with tasks and prompts of their own: the block of the files in `hier/environment` and `hier/prompt` with them.
 OWN_TASKS: Mapping[str, str] = {"smollm2-135m": "small_chat"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe file."""
+    """One recipe: a file, or a pair of the table (`recipe.pairs`)."""
 
     name: str
     """What `verl-hier train` and `--config-name` call it."""
     path: Path
-    """Its YAML file."""
+    """Its YAML file; for a pair the table's."""
     text: str
-    """What the file says."""
+    """What the file says, or would say."""
     content: Any = None
     """The same as plain containers."""
 
@@ -159,7 +159,12 @@ class Recipe:
 
     def _has(self, variant: str) -> bool:
         groups = ((kind, self.groups.get(kind)) for kind in ("environment", "prompt"))
-        return all((folder() / "hier" / kind / variant / f"{name}.yaml").is_file() for kind, name in groups)
+        return all(_has(variant, kind, name) for kind, name in groups)
+
+
+def _has(variant: str, kind: str, name: str | None) -> bool:
+    """Whether a choice of a group has something for the tasks or the model of this name."""
+    return variant in pairs.scales_of(folder() / "hier" / kind / f"{name}.yaml")
 
 
 def _block(content: Any, key: str) -> Mapping[str, Any]:
@@ -168,23 +173,18 @@ def _block(content: Any, key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def folder() -> Path:
-    """The folder of the shipped recipes."""
-    return package_folder(PACKAGE)
-
-
 def papers() -> list[str]:
     """The choices of `hier/paper`."""
     return sorted(path.stem for path in (folder() / "hier" / "paper").glob("*.yaml"))
 
 
 def recipes() -> list[Recipe]:
-    """All shipped recipes by name."""
-    return [_shipped(path) for path in sorted(folder().glob("*.yaml"))]
+    """The recipes that are listed, by name: those with a file, and the pairs that were tried."""
+    return [shipped(name) for name in sorted({*_files(), *pairs.tried()})]
 
 
 def find(reference: str) -> Recipe:
-    """A shipped recipe by name, or a user's own by the path of its YAML file.
+    """A shipped recipe by name, any pair of a method and an environment, or a user's own by the path of its YAML file.
 
     Raises:
         RecipeError: naming the nearest recipe when there is none of that name, or the command that replaced the name.
@@ -194,15 +194,15 @@ def find(reference: str) -> Recipe:
         if not path.is_file():
             raise RecipeError(f"there is no recipe file {reference}; `verl-hier recipes` lists the shipped ones.")
         return _read(path)
-    known = {path.stem: path for path in sorted(folder().glob("*.yaml"))}
-    if reference in known:
-        return _shipped(known[reference])
-    renamed = _renamed(reference, known)
+    files = _files()
+    if reference in files or pairs.pair_of(reference):
+        return shipped(reference)
+    renamed = _renamed(reference)
     if renamed:
         raise RecipeError(f"the recipe is now {renamed[0]}: verl-hier train {' '.join(renamed)}")
     raise RecipeError(
-        f"there is no recipe {reference!r}{did_you_mean(reference, known)}; `verl-hier recipes` lists them, and a "
-        "path that ends in .yaml names one of your own."
+        f"there is no recipe {reference!r}{did_you_mean(reference, [*files, *pairs.tried()])}; `verl-hier recipes` "
+        "lists them, and a path that ends in .yaml names one of your own."
     )
 
 
@@ -213,9 +213,26 @@ def translated(override: str) -> str:
 
 
 @cache
-def _shipped(path: Path) -> Recipe:
-    """A recipe of the package, whose files stay as they are while a process runs."""
-    return _read(path)
+def shipped(name: str) -> Recipe:
+    """A recipe of the package, which stays as it is while a process runs: one with a file, or any pair."""
+    files = _files()
+    if name in files:
+        return _read(files[name])
+    # The sizes that it offers follow from its text, and which of them it has by default from these.
+    first = _of_pair(name, "cpu")
+    return first if "cpu" in first.sizes or not first.sizes else _of_pair(name, first.sizes[0])
+
+
+def _of_pair(name: str, size: str) -> Recipe:
+    import yaml
+
+    text = pairs.text_of(name, size)
+    return Recipe(name, pairs.table_file(), text, yaml.safe_load(text))
+
+
+def _files() -> dict[str, Path]:
+    """The files of shipped recipes by name."""
+    return {path.stem: path for path in folder().glob("*.yaml") if path.name != pairs.TABLE}
 
 
 def _read(path: Path) -> Recipe:
@@ -225,14 +242,14 @@ def _read(path: Path) -> Recipe:
         raise RecipeError(f"the recipe file cannot be read: {error}") from error
 
 
-def _renamed(reference: str, known: Mapping[str, Path]) -> tuple[str, ...]:
+def _renamed(reference: str) -> tuple[str, ...]:
     """Recipe and choices of a name that once held size, model and server; empty for other names."""
     former = _FORMER_NAME.fullmatch(reference)
     if not former:
         return ()
     base, model, server, cluster, vllm_cpu = former.groups()
     base = _FORMER_BASES.get(base, base)
-    if base not in known:
+    if base not in _files() and not pairs.pair_of(base):
         return ()
     if vllm_cpu:
         return base, "server=vllm_cpu"

@@ -86,7 +86,7 @@ def _found_by_hydra(recipe: Recipe) -> Iterator[str]:
 
     if recipe.shipped:
         with initialize_config_dir(str(verl_config_folder()), version_base=None):
-            yield recipe.path.stem
+            yield recipe.name
     else:
         from verl_hier.recipe.hydra_source import composes_file
 
@@ -184,7 +184,7 @@ def command(reference: str, overrides: Sequence[str] = ()) -> list[str]:
     recipe = find(reference)
     if not recipe.shipped:
         raise RecipeError(f"{reference} is no shipped recipe, which verl's Hydra finds by its name.")
-    return [MAIN, "--config-name", recipe.path.stem, *overridden(overrides)]
+    return [MAIN, "--config-name", recipe.name, *overridden(overrides)]
 
 
 def verl_config_folder() -> Path:

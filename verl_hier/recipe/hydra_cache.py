@@ -7,6 +7,7 @@ a default such as `server: ${hier/size}` looks into it. The results are the same
 from __future__ import annotations
 
 import copy
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,7 +68,7 @@ class _Composition:
 
     def read(self, file: Any, load: Callable[[Any], Any]) -> Any:
         """What a file holds; it is shared, and may not be changed."""
-        if not hasattr(file, "fileno"):
+        if not isinstance(file, io.TextIOWrapper):
             return load(file)
         stated = os.fstat(file.fileno())
         place = (stated.st_dev, stated.st_ino, stated.st_mtime_ns, stated.st_size)

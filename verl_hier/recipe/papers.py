@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.recipe.catalogue import folder, papers
+from verl_hier.recipe.catalogue import papers
 from verl_hier.recipe.checks.rule import value
+from verl_hier.recipe.pairs import folder
 
 _LINE = re.compile(r"( *)([\w]+):\s*([^#]*?)\s*(?:#\s*(.*))?$")
 NONE = "none"

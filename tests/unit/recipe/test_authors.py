@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from verl_hier.cli.main import app
 from verl_hier.recipe.authors import ABSENT, Authors, Place, authors, confirm, deviations, whole
-from verl_hier.recipe.catalogue import find, folder
+from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.checks.rule import there, value
 from verl_hier.recipe.compose import compose
+from verl_hier.recipe.pairs import folder
 from verl_hier.recipe.papers import groups, settings_of
 
 AUTHORS = authors()

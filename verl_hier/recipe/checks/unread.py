@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.catalogue import folder
 from verl_hier.recipe.checks.rule import rule, there, value
 from verl_hier.recipe.compose import stock_of
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.pairs import folder
 from verl_hier.recipe.verl_lines import READERS, VERL, table
 
 _SELECTED = re.compile(r"\$\{(?:oc\.select:)?(\.?[\w.]+)(?:,\s*([^}]*))?\}")
