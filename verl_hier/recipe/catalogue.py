@@ -122,6 +122,8 @@ class Recipe:
         Raises:
             RecipeError: naming the choice to change.
         """
+        if self.shipped and pairs.pair_of(self.name):
+            pairs.require_needs(self.name)
         given = {word[1]: word[2] for word in map(_CHOICE.fullmatch, overrides) if word}
         if (paper := given.get("paper")) is not None and paper not in (known := papers()):
             raise RecipeError(

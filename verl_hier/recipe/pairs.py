@@ -107,6 +107,20 @@ def joined(recipe: str | None, words: Sequence[str]) -> tuple[str | None, list[s
     )
 
 
+def require_needs(name: str) -> None:
+    """Refuse a pair whose method needs something of an environment that this one does not have.
+
+    Raises:
+        RecipeError: naming what is needed, and the environments that have it.
+    """
+    method, environment = by_name()[name]
+    needs = table()["methods"][method].get("needs")
+    if needs and environment not in needs["found_in"]:
+        raise RecipeError(
+            f"{method} needs {needs['what']}, which {environment} does not have; it goes with {', '.join(needs['found_in'])}."
+        )
+
+
 def prompt_of(method: str, environment: str) -> str:
     """The choice of `hier/prompt` of a pair."""
     files = table()["prompts"].get(table()["methods"][method]["prompts"], {})

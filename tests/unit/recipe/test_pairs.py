@@ -91,8 +91,8 @@ def test_two_words_name_a_recipe() -> None:
     )
     assert one.exit_code == 0 and "tree_grpo_minigrid can run" in one.stdout
     assert two.stdout == one.stdout
-    with_override = CliRunner().invoke(app, ["check", "tree_grpo", "minigrid", "hier.sampler.trees=3"])
-    assert "trees=3" in with_override.stdout
+    with_override = CliRunner().invoke(app, ["check", "tree_grpo", "minigrid", "hier.seed=3"])
+    assert with_override.exit_code == 0 and "coldstart tree_grpo_minigrid hier.seed=3" in with_override.stdout
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from verl_hier.errors import FileError, HierError, RecipeError
 from verl_hier.host.discovery import Candidate
 from verl_hier.host.loading import load_failure
 from verl_hier.host.specs import named_function
+from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.yaml_files import read_yaml
@@ -126,7 +127,7 @@ def test_keys_that_stand_twice_are_named_with_both_lines(lines: list[str], tmp_p
 )
 def test_a_broken_file_is_refused_or_read(place: int, text: str, tmp_path: Path) -> None:
     """A shipped recipe with some characters more: never a traceback, and a refusal says in which line."""
-    whole = (Path(__file__).parents[3] / "recipes" / "himac_alfworld.yaml").read_text()
+    whole = find("himac_alfworld").text
     path = tmp_path / "mine.yaml"
     path.write_text(whole[:place] + text + whole[place:])
     try:
@@ -192,5 +193,5 @@ def test_a_reward_beside_the_recipe_is_found_by_a_hint(tmp_path: Path, monkeypat
     (tmp_path / "my_own_rewards.py").write_text("def score(episode):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", ".", str(tmp_path))])
-    with pytest.raises(RecipeError, match=r"my_own_rewards\.py is in this folder: set PYTHONPATH=\."):
+    with pytest.raises(RecipeError, match=r"my_own_rewards\.py is in this folder: put `PYTHONPATH=\.` before the"):
         named_function("my_own_rewards:score", "hier.rewards.mine.function")
