@@ -64,9 +64,9 @@ class RecipeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What Click reads, with the two words as the name of one recipe."""
-        from verl_hier.recipe.pairs import joined
-
         rest: list[str] = super().parse_args(ctx, args)
+        from verl_hier.recipe.pairs import joined  # not for `--help`, which has ended by now
+
         if {"recipe", "overrides"} <= ctx.params.keys():
             words = ctx.params["overrides"] or ()
             ctx.params["recipe"], ctx.params["overrides"] = joined(ctx.params["recipe"], words)

@@ -117,7 +117,8 @@ def require_needs(name: str) -> None:
     needs = table()["methods"][method].get("needs")
     if needs and environment not in needs["found_in"]:
         raise RecipeError(
-            f"{method} needs {needs['what']}, which {environment} does not have; it goes with {', '.join(needs['found_in'])}."
+            f"{method} needs {needs['what']}, which {environment} does not have; it goes with "
+            f"{', '.join(needs['found_in'])}."
         )
 
 
