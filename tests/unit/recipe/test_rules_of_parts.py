@@ -780,6 +780,7 @@ def test_parameters_are_counted_in_weights_or_else_from_sizes(tmp_path: Path, mo
         (1000, "1k"),
         (203_400, "203k"),
         (10**6, "1M"),
+        (10**9, "1B"),
         (1_540_000_000, "1.54B"),
     ],
 )

@@ -416,6 +416,9 @@ def test_rows_are_read_as_many_as_asked(tmp_path: Path, suffix: str, most: int |
 def test_rows_are_objects(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text('{"a": 1}')
     assert [*data_rows.data_rows(tmp_path / "one.json")] == [{"a": 1}]
+    for suffix in ("json", "jsonl"):
+        (tmp_path / f"half.{suffix}").write_text(r'{"a": "\ud800"}')
+        assert [*data_rows.data_rows(tmp_path / f"half.{suffix}")] == [{"a": "?"}]
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[2]\n')
     with pytest.raises(FileError, match=r"row 1 of .* is no object but \[2\]"):
         list(data_rows.data_rows(tmp_path / "bad.jsonl"))
@@ -592,6 +595,7 @@ CONTENT = {
                     "computed": "product",
                 },
                 "words": {"topic": "format", "at": "run", "key": "x", "reads": "absent", "value": 7},
+                "said": {"topic": "format", "at": "run:2", "key": "kind", "reads": "gae_like"},
                 "executed": {"topic": "format", "value": 5, "case": "cases.json"},
                 "open": {"topic": "format", "unconfirmed": "nobody knows"},
             },
@@ -606,7 +610,11 @@ def test_recorded_values_are_compared_with_a_recipe_and_a_checkout(tmp_path: Pat
     assert (by["algorithm.gamma"].line, by["batch"].line, by["words"].line) == ("algorithm.gamma", "data.size", None)
     assert by["algorithm.kind"].value == "gae" and by["algorithm.kind"].topics == ("KL", "entropy")
     assert (
-        by["batch"].value == 6 and len(by["batch"].places) == 2 and by["words"].value == 7 and by["executed"].value == 5
+        by["batch"].value == 6
+        and len(by["batch"].places) == 2
+        and by["words"].value == 7
+        and by["said"].value == "gae_like"
+        and by["executed"].value == 5
     )
     assert by["words"].places[0].number is None and [each.name for each in mine.unconfirmed] == ["open"]
     config = {"algorithm": {"gamma": 0.9, "kind": "gae"}, "data": {"size": 6}, "hier": {"paper": {"differs": {}}}}
@@ -727,6 +735,19 @@ def test_a_line_is_given_where_it_has_neither_verls_value_nor_ours() -> None:
     assert unread._resolved("plain", found, "a.b") == "plain" and unread._resolved(3, found, "a.b") == 3
     assert unread._as_composed("1e-5") == 1e-5 and unread._as_composed("x") == "x" and unread._as_composed(3) == 3
     assert unread._as_composed("${x}") is unread._ANY
+    ours = {line: values for line, values in unread._shipped().items() if unread._ANY not in values}
+    assert len(ours) > 20
+    for line, values in ours.items():
+        nested: Any = {}
+        block = nested
+        *above, key = line.split(".")
+        for name in above:
+            block = block.setdefault(name, {})
+        for found_there, is_given in (*((held, False) for held in values), ("another", True)):
+            block[key] = found_there
+            assert unread._given(nested, line, {}) == (
+                is_given and found_there != unread._leaves_of("base.yaml").get(line, [None])[0]
+            )
     leaves = dict(unread._leaves({"hier": {"a": 1}, "defaults": [], "x": {"hier": 2, "defaults": {"y": 3}}}, ""))
     assert leaves == {"x.hier": 2, "x.defaults.y": 3}
 
