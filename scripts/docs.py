@@ -11,7 +11,6 @@ A page holds generated text between `<!-- generated: NAME ARGUMENTS -->` and `<!
 from __future__ import annotations
 
 import argparse
-import ast
 import asyncio
 import itertools
 import json
@@ -27,6 +26,7 @@ import docs_front
 import docs_lab
 import docs_measured
 import docs_papers
+import docs_rooms
 import typer
 import yaml
 from docs_markdown import cell, table
@@ -203,19 +203,6 @@ def policy_losses() -> Iterator[str]:
     yield from table(("`loss_mode`", "of", "loss weights", "adds up tokens"), *rows)
 
 
-def rooms() -> Iterator[str]:
-    """The rooms of the core: the first sentence of each, and what it may import of ours."""
-    sys.path.insert(0, str(ROOT))
-    from tests.unit.host.test_layering import LAYERS
-
-    rows = []
-    for room in sorted(ROOT.glob("verl_hier/*/__init__.py")):
-        text = " ".join((ast.get_docstring(ast.parse(room.read_text("utf-8"))) or "").split())
-        allowed = ", ".join(f"`{name}`" for name in sorted(LAYERS.get(room.parent.name, ())))
-        rows.append((f"`{room.parent.name}/`", cell(re.split(r"(?<=\.)\s", text)[0]), allowed or "-"))
-    yield from table(("room", "what is in it", "may import"), *rows)
-
-
 def example_graph() -> Iterator[str]:
     """A rollout graph as its file holds it: an agent that goes right twice."""
     sys.path.insert(0, str(ROOT))
@@ -348,7 +335,6 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "columns": columns,
     "store_columns": store_columns,
     "policy_losses": policy_losses,
-    "rooms": rooms,
     "example_graph": example_graph,
     "picture": picture,
     "commands": commands,
@@ -365,6 +351,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     **docs_lab.BLOCKS,
     **docs_measured.BLOCKS,
     **docs_papers.BLOCKS,
+    **docs_rooms.BLOCKS,
 }
 
 
