@@ -38,6 +38,12 @@ def test_the_table_names_files_that_there_are_and_all_of_them() -> None:
     assert set(pairs.table()["settings"]) <= set(pairs.tried())
 
 
+def test_what_holds_at_a_scale_is_a_block_and_no_folder() -> None:
+    """A file below `tiny/` would be hidden by the block of that name, or hide it."""
+    assert not [path for path in GROUPS.glob("*/*") if path.is_dir()]
+    assert not {path.stem for path in pairs.folder().glob("*.yaml")} & {*pairs.by_name()}
+
+
 def test_no_two_pairs_have_one_name() -> None:
     assert len(pairs.by_name()) == len(list(pairs.pairs()))
     for name, (method, environment) in pairs.by_name().items():
