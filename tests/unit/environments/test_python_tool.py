@@ -481,6 +481,35 @@ def test_without_the_tool_an_episode_is_one_answer(options):
     assert not last.valid and last.truncated and last.info["calls"] == 0
 
 
+@pytest.mark.parametrize(
+    ("said", "won"),
+    [
+        ("The sum is 42.", True),
+        ("12 + 30 = 42", True),
+        ("<answer>42</answer>", True),
+        ("42, as 12 + 30 = 43", False),
+        ("<think>42</think> I do not know.", None),
+        ("42 <think>It may be 7.</think>", True),
+        ("forty-two", None),
+    ],
+)
+def test_the_last_number_of_a_turn_can_be_the_answer(said, won):
+    world, first = started(small(tool=False, last_number=True, max_steps=1, invalid_penalty=0.5))
+    assert "last number" in first.text
+    last = world.step(said)
+    assert (last.info["won"] if last.valid else None) is won
+    assert last.done is (won is not None) and last.reward == (-0.5 if won is None else float(won))
+
+
+def test_the_last_number_is_for_one_answer_in_symbols():
+    for options in ({}, {"tool": False, "spelling": "words"}):
+        with pytest.raises(ValueError, match="last_number is for"):
+            small(last_number=True, **options)
+    world = build(options := alone(last_number=True))
+    _, last = play(world, SPEC.tasks(options, "train")[0], random.Random(0))
+    assert last.info["won"]
+
+
 def test_the_work_is_written_down_digit_by_digit():
     world = build(alone())
     task = {"instruction": "?", "family": "last_digit", "expression": "7 + 8 + 5 + 9", "answer": "9"}

@@ -26,7 +26,8 @@ def test_it_has_its_own_tasks_and_prompts(name: str) -> None:
     assert config.actor_rollout_ref.model.path in PACKAGED
     assert config.hier.rollout.template == "chat"
     assert list(config.hier.environment.families) == ["arithmetic"]
-    assert config.hier.worker.system
+    told = config.hier.worker.get("roles") or {"agent": config.hier.worker}
+    assert all(role.system for role in told.values())
     assert MODEL in OWN_TASKS
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from verl_hier.environments.action_parsing import parse_verb
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
+from verl_hier.environments.numbers import last_number
+from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.errors import RecipeError
 from verl_hier.sandbox.scripts import require_sandbox, run_once
 from verl_hier_plugins.environments.python_tool.arithmetic import WORDS, read, spell
@@ -31,6 +33,13 @@ TEXTS = {
     "alone": {
         "opening": "Think step by step, then give the answer as `<answer>text</answer>`, once.",
         "invalid": "That has no `<answer>text</answer>`.",
+        "over": "The task is over.",
+        "right": "Correct.",
+        "wrong": "Wrong.",
+    },
+    "numbers": {
+        "opening": "The last number that you write is your answer.",
+        "invalid": "That has no number.",
         "over": "The task is over.",
         "right": "Correct.",
         "wrong": "Wrong.",
@@ -62,6 +71,13 @@ def run_tool(code: str, options: PythonToolOptions) -> tuple[str, str]:
     return text or "(nothing printed)", outcome.kind
 
 
+def _kind(options: PythonToolOptions) -> str:
+    """Which of `TEXTS` the agent is told."""
+    if options.last_number:
+        return "numbers"
+    return "alone" if options.spelling == "symbols" and not options.tool else options.spelling
+
+
 class PythonToolEnvironment(Environment):
     """One question, or a chain of them. Its state is the calls so far and their output, because scripts share nothing.
 
@@ -72,7 +88,7 @@ class PythonToolEnvironment(Environment):
 
     def __init__(self, options: PythonToolOptions) -> None:
         self._options = options
-        self._texts = TEXTS["alone" if options.spelling == "symbols" and not options.tool else options.spelling]
+        self._texts = TEXTS[_kind(options)]
         self._verbs = VERBS if options.tool else ("answer",)
         self.task: Mapping[str, Any] = {}
         self.calls: tuple[tuple[str, str], ...] = ()
@@ -94,7 +110,7 @@ class PythonToolEnvironment(Environment):
         if self._over:
             return self._answer(self._texts["over"], valid=False)
         self._turns += 1
-        parsed = parse_verb(action, self._verbs)
+        parsed = self._parsed(action)
         if parsed is not None and parsed[1]:
             verb, body = parsed
             if verb == "answer":
@@ -120,6 +136,13 @@ class PythonToolEnvironment(Environment):
             return []
         tags = [] if self._options.tool else ["<answer> </answer>"]
         return [*VERBS, *WORDS.values(), *TEXTS["words"].values(), "error", "compute", *tags]
+
+    def _parsed(self, action: str) -> tuple[str, str] | None:
+        """The verb of an action and what it is applied to; None when the action has none."""
+        if not self._options.last_number:
+            return parse_verb(action, self._verbs)
+        number = last_number(without_thoughts(action))
+        return None if number is None else ("answer", str(number))
 
     def _script(self, body: str) -> str | None:
         """The script of a call, None when the call is not understood."""

@@ -33,6 +33,9 @@ class PythonToolOptions:
     between them."""
     tool: bool = True
     """Whether there is a Python tool. Without it the agent can only think and answer."""
+    last_number: bool = False
+    """Whether the last number of a turn is its answer, for chat models that keep to no form. Only without a tool, and with
+    the spelling `symbols`."""
     difficulty: int = 0
     """Level of every family, from 0; a family with fewer levels stays at its highest."""
     data_path: str = ""
@@ -75,6 +78,8 @@ class PythonToolOptions:
             )
         if self.spelling == "words" and (not set(self.families) <= set(GENERATED) or self.data_path):
             raise ValueError(f"spelling words is for families {list(GENERATED)} only")
+        if self.last_number and (self.tool or self.spelling == "words"):
+            raise ValueError("last_number is for tool: false and spelling: symbols only")
         for name in ("difficulty", "invalid_penalty", "call_penalty", "pool", "validation"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
