@@ -88,6 +88,29 @@ def worlds() -> Iterator[str]:
     yield from ("", f"Measured on {measured['machine']}.")
 
 
+def real_model() -> Iterator[str]:
+    """What `tests/e2e/test_real_model.py` has measured."""
+    file = DOCS / "real_model.json"
+    if not file.is_file():
+        yield "Not measured yet."
+        return
+    found = json.loads(file.read_text(encoding="utf-8"))
+    yield from table(
+        ("what", "figure"),
+        ("from `pip install gguf` to the end of the first step of `grpo_math`", f"{found['first_step_s']} s"),
+        ("the second step: 32 answers, two updates", f"{found['step_s']} s"),
+        ("the whole page, with runs of two steps", f"{found['all_s']} s"),
+        ("most memory of all processes, what they share counted once", f"{found['memory_gb']} GB"),
+        ("most space on the disk: wheel, model, both runs", f"{found['disk_gb']} GB"),
+    )
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    yield from (
+        "",
+        f"Measured by `scripts/test --long real_model` on {found['date']}: {found['cores']} cores with a mean load of "
+        f"{found['load']}, which is the number of processes that wanted to run, {versions}.",
+    )
+
+
 def learning(name: str) -> Iterator[str]:
     """A table of what `scripts/bench/learning.py` has measured, by the name of the function that makes it."""
     measured = json.loads((DOCS / "learning" / "learning.json").read_text(encoding="utf-8"))
@@ -103,6 +126,7 @@ def _bench(name: str) -> ModuleType:
 BLOCKS = {
     "cold_starts": cold_starts,
     "learning": learning,
+    "real_model": real_model,
     "updates": updates,
     "viewer": viewer,
     "worlds": worlds,

@@ -34,8 +34,8 @@ class PythonToolOptions:
     tool: bool = True
     """Whether there is a Python tool. Without it the agent can only think and answer."""
     last_number: bool = False
-    """Whether the last number of a turn is its answer, for chat models that keep to no form. Only without a tool, and with
-    the spelling `symbols`."""
+    """Whether the last number of a turn is its answer, for chat models that keep to no form. Only without a tool, and
+    with the spelling `symbols`."""
     difficulty: int = 0
     """Level of every family, from 0; a family with fewer levels stays at its highest."""
     data_path: str = ""
