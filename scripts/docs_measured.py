@@ -97,7 +97,10 @@ def real_model() -> Iterator[str]:
     found = json.loads(file.read_text(encoding="utf-8"))
     yield from table(
         ("what", "figure"),
-        ("from `pip install gguf` to the end of the first step of `grpo_math`", f"{found['first_step_s']} s"),
+        (
+            "from `pip install gguf` to the end of the first step of `grpo_math`",
+            f"{found['first_step_s']} s, for which one core alone would work {found['first_step_core_s']} s",
+        ),
         ("the second step: 32 answers, two updates", f"{found['step_s']} s"),
         ("the whole page, with runs of two steps", f"{found['all_s']} s"),
         ("most memory of all processes, what they share counted once", f"{found['memory_gb']} GB"),
@@ -106,8 +109,8 @@ def real_model() -> Iterator[str]:
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     yield from (
         "",
-        f"Measured by `scripts/test --long real_model` on {found['date']}: {found['cores']} cores with a mean load of "
-        f"{found['load']}, which is the number of processes that wanted to run, {versions}.",
+        f"Measured by `scripts/test --long real_model` on {found['date']}: {found['cores']} cores on which "
+        f"{found['load']} processes wanted to run on average in the last quarter of an hour, {versions}.",
     )
 
 
