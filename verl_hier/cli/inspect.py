@@ -7,7 +7,8 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,11 +91,12 @@ def doctor(
 
 
 def _model(model: str) -> None:
-    from verl_hier.chat.examined.model import examine
-    from verl_hier.recipe.checks.resources import COPY_BYTES_PER_PARAMETER, TRAINED_BYTES_PER_PARAMETER
+    with _keeping_garbage():
+        from verl_hier.chat.examined.model import examine
+        from verl_hier.recipe.checks.resources import COPY_BYTES_PER_PARAMETER, TRAINED_BYTES_PER_PARAMETER
 
-    heading(f"model {model}")
-    findings = list(examine(model, TRAINED_BYTES_PER_PARAMETER, COPY_BYTES_PER_PARAMETER))
+        heading(f"model {model}")
+        findings = list(examine(model, TRAINED_BYTES_PER_PARAMETER, COPY_BYTES_PER_PARAMETER))
     table((finding.verdict, finding.about, finding.sentence) for finding in findings)
     line("hours to the last step: unknown, until `verl-hier train` has measured a step of your recipe")
     broken = [finding.about for finding in findings if finding.verdict == "fails"]
@@ -128,12 +130,8 @@ def _seams(verbose: bool) -> list[str]:
     with warnings.catch_warnings():
         # verl warns of every optional engine that is not installed.
         warnings.simplefilter("ignore")
-        # Importing verl makes millions of objects, and looking for garbage among them takes a sixth of the time.
-        gc.disable()
-        try:
+        with _keeping_garbage():
             problems = {seam.name: verify(seam) for seam in SEAMS}
-        finally:
-            gc.enable()
     for seam in SEAMS:
         problem = problems[seam.name]
         if problem or verbose:
@@ -148,6 +146,16 @@ def _seams(verbose: bool) -> list[str]:
     except PluginError as error:
         broken.append(str(error))
     return broken
+
+
+@contextmanager
+def _keeping_garbage() -> Iterator[None]:
+    """Importing verl makes millions of objects, and looking for garbage among them takes a sixth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _plugins(block: Mapping[str, bool], verbose: bool) -> list[str]:
