@@ -23,6 +23,7 @@ from verl_hier.cli import (
     from_gguf,
     inspect,
     lab,
+    others,
     parts,
     quickstart,
     recipes,
@@ -108,6 +109,7 @@ def main() -> None:
     """Run the command line; a `HierError`, or a refusal of the disk, becomes one sentence and its exit code."""
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     try:
+        others.add_commands(app, arguments, {name for _, commands in COMMANDS for name in commands})
         app(args=arguments, prog_name="verl-hier")
     except (HierError, OSError) as error:
         if DEBUG in sys.argv:
