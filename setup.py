@@ -15,7 +15,7 @@ setup(
         "verl_hier_examples": "examples/plugins",
     },
     package_data={
-        "verl_hier": ["py.typed", "**/*.json", "**/*.yaml", "viewer/bundle/*"],
+        "verl_hier": ["py.typed", "**/*.json", "**/*.yaml", "viewer/bundle/*", "viewer/example/**/*"],
         "verl_hier_plugins": ["py.typed", "**/*.json"],
         "verl_hier_recipes": ["**/*.yaml"],
         "verl_hier_examples": ["**/*.py", "**/*.toml", "**/*.md", "**/*.yaml"],

@@ -20,6 +20,7 @@ export interface Forest {
   deepest: number;
   leaves: number[];
   ret: Map<number, number>;
+  ends: Map<number, string>; // what became of the attempts, by their last turns: won 1.00
 }
 
 interface Item { turns: Turn[]; below: Item[] }
@@ -67,7 +68,14 @@ export function forest(group: GroupView, turned: ReadonlySet<number>): Forest {
     lanes: levels.map((name) => name.replace(/^(\d+) (.*)$/s, "level $1, $2")),
     rows: [rows.reduce((a, b) => Math.min(a, b), 0), rows.reduce((a, b) => Math.max(a, b), 0)],
     deepest: drawn.reduce((most, spot) => Math.max(most, spot.depth), 0), ret: returns(group),
+    ends: new Map(group.episodes.filter(complete).filter((each) => !children.has(each.leaf)).map((each) => [each.leaf, ending(each.success, each.ret)])),
   };
+}
+
+/** What became of an attempt, in a word and its return. */
+export function ending(success: boolean | null, ret: number): string {
+  const word = success === null ? "return" : success ? "won" : "lost";
+  return `${word} ${ret < 0 ? "−" : ""}${Math.abs(ret).toFixed(2)}`;
 }
 
 function lane(turn: Turn): string {

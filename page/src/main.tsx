@@ -15,7 +15,7 @@ import type { GroupView, Overview as OverviewView, TurnWords, Why as Method } fr
 
 const AGAIN = 5000;
 const KEYS: [string, string][] = [
-  ["1, 2", "alarms; groups"], ["/", "filter the groups"], ["j, k", "next and previous link of a list"], ["n, p", "next and previous group"],
+  ["1, 2", "the run at a glance; groups"], ["/", "filter the groups"], ["j, k", "next and previous link of a list"], ["n, p", "next and previous group"],
   ["→, ←", "next and previous turn on the path"], ["↓, ↑", "next and previous turn of a branch"], ["], [", "next and previous leaf"],
   ["b, w", "best and worst leaf"], ["o, O", "open or fold a stretch without branches; all of them"], ["c", "next colour"], ["t, s, y", "tree; what was said; why"], ["?", "this list"], ["Escape", "back"],
 ];
@@ -47,7 +47,7 @@ function Page() {
       <header>
         <h1><Words text={view?.run.name ?? "verl-hier"} /></h1>
         <nav aria-label="pages">
-          <a href={link({ page: "overview" })} aria-current={here.page === "overview" ? "page" : undefined}>alarms</a>
+          <a href={link({ page: "overview" })} aria-current={here.page === "overview" ? "page" : undefined}>at a glance</a>
           <a href={link({ page: "groups", words: "" })} aria-current={here.page === "groups" ? "page" : undefined}>groups</a>
           <button type="button" onClick={() => (help.value = !help.value)} aria-expanded={helping}>keys (?)</button>
         </nav>
@@ -143,7 +143,7 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
       <h2>step {step}: <Words text={about?.title ?? uid} /></h2>
       {about && <p class="quiet">{about.episodes} attempts, returns with mean <Figure value={about.mean} /> and spread <Figure value={about.spread} />, {about.forks} branches, {about.turns} turns
         {about.flat > 0 && <b class="bad">; one return, so it teaches nothing</b>}{about.singleton > 0 && <b class="bad">; one trained attempt, so nothing is compared</b>}{about.failed > 0 && <b class="bad">; {about.failed} failed</b>}
-        . The same task in {view.groups.filter((each) => each.title === about.title && each.step !== step).slice(0, 20).map((each) => <a key={each.step} href={link({ page: "group", step: each.step, uid: each.uid, turn: null, part: "tree" })}> step {each.step}</a>)} {view.groups.filter((each) => each.title === about.title).length < 2 && "no other step"}
+        {others(view, step, uid, about.title)}
       </p>}
       {said && <p class="note" role="alert"><Words text={said} /></p>}
       {!group && !said && <p class="quiet">loading…</p>}
@@ -166,6 +166,13 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
       )}
     </main>
   );
+}
+
+/** Links to the groups of other steps whose task has the same words; where there are none, nothing. */
+function others(view: OverviewView, step: number, uid: string, title: string) {
+  const found = view.groups.filter((each) => each.title === title && !(each.step === step && each.uid === uid));
+  if (!found.length) return ".";
+  return <>. A task in the same words:{found.slice(0, 20).map((each) => <a class="apart" key={`${each.step} ${each.uid}`} href={link({ page: "group", step: each.step, uid: each.uid, turn: null, part: "tree" })}>step {each.step}</a>)}</>;
 }
 
 /** What is turned over with all stretches: those that are folded, or else those that attempts share. */

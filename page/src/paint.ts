@@ -108,12 +108,25 @@ function paintTurns(brush: CanvasRenderingContext2D, what: Painting, spots: Spot
     const [x, y] = what.at(spot);
     brush.fillRect(x, y + LANE - 2, wide(spot), 2);
   }
+  if (what.view.k >= PLAIN) paintEnds(brush, what, spots);
   const own = what.turn === null ? undefined : what.trees.spots[what.turn];
   if (own) {
     const [x, y] = what.at(own);
     brush.strokeStyle = what.dark ? "#ffffff" : "#000000";
     brush.lineWidth = 2.5;
     brush.strokeRect(x - 2, y - 2, wide(own) + 4, LANE + 4);
+  }
+}
+
+/** What became of the attempts that end in a turn, beside it. */
+function paintEnds(brush: CanvasRenderingContext2D, what: Painting, spots: Spot[]): void {
+  brush.font = "10px system-ui";
+  brush.textAlign = "left";
+  brush.fillStyle = what.dark ? "#ececec" : "#1c1c1c";
+  for (const spot of spots) {
+    const end = spot.turns.map((turn) => what.trees.ends.get(turn.id)).find((text) => text !== undefined);
+    const [x, y] = what.at(spot);
+    if (end) brush.fillText(end, x + wide(spot) + 4, y + LANE - 4);
   }
 }
 

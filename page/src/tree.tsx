@@ -1,11 +1,12 @@
 // The tree or trees of a group on a canvas, over the turns from left to right; ten thousand turns stay fluid.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { select } from "d3-selection";
 import { zoom, zoomIdentity, type ZoomTransform } from "d3-zoom";
 import type { Forest, Spot, Stretch } from "./forest";
 import { path } from "./forest";
 import { COLUMN, GAP, LANE, paintTree } from "./paint";
 import { Figure, figure, Words } from "./text";
+import { useDark } from "./thumbnail";
 import type { GroupView, Turn, TurnWords } from "./views";
 
 export const COLOURS: Record<string, (turn: Turn) => number | null> = {
@@ -23,7 +24,7 @@ interface Props {
 export function Tree({ group, trees, turn, words, colour, onTurn, onColour, onStretch }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const view = useRef<ZoomTransform>(zoomIdentity);
-  const [dark, setDark] = useState(matchMedia("(prefers-color-scheme: dark)").matches);
+  const dark = useDark();
   const value = COLOURS[colour] ?? (() => null);
   const most = useMemo(
     () => group.turns.reduce((size, each) => Math.max(size, Math.abs(value(each) ?? 0)), 1e-12),
@@ -35,13 +36,6 @@ export function Tree({ group, trees, turn, words, colour, onTurn, onColour, onSt
     spot.depth * COLUMN,
     (spot.row - trees.rows[0]) * height + spot.lane * LANE,
   ];
-
-  useEffect(() => {
-    const query = matchMedia("(prefers-color-scheme: dark)");
-    const changed = () => setDark(query.matches);
-    query.addEventListener("change", changed);
-    return () => query.removeEventListener("change", changed);
-  }, []);
 
   useEffect(() => {
     const element = canvas.current;

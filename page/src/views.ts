@@ -7,7 +7,15 @@ export interface Group {
   mean: number | null; best: number | null; spread: number; singleton: number; flat: number;
 }
 
-export interface Alarm { name: string; says: string; many: number; groups: number; places: number[]; steps: number[] }
+export interface Alarm { name: string; kind: "alarm" | "hint"; says: string; many: number; groups: number; places: number[]; steps: number[] }
+
+export interface Answer { asks: string; says: string }
+
+/** A tree that is drawn small: lists over its turns, and for each leaf its turn, its return, and whether it was won. */
+export interface Small {
+  why: string; step: number; uid: string; title: string; turns: number; episodes: number; succeeded: number;
+  parent?: number[]; level?: number[]; credit?: (number | null)[]; leaves?: [number, number, boolean | null][];
+}
 
 export type Curve = { step: number } & Record<string, number | null>;
 
@@ -15,8 +23,9 @@ export interface Overview {
   run: {
     name: string; parts: Record<string, string>; versions: Record<string, string | null>;
     seeds: Record<string, unknown>; overrides: string[]; revision: string | null; guards: Record<string, unknown>;
+    against: { name: string; lines: string[][] } | null;
   };
-  notes: string[]; unread: number; stamp: string; methods: string[]; groups: Group[]; steps: Curve[]; alarms: Alarm[];
+  notes: string[]; unread: number; stamp: string; methods: string[]; groups: Group[]; steps: Curve[]; alarms: Alarm[]; answers: Answer[]; trees: Small[];
 }
 
 export interface Episode {

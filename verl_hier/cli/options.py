@@ -95,4 +95,12 @@ Graphs = Annotated[
         help="Folder of a run, its store (hier.store), a step of it, or graph files; or the URL of a store.",
     ),
 ]
+OptionalGraphs = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[INPUT]",
+        callback=stored,
+        help="Folder of a run, its store (hier.store), a step of it, or graph files; or the URL of a store.",
+    ),
+]
 Seed = Annotated[int, whole("Seed of everything that is drawn.", least=0)]

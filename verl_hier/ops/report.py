@@ -109,9 +109,9 @@ def _rollouts(run: Run, steps: Sequence[Step], guards: Mapping[str, Any]) -> Ite
     """Alarms over all steps, and three groups of the last one."""
     found = overview(steps, guards, run.metrics())
     look = f"verl-hier view {run.folder}"
-    yield Heading("Alarms")
+    yield Heading("Alarms and hints")
     rows = [
-        (f"{alarm['many']} {alarm['says']}", *place)
+        (f"{alarm['kind']}: {alarm['many']} {alarm['says']}", *place)
         for alarm in found["alarms"]
         for place in [
             *(_place(found["groups"][number]) for number in alarm["places"][:1]),

@@ -48,7 +48,7 @@ class Stored:
                 if not found.graphs.is_dir():
                     raise HierError(
                         f"{folder} holds no rollouts, because its recipe has hier.store.path: null; a run that is "
-                        "trained with `hier.store.path=graphs` stores them in its folder."
+                        "trained with `hier.store.path=graphs` stores them there."
                     )
                 return found
         above = named.parent.parent if is_step(named) else named.parent

@@ -39,8 +39,8 @@ class Report:
 
     Attributes:
         parts: the five parts with their options.
-        further: what else learns or rewards: reward functions, a critic with its heads, second models, probes,
-            and an adapter.
+        further: what else learns or rewards: reward functions, a critic with its heads, second models, probes, an
+            adapter; and what is stored.
         plugins: loaded plugins.
         model: what is known of the policy's model.
         sizes: devices, processes, and what one step does.
@@ -236,6 +236,14 @@ def _further(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
     rank = config["actor_rollout_ref"]["model"].get("lora_rank")
     if rank:
         yield "adapter", f"of rank {rank}, which every role shares"
+    store = hier.store
+    if store.path is None:
+        yield "rollouts", "not stored, so there will be nothing to view; hier.store.path=graphs stores them"
+    else:
+        most = (
+            f"at most {store.max_gib:g} GiB of the latest steps" if store.max_gib else "of all steps, without a limit"
+        )
+        yield "rollouts", f"stored, {most} (hier.store); hier.store.path=null turns it off"
 
 
 def _options(options: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from verl_hier.errors import HierError
+from verl_hier.viewer.glance import first_groups, glance
 from verl_hier.viewer.group import paths, tree_view, words_view
 from verl_hier.viewer.overview import View, overview
 from verl_hier.viewer.steps import Reading, Step, find, stamp
@@ -53,6 +54,7 @@ class Book:
         run: Mapping[str, Any] | None = None,
         render: Render | None = None,
         metrics: Metrics | None = None,
+        against: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
@@ -61,9 +63,10 @@ class Book:
             run: what `run.json` says, see `run_record`; None for rollouts that stand alone.
             render: draws the state after a path of turns, see `hier_render`; None where no plugin does.
             metrics: of the run; None for rollouts that stand alone.
+            against: another run: its `name`, and the `lines` in which the recipes differ, each a key and two values.
         """
         self._source, self._explainer, self._render, self._metrics = source, explainer, render, metrics
-        self._run = _about(run or {}, source)
+        self._run = _about(run or {}, source) | {"against": against}
         self._stamp: str | None = None
         self._reading = Reading()
         self._steps: dict[int, Step] = {}
@@ -106,7 +109,9 @@ class Book:
         except HierError as error:
             notes.append(str(error))
         about = {"run": self._run, "notes": notes, "methods": methods, "unread": unread}
-        self._overview = about | {"stamp": f"{self._stamp}-{unread}"} | overview(steps, self._run["guards"], records)
+        found = overview(steps, self._run["guards"], records)
+        seen = glance(found, records, lambda step, uid: tree_view(self._steps[step], uid))
+        self._overview = about | {"stamp": f"{self._stamp}-{unread}"} | found | seen
 
     def group(self, step: int, uid: str) -> View:
         """The trees of a group, see `tree_view`.
@@ -175,7 +180,10 @@ class Book:
         return made
 
     def pages(self, most: int) -> Iterator[tuple[str, str]]:
-        """Names and texts of JSON: the overview, and as many groups as fit, those of alarms first, then of all steps.
+        """Names and texts of JSON: the overview, and as many groups as fit.
+
+        The groups of the first page come first, which are also those that the report names; then those of alarms and
+        hints, then those of all steps.
 
         Args:
             most: characters of all texts together.
@@ -213,7 +221,7 @@ def _finite(value: Any) -> Any:
 
 
 def _order(found: View) -> list[int]:
-    """Groups in the order in which a file takes them: of alarms, then of the steps in turn, the last step first."""
+    """Groups in the order in which a file takes them: of the first page, of alarms, of steps, the last step first."""
     alarmed = [place for alarm in found["alarms"] for place in alarm["places"][:_ASIDE]]
     by_step: dict[int, list[int]] = {}
     for number, group in enumerate(found["groups"]):
@@ -222,7 +230,8 @@ def _order(found: View) -> list[int]:
     longest = max(map(len, columns), default=0)
     rest = [column[place] for place in range(longest) for column in columns if place < len(column)]
     # One group of each kind of alarm, and one of each step, come before the second of any.
-    firsts = [place for alarm in found["alarms"] for place in alarm["places"][:1]] + [column[0] for column in columns]
+    firsts = [*first_groups(found)]
+    firsts += [place for alarm in found["alarms"] for place in alarm["places"][:1]] + [column[0] for column in columns]
     return list(dict.fromkeys([*firsts, *alarmed, *rest]))
 
 

@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 
 BUNDLE = Path(__file__).parent / "bundle"
+EXAMPLE = Path(__file__).parent / "example"
+"""A part of a run of the quickstart, which `scripts/example.py` chose."""
 LARGEST = 4_500_000
 """Characters of the rollouts in a page of its own."""
 _HTML = """<!doctype html>

@@ -67,7 +67,8 @@ def overview(
     Returns:
         `groups` (a mapping each, see `_groups`), `steps` (a mapping of numbers each, see `_curves`), and `alarms`: of
         each its `name`, what it `says`, how `many` there are, in how many `groups`, and up to `MOST_PLACES` `places`
-        (group numbers) or `steps` (their numbers), the worst first.
+        (group numbers) or `steps` (their numbers), the worst first. Its `kind` is `alarm` where something is wrong with
+        the run, and `hint` where training goes on as it should and it is worth a look; alarms come first.
     """
     limit = _limit(guards)
     logged = {record["step"]: _numbers(record) for record in records}
@@ -85,8 +86,14 @@ def overview(
     return {
         "groups": groups,
         "steps": curves,
-        "alarms": [*_of_roles(apart, limit), *_of_groups(groups), *_of_steps(stored)],
+        "alarms": sorted(
+            [*_of_roles(apart, limit), *_of_groups(groups), *_of_steps(stored)], key=lambda alarm: alarm["kind"]
+        ),
     }
+
+
+_WRONG = {"failed", "logprobs", "guards"}
+"""Names of what is wrong with a run; all else is a hint."""
 
 
 def _limit(guards: Any) -> float:
@@ -120,6 +127,7 @@ def _alarm(name: str, says: str, counts: Mapping[int, int]) -> View:
     worst = sorted(counts, key=lambda place: (-counts[place], place))[:MOST_PLACES]
     return {
         "name": name,
+        "kind": "alarm" if name in _WRONG else "hint",
         "says": says,
         "many": sum(counts.values()),
         "groups": len(counts),
