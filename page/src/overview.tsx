@@ -104,7 +104,7 @@ function Chart({ name, steps }: { name: string; steps: Curve[] }) {
     const grid = { stroke: ink, grid: { stroke: "rgba(128,128,128,0.2)" }, font: "11px system-ui" };
     const chart = new uPlot(
       { width: 300, height: 120, legend: { show: false }, cursor: { show: false }, scales: { x: { time: false } },
-        axes: [{ ...grid, size: 24 }, { ...grid, size: 52, values: (_, ticks) => ticks.map(tick) }], series: [{}, { stroke: "rgb(60,130,220)", width: 2, points: { show: steps.length < 40 } }] },
+        axes: [{ ...grid, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000] }, { ...grid, size: 52, values: (_, ticks) => ticks.map(tick) }], series: [{}, { stroke: "rgb(60,130,220)", width: 2, points: { show: steps.length < 40 } }] },
       [steps.map((step) => step.step), steps.map((step) => step[name] ?? null)], box.current,
     );
     return () => chart.destroy();

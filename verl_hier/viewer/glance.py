@@ -99,7 +99,8 @@ def _change(what: str, before: float, after: float) -> str:
 def _who(steps: Sequence[View]) -> str:
     """Each role with the size of its credit, over all stored steps, and how its entropy went."""
     roles = dict.fromkeys(match[1] for step in steps for name in step if (match := _OF_ROLE.fullmatch(name)))
-    said = [text for role in roles if (text := _role(role, steps))]
+    ordered = sorted(roles, key=lambda role: (role.rpartition(" ")[2], role))  # level 0 first
+    said = [text for role in ordered if (text := _role(role, steps))]
     return f"{'; '.join(said)}." if said else "Nothing is stored yet."
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.fixtures import random_graphs, rollout_graphs
 from tests.fixtures.browser import browser, tab
 from tests.fixtures.trainer import ROOT
 from tests.fixtures.viewed_run import METHODS, disagree, log_step
+from tests.fixtures.written_runs import training, write_run
 from verl_hier.cli.view import book_of
 from verl_hier.graph import Message, write_graphs
 from verl_hier.graph.columnar.encode import uid_of
@@ -49,11 +51,19 @@ def written(source, file, *estimators):
     return book
 
 
+def keys_to(seen, selector: str) -> list[str]:
+    """The keys that lead from the top of a page to its first link of a selector, and open it."""
+    links = "[...document.querySelectorAll('main a[href]')]"
+    place = seen.page.evaluate(f"{links}.findIndex(link => link.matches({selector!r}))")
+    assert place >= 0, f"no link is a {selector}"
+    return [*["j"] * (place + 1), "Enter"]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_by_keys_alone_from_the_alarms_to_the_estimator_s_own_numbers(chrome, runs, tmp_path, method):
     book = written(runs[method], tmp_path / "out.html")
     with tab(chrome, tmp_path / "out.html") as seen:
-        seen.press("j", "Enter")  # the first alarm: a group that teaches nothing
+        seen.press(*keys_to(seen, "[data-alarm=flat]"))  # a group that teaches nothing
         seen.page.wait_for_selector(".tree canvas")
         assert "so it teaches nothing" in seen.page.inner_text("main")
         seen.press("2")
@@ -96,7 +106,7 @@ def test_alarms_of_roles_and_of_steps_lead_to_their_groups(chrome, runs, tmp_pat
     log_step(run, 1, {"hier/rows/padding": 3.0, "hier/rows/trained": 5.0})
     written(run, tmp_path / "out.html")
     with tab(chrome, tmp_path / "out.html") as seen:
-        seen.press("j", "Enter")  # what is trained with other log-probs comes first
+        seen.press(*keys_to(seen, "[data-alarm]"))  # what is trained with other log-probs comes first
         seen.page.wait_for_selector(".tree canvas")
         assert seen.place.startswith("#/group/2/")
         seen.press("c", "c", "c", "ArrowRight")
@@ -104,9 +114,8 @@ def test_alarms_of_roles_and_of_steps_lead_to_their_groups(chrome, runs, tmp_pat
         seen.until("document.querySelector('.said').textContent.includes('log-prob difference 0.750')")
         seen.press("1")
         seen.page.wait_for_selector("[data-alarm=padding]")
-        links = "[...document.querySelectorAll('main a')]"
-        place = seen.page.evaluate(f"{links}.findIndex(link => link.dataset.alarm === 'padding')")
-        seen.press(*["j"] * (place + 1), "Enter")
+        seen.page.evaluate("document.activeElement.blur()")
+        seen.press(*keys_to(seen, "[data-alarm=padding]"))
         seen.until("document.querySelectorAll('.row').length === 3")
         assert seen.place == "#/groups/step%3A1" and seen.complaints == []
 
@@ -247,3 +256,102 @@ def test_an_empty_run_is_a_page_with_a_sentence(chrome, runs, tmp_path):
     with tab(chrome, tmp_path / "out.html") as seen:
         assert "No rollouts are stored yet." in seen.page.inner_text("main")
         assert seen.complaints == []
+
+
+CONTRASTS = """() => {
+  const light = (colour) => {
+    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(Number).map((part) => part / 255)
+      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const ground = (element) => {
+    for (let above = element; above; above = above.parentElement) {
+      const colour = getComputedStyle(above).backgroundColor;
+      if (!/rgba\\(.*, 0\\)|transparent/.test(colour)) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const said = [...document.querySelectorAll("main *, header *")].filter((element) =>
+    [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()));
+  return said.map((element) => {
+    const colour = element instanceof SVGElement ? getComputedStyle(element).fill : getComputedStyle(element).color;
+    const [a, b] = [light(colour), light(ground(element))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), element.textContent.slice(0, 40)];
+  });
+}"""
+"""The contrast of every text of the page to what is behind it, as WCAG has it."""
+CUT = """() => [...document.querySelectorAll("main svg text")].filter((text) => {
+  const [own, frame] = [text.getBoundingClientRect(), text.ownerSVGElement.getBoundingClientRect()];
+  return own.right > frame.right + 1 || own.left < frame.left - 1 || own.bottom > frame.bottom + 1;
+}).map((text) => text.textContent)"""
+"""What stands beside a leaf and does not fit into its picture."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("method", ["himac", "treerl"])
+def test_the_first_page_is_read_on_every_screen_and_leads_to_its_trees_by_keys(
+    chrome, runs, tmp_path, method, width, scheme
+):
+    run = tmp_path / "run"
+    shutil.copytree(runs[method], run)
+    if method == "himac":  # a run with an alarm
+        disagree(run, 2, {"planner": 0.75})
+    for step, success in ((1, 0.25), (2, 0.5)):
+        log_step(run, step, {"hier/validation/success": success})
+    book = written(run, tmp_path / "out.html")
+    with tab(chrome, tmp_path / "out.html", color_scheme=scheme, viewport={"width": width, "height": 1000}) as seen:
+        seen.page.wait_for_selector(".trees svg")
+        answers = seen.page.locator(".answers dd").all_inner_texts()
+        assert answers[0] == "Held-out success 25.0% → 50.0% (+25.0 points) from step 1 to step 2."
+        assert "credit of size" in answers[1]
+        assert ("differ in log p" in answers[2]) == (method == "himac") and "hints below." in answers[2]
+        for what in (".answers", ".trees li"):
+            assert seen.page.locator(what).first.bounding_box()["y"] < 1000, "the first screen answers"
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
+        assert seen.page.evaluate(CUT) == []
+        low = [each for each in seen.page.evaluate(CONTRASTS) if each[0] < 4.5]
+        assert not low, low
+        found = book.overview()["trees"]
+        assert seen.page.locator(".trees li").count() == len(found) >= 3
+        ends = [f"{'won' if won else 'lost'} {ret:.2f}".replace("-", "−") for _, ret, won in found[0]["leaves"]]
+        drawn = seen.page.locator(".trees li").first.locator("text").all_text_contents()
+        assert sorted(drawn) == sorted(ends)
+        colours = {
+            rect.get_attribute("fill")
+            for rect in seen.page.locator(".trees li").first.locator("rect[data-credit]").all()
+            if rect.get_attribute("data-credit") not in ("", "0")
+        }
+        assert len(colours) > 1, "credit has no colours"
+        for number, tree in enumerate(found):
+            seen.page.evaluate("document.activeElement.blur()")
+            seen.press(*["j"] * (number + 1), "Enter")
+            seen.page.wait_for_selector(".tree canvas")
+            assert seen.place == f"#/group/{tree['step']}/{tree['uid']}"
+            seen.press("1")
+            seen.page.wait_for_selector(".trees svg")
+        assert seen.complaints == []
+
+
+def test_the_first_page_says_what_changed_against_another_run(chrome, runs, tmp_path):
+    steps = {0.1: 0.3, 0.2: 0.6}
+    for name, overrides in (("one", ()), ("other", ("hier.sampler.plans=4",))):
+        made = write_run(tmp_path / name, training([0.2, *steps], 100, {0: 0.2, 3: 0.5}), "himac_alfworld", overrides)
+        assert made.metrics_file.exists()
+    shutil.copytree(runs["himac"] / "graphs", tmp_path / "one" / "graphs")
+    shutil.copy(runs["himac"] / "run.json", tmp_path / "one")
+    book = book_of(Stored.at(tmp_path / "one"), [], against=tmp_path / "other")
+    (tmp_path / "out.html").write_text(page("one", list(book.pages(LARGEST))), encoding="utf-8")
+    with tab(chrome, tmp_path / "out.html") as seen:
+        rows = seen.page.locator(".changed tbody tr").all_inner_texts()
+        assert any("hier.sampler.plans" in row and "4" in row for row in rows), rows
+        assert "held-out success" in rows[0] and "50" in rows[0]
+        assert seen.complaints == []
+
+
+def test_the_first_screen_of_a_large_run_is_there_in_a_second(chrome, runs, tmp_path):
+    """A store of a few hundred megabytes is read step by step, the last one first; see scripts/bench/viewer.py."""
+    book = book_of(Stored.at(runs["himac"]), [])
+    begun = time.perf_counter()
+    book.overview(patience=0.0)
+    assert time.perf_counter() - begun < 1.0 and book.overview()["answers"]
