@@ -269,7 +269,7 @@ def _confirm(checkout: Path) -> None:
     Raises:
         HierError: when it is the checkout of no recorded repository.
     """
-    from verl_hier.recipe.authors import authors, confirm, holders
+    from verl_hier.recipe.authors import authors, confirm, holders, places_in
 
     found = holders(checkout)
     if not found:
@@ -279,8 +279,9 @@ def _confirm(checkout: Path) -> None:
     for sentence in wrong:
         line(sentence)
     for theirs in found:
-        places = sum(len(each.places) for each in theirs.values)
-        line(f"{theirs.group}: {len(theirs.values)} values in {places} places, {len(theirs.unconfirmed)} unconfirmed")
+        places = places_in(theirs, checkout)
+        values = len({name for name, _ in places})
+        line(f"{theirs.group}: {values} values in {len(places)} places, {len(theirs.unconfirmed)} unconfirmed")
     line(f"{len(wrong)} places differ")
     if wrong:
         raise typer.Exit(1)

@@ -22,11 +22,17 @@ TOPICS = (
 )
 """What the values of a method with released code have to say something about."""
 ABSENT = "absent"
+PRESENT = "present"
 _COMPUTED: Mapping[str, Callable[..., Any]] = {
     "product": lambda *of: math.prod(of),
     "quotient": lambda above, below: above / below,
     "product over the last": lambda *of: math.prod(of[:-1]) / of[-1],
+    "quotient, at least one": lambda above, below: max(1.0, above / below),
+    "difference": lambda all_of_it, of: all_of_it - of,
+    "kibi": lambda of: 1024 * of,
+    "sum of kibis": lambda *of: 1024 * sum(of),
     "one more": lambda of: of + 1,
+    "one less": lambda of: of - 1,
     "one more than the product": lambda *of: 1 + math.prod(of),
     "of each player": lambda of: 2 * of,
     "of both players": lambda of: of / 2,
@@ -40,12 +46,16 @@ class Place:
     """One place in a file of the authors.
 
     Attributes:
-        file: path in their repository.
+        repository: whose file it is: theirs, or one that theirs is put on top of.
+        commit: at which it was read.
+        file: path in the repository.
         number: line in it, from 1; None for a key that the whole file does not hold.
-        key: what stands in front of the value.
-        reads: the value, or `ABSENT`.
+        key: what stands in front of the value, or the words that the line has.
+        reads: the value; `PRESENT` where the line has the words of `key`, `ABSENT` where the file does not hold them.
     """
 
+    repository: str
+    commit: str
     file: str
     number: int | None
     key: str
@@ -58,6 +68,8 @@ class Place:
             return f"holds {self.key!r} in line {holding[0]}, and is recorded without it" if holding else None
         if self.number is None or self.number > len(lines):
             return f"has no line {self.number}"
+        if self.reads == PRESENT:
+            return None if self.key in lines[self.number - 1] else f"does not have {self.key!r} in line {self.number}"
         found = _read(lines[self.number - 1], self.key)
         if any(_same(said, self.reads) for said in found):
             return None
@@ -90,12 +102,21 @@ class AuthorsValue:
 
 @dataclass(frozen=True)
 class Authors:
-    """The values of one group of `hier/paper`, with the repository and the commit at which they were read."""
+    """The values of one group of `hier/paper`, with the repository and the commit at which they were read.
+
+    Attributes:
+        group: name in `hier/paper`.
+        repository: where they were read.
+        commit: at which.
+        values: what was read.
+        copy_of: whose files the repository holds where the authors' own was not to be had; empty for theirs.
+    """
 
     group: str
     repository: str
     commit: str
     values: tuple[AuthorsValue, ...]
+    copy_of: str = ""
 
     @property
     def unconfirmed(self) -> list[AuthorsValue]:
@@ -162,41 +183,50 @@ def confirm(theirs: Authors, checkout: Path) -> list[str]:
 
     Args:
         theirs: the authors' values.
-        checkout: a clone, a bare git directory, or a plain folder of the repository at the commit.
-
-    Raises:
-        HierError: a file is neither in the commit nor in the folder.
+        checkout: a clone, a bare git directory, or a plain folder of one of their repositories at the commit. Places
+            in another repository, all of whose files it lacks, are left out.
     """
     wrong = []
-    for each in theirs.values:
-        for place in each.places:
-            said = place.wrong(_lines(checkout, theirs.commit, place.file))
-            if said:
-                wrong.append(f"{theirs.group}: {each.name}: {place.file} {said}")
+    for name, place in places_in(theirs, checkout):
+        said = place.wrong(_lines(checkout, place.commit, place.file))
+        if said:
+            wrong.append(f"{theirs.group}: {name}: {place.file} {said}")
     return wrong
 
 
+def places_in(theirs: Authors, checkout: Path) -> list[tuple[str, Place]]:
+    """The places, with the names of their values, of those repositories of a group all of whose files a checkout has."""
+    named = [(each.name, place) for each in theirs.values for place in each.places]
+    found: list[tuple[str, Place]] = []
+    for repository in dict.fromkeys(place.repository for _, place in named):
+        inside = [(name, place) for name, place in named if place.repository == repository]
+        if all(_has(checkout, *file) for file in {(place.commit, place.file) for _, place in inside}):
+            found += inside
+    return found
+
+
 def holders(checkout: Path) -> list[Authors]:
-    """The groups all of whose files a checkout has."""
+    """The groups with a repository all of whose files a checkout has."""
+    return [theirs for theirs in authors().values() if places_in(theirs, checkout)]
 
-    def has(theirs: Authors) -> bool:
-        try:
-            for file in {place.file for each in theirs.values for place in each.places}:
-                _lines(checkout, theirs.commit, file)
-        except HierError:
-            return False
-        return True
 
-    return [theirs for theirs in authors().values() if has(theirs)]
+def _has(checkout: Path, commit: str, file: str) -> bool:
+    try:
+        _lines(checkout, commit, file)
+    except HierError:
+        return False
+    return True
 
 
 def _authors(group: str, entry: Mapping[str, Any], words: Mapping[str, Mapping[str, Any]]) -> Authors:
-    values = tuple(_value(name, held, entry["files"], words) for name, held in entry["values"].items())
-    return Authors(group, entry["repository"], entry["commit"], values)
+    own = {"repository": entry["repository"], "commit": entry["commit"]}
+    files = {name: {**own, **(file if isinstance(file, dict) else {"file": file})} for name, file in entry["files"].items()}
+    values = tuple(_value(name, held, files, words) for name, held in entry["values"].items())
+    return Authors(group, entry["repository"], entry["commit"], values, entry.get("copy_of", ""))
 
 
 def _value(
-    name: str, held: Mapping[str, Any], files: Mapping[str, str], words: Mapping[str, Mapping[str, Any]]
+    name: str, held: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], words: Mapping[str, Mapping[str, Any]]
 ) -> AuthorsValue:
     line = held.get("line", name if _RECIPE_LINE.match(name) else None)
     topics = tuple(held["topic"]) if isinstance(held["topic"], list) else (held["topic"],)
@@ -213,9 +243,9 @@ def _value(
     return AuthorsValue(name, line, topics, theirs, places)
 
 
-def _place(at: str, key: str, reads: Any, files: Mapping[str, str]) -> Place:
+def _place(at: str, key: str, reads: Any, files: Mapping[str, Mapping[str, str]]) -> Place:
     file, _, number = at.partition(":")
-    return Place(files[file], int(number) if number else None, key, reads)
+    return Place(**files[file], number=int(number) if number else None, key=key, reads=reads)
 
 
 def _read(line: str, key: str) -> list[Any]:
@@ -224,6 +254,8 @@ def _read(line: str, key: str) -> list[Any]:
     found = []
     start = r"(?<!\w)" if key[0].isalnum() else ""
     for text in re.findall(rf"{start}{re.escape(key)}['\"]?(?:\s*[:=*]\s*|\s+)(?:\$\[)?(\[.*?\]|[^\s,\])#}}]+)", line):
+        text = text.rstrip(":;")
+        text = text[:-1] if text[-1:] in "'\"" and text.count(text[-1]) == 1 else text
         try:
             found.append(yaml.safe_load(text))
         except yaml.YAMLError:
