@@ -49,7 +49,8 @@ def confirmed(group: str) -> str:
     if theirs is None:
         return f"The training loop is not called whole: {reason}."
     count = len(theirs.values) - len(theirs.unconfirmed)
-    said = f"{count} values are confirmed by {theirs.repository} at `{theirs.commit[:7]}`, file and line."
+    of = f" (a copy of {theirs.copy_of})" if theirs.copy_of else ""
+    said = f"{count} values are confirmed by {theirs.repository}{of} at `{theirs.commit[:7]}`, file and line."
     return (
         f"{said} The training loop is not called whole: {reason}." if reason else f"{said} The training loop is whole."
     )

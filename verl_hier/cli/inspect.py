@@ -273,7 +273,7 @@ def _confirm(checkout: Path) -> None:
 
     found = holders(checkout)
     if not found:
-        known = ", ".join(f"{theirs.repository} at {theirs.commit[:7]}" for theirs in authors().values())
+        known = ", ".join(sorted({f"{theirs.repository} at {theirs.commit[:7]}" for theirs in authors().values()}))
         raise HierError(f"{checkout} has the files of no recorded repository; recorded are {known}.")
     wrong = [sentence for theirs in found for sentence in confirm(theirs, checkout)]
     for sentence in wrong:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,6 +38,8 @@ _COMPUTED: Mapping[str, Callable[..., Any]] = {
     "of both players": lambda of: of / 2,
     "list": lambda *of: list(of),
 }
+_PAYS = ("_penalty", "_reward")
+"""How the names of the options end that add to a return or take from it."""
 _RECIPE_LINE = re.compile(r"(hier|data|algorithm|trainer|actor_rollout_ref|critic)\.")
 
 
@@ -159,6 +161,11 @@ def deviations(theirs: Authors, config: Mapping[str, Any]) -> list[str]:
         for setting in settings_of(theirs.group)
         if setting.line not in named and setting.line not in differs
     ]
+    found += [
+        f"{line} is {held!r}, and neither the recorded values nor `differs` of hier/paper={theirs.group} name it"
+        for line, held in _payments(config)
+        if line not in named and line not in differs
+    ]
     spoken = {topic for each in theirs.values for topic in each.topics}
     return found + [f"{theirs.group} has no value for the topic {topic!r}" for topic in TOPICS if topic not in spoken]
 
@@ -172,7 +179,7 @@ def whole(group: str, config: Mapping[str, Any]) -> str:
     """
     theirs = authors().get(group)
     if theirs is None:
-        return "its values are not recorded from the authors' files"
+        return str(_shipped()["unread"].get(group, "its values are not recorded from the authors' files"))
     if wrong := deviations(theirs, config):
         return wrong[0]
     return "; ".join(f"`{each.name}` is not confirmed: {each.unconfirmed}" for each in theirs.unconfirmed)
@@ -195,7 +202,7 @@ def confirm(theirs: Authors, checkout: Path) -> list[str]:
 
 
 def places_in(theirs: Authors, checkout: Path) -> list[tuple[str, Place]]:
-    """The places, with the names of their values, of those repositories of a group all of whose files a checkout has."""
+    """The places, with the names of their values, of the repositories of a group all of whose files a checkout has."""
     named = [(each.name, place) for each in theirs.values for place in each.places]
     found: list[tuple[str, Place]] = []
     for repository in dict.fromkeys(place.repository for _, place in named):
@@ -210,6 +217,14 @@ def holders(checkout: Path) -> list[Authors]:
     return [theirs for theirs in authors().values() if places_in(theirs, checkout)]
 
 
+def _payments(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """(recipe line, value) of the penalties and rewards that a composed recipe sets to anything but 0."""
+    for block in ("environment", "worker", "estimator"):
+        for key, held in (value(config, f"hier.{block}") or {}).items():
+            if key.endswith(_PAYS) and isinstance(held, int | float) and held:
+                yield f"hier.{block}.{key}", held
+
+
 def _has(checkout: Path, commit: str, file: str) -> bool:
     try:
         _lines(checkout, commit, file)
@@ -220,7 +235,9 @@ def _has(checkout: Path, commit: str, file: str) -> bool:
 
 def _authors(group: str, entry: Mapping[str, Any], words: Mapping[str, Mapping[str, Any]]) -> Authors:
     own = {"repository": entry["repository"], "commit": entry["commit"]}
-    files = {name: {**own, **(file if isinstance(file, dict) else {"file": file})} for name, file in entry["files"].items()}
+    files = {
+        name: {**own, **(file if isinstance(file, dict) else {"file": file})} for name, file in entry["files"].items()
+    }
     values = tuple(_value(name, held, files, words) for name, held in entry["values"].items())
     return Authors(group, entry["repository"], entry["commit"], values, entry.get("copy_of", ""))
 
