@@ -13,7 +13,7 @@ from verl_hier.recipe.catalogue import papers
 from verl_hier.recipe.checks.rule import value
 from verl_hier.recipe.pairs import folder
 
-_LINE = re.compile(r"( *)([\w]+):\s*([^#]*?)\s*(?:#\s*(.*))?$")
+_LINE = re.compile(r"( *)[\"']?(\w+)[\"']?:\s*([^#]*?)\s*(?:#\s*(.*))?$")
 NONE = "none"
 """The group that sets nothing."""
 
