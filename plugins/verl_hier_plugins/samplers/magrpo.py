@@ -105,13 +105,13 @@ class MAGRPOSampler(Sampler):
             for context in contexts:
                 waiting = [e for e in context if not e.over and (agent == 0 or within_segment(e))]
                 ended = [episode for episode in context if episode not in waiting]
-                grown.append([*ended, *await self._completions(rollout, waiting)])
+                grown.append([*ended, *await self._answers(rollout, waiting)])
             contexts = grown
         open_ = [e for context in contexts for e in context if not e.over and within_segment(e)]
         await advance_part(rollout, open_, within_segment)
         return contexts
 
-    async def _completions(self, rollout: Rollout, context: list[Episode]) -> list[Episode]:
+    async def _answers(self, rollout: Rollout, context: list[Episode]) -> list[Episode]:
         """The completions of the next agent behind each episode of a context."""
         if not context:
             return []

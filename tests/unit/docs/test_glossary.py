@@ -57,6 +57,4 @@ def test_no_name_has_a_word_that_is_set_aside() -> None:
 
 def test_words_of_a_name() -> None:
     assert words("HeldRollouts") == {"held", "rollouts"}
-        "TreePORollout_steps"
-    )
     assert words("trajectory_weight") == {"trajectory", "weight"} and words("_Trajectories") == {"trajectories"}
