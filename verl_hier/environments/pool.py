@@ -138,6 +138,8 @@ class Handle:
         self._rebuilds = True
         if said is None:
             return  # the environment follows from its history, and asked nobody
+        if not isinstance(said, list) or len(said) != len(self.steps):
+            raise await self._lose("raised", f"replay was answered with something else than {len(self.steps)} steps")
         again = [await self._read("replay", step) for step in said]
         for number, (was, now) in enumerate(zip(self.steps, again, strict=True)):
             if self._compared(was) != self._compared(now):
