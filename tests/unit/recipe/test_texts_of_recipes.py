@@ -269,8 +269,7 @@ def test_choices_go_together() -> None:
     ],
 )
 def test_former_names_are_translated(former: str, now: tuple[str, ...]) -> None:
-    known = {each.name: each.path for each in catalogue.recipes()}
-    assert catalogue._renamed(former, known) == now
+    assert catalogue._renamed(former) == now
 
 
 def test_blocks_of_verl_are_blocks() -> None:
