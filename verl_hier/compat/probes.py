@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,76 +13,52 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from verl.workers.utils.padding import response_from_nested
 
+from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.updates import ranks_of
 from verl_hier.errors import CreditError
 from verl_hier.host.part import Part
 from verl_hier.training.probes import Asked, Contexts, Question
 from verl_hier.training.step import TrainingStep
 
-if TYPE_CHECKING:
-    from verl.trainer.ppo.v1 import PPOTrainer as _Base
-else:
-    _Base = object
-
 PROBES = "hier_probes"
 """Partition of TransferQueue in which the questions stand while they are answered."""
 
 
-class ProbeMixin(_Base):  # type: ignore[misc]
-    """What our trainers ask the actor besides verl's own forward passes. Overrides no seam."""
+class Probes(TrainerExtension):
+    """The probes of `hier.probes`."""
 
-    probes: Mapping[str, Part]
-
-    def _probe(self, batch: Any, step: TrainingStep) -> list[Asked]:
+    def before_credit(self, batch: Any, step: TrainingStep, metrics: dict[str, Any]) -> Sequence[Asked]:
         """Ask the probes of the recipe about the step, in one batch.
 
         Raises:
             CreditError: when a probe cannot ask, or a question is longer than the actor's micro-batches.
         """
-        if not self.probes:
-            return []
-        contexts = self._contexts(batch, step)
-        built = {name: part.spec.factory(part.options) for name, part in self.probes.items()}
+        probes: Mapping[str, Part] = self.trainer.probes
+        contexts = contexts_of(self.trainer, batch, step)
+        built = {name: part.spec.factory(part.options) for name, part in probes.items()}
         questions = {name: list(probe.ask(contexts)) for name, probe in built.items()}
         flat = [question for asked in questions.values() for question in asked]
         answers = self._log_probs(flat) if flat else []
         found = []
-        for name, part in self.probes.items():
+        for name, part in probes.items():
             count = len(questions[name])
             found.append(Asked(name, part.spec.provides, built[name], questions[name], answers[:count]))
             answers = answers[count:]
         return found
 
-    def _contexts(self, batch: Any, step: TrainingStep) -> Contexts:
-        names = ["input_ids", "hier_task", "reward_model", "extra_info"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-        ledger = step.ledger
-        sequences: list[NDArray[Any]] = [np.zeros(0, np.int64)] * len(ledger.lengths)
-        tasks: list[Mapping[str, Any]] = [{}] * len(ledger.light.uids)
-        group = np.asarray(ledger.table["episodes.group"], np.int64)[ledger.episode]
-        records = {name: list(data[name]) for name in names[1:] if name in data}
-        for place, row in enumerate(data["input_ids"].unbind()):
-            number = step.places(batch.keys[place : place + 1])[0]
-            if number < 0:
-                continue
-            sequences[number] = row.numpy()
-            known = {name: values[place] for name, values in records.items()}
-            tasks[group[number]] = json.loads(known["hier_task"]) if "hier_task" in known else known
-        return Contexts(ledger, sequences, tasks, self.tokenizer)
-
     def _log_probs(self, questions: Sequence[Question]) -> list[NDArray[Any]]:
         """Log-probs of the tokens that each question counts, from verl's `compute_log_prob` of the actor."""
         self._require_room(questions)
         # Each rank gets equally many rows.
-        ranks = ranks_of(self.actor_rollout_wg)
+        ranks = ranks_of(self.trainer.actor_rollout_wg)
         padded = [*questions, *([questions[0]] * (-len(questions) % ranks))]
         fields = fields_of(padded)
         keys = [f"{number:08d}_0_0" for number in range(len(padded))]
         try:
             meta = tq.kv_batch_put(keys=keys, partition_id=PROBES, fields=fields)
-            temperature = self.config.actor_rollout_ref.rollout.temperature
+            temperature = self.trainer.config.actor_rollout_ref.rollout.temperature
             meta.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
-            self.actor_rollout_wg.compute_log_prob(meta)
+            self.trainer.actor_rollout_wg.compute_log_prob(meta)
             data = tq.kv_batch_get(keys=keys, partition_id=PROBES, select_fields=["log_probs", "response_mask"])
         finally:
             tq.kv_clear(keys=keys, partition_id=PROBES)
@@ -90,7 +66,7 @@ class ProbeMixin(_Base):  # type: ignore[misc]
 
     def _require_room(self, questions: Sequence[Question]) -> None:
         """verl puts a row into one micro-batch, and stops where it is longer than that."""
-        rollout = self.config.actor_rollout_ref.rollout
+        rollout = self.trainer.config.actor_rollout_ref.rollout
         longest = max(len(question.context) + len(question.text) for question in questions)
         room = int(rollout.log_prob_max_token_len_per_gpu)
         if rollout.log_prob_use_dynamic_bsz and longest > room:
@@ -98,6 +74,25 @@ class ProbeMixin(_Base):  # type: ignore[misc]
                 f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu: a question of hier.probes has {longest} "
                 f"tokens with its context, more than {room}; set it to more."
             )
+
+
+def contexts_of(trainer: Any, batch: Any, step: TrainingStep) -> Contexts:
+    """The tokens in front of each turn of a step, as the rows of a padded batch have them."""
+    names = ["input_ids", "hier_task", "reward_model", "extra_info"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+    ledger = step.ledger
+    sequences: list[NDArray[Any]] = [np.zeros(0, np.int64)] * len(ledger.lengths)
+    tasks: list[Mapping[str, Any]] = [{}] * len(ledger.light.uids)
+    group = np.asarray(ledger.table["episodes.group"], np.int64)[ledger.episode]
+    records = {name: list(data[name]) for name in names[1:] if name in data}
+    for place, row in enumerate(data["input_ids"].unbind()):
+        number = step.places(batch.keys[place : place + 1])[0]
+        if number < 0:
+            continue
+        sequences[number] = row.numpy()
+        known = {name: values[place] for name, values in records.items()}
+        tasks[group[number]] = json.loads(known["hier_task"]) if "hier_task" in known else known
+    return Contexts(ledger, sequences, tasks, trainer.tokenizer)
 
 
 def fields_of(questions: Sequence[Question]) -> TensorDict:

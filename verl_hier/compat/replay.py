@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
@@ -23,18 +23,14 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.utils.padding import response_from_nested
 
 from verl_hier.compat.critic import worker_with_heads
-from verl_hier.compat.probes import fields_of
-from verl_hier.compat.run_state import checkpoint_of
+from verl_hier.compat.extension import TrainerExtension, put_values, without_values
+from verl_hier.compat.probes import contexts_of, fields_of
 from verl_hier.compat.updates import ranks_of
-from verl_hier.recipe.schema import HierConfig
-from verl_hier.training.probes import Contexts, Question
+from verl_hier.training.options import ReplayOptions
+from verl_hier.training.probes import Asked, Question
 from verl_hier.training.replay import Replay, Row, Turns, heads_of, learn, turn_values
+from verl_hier.training.step import TrainingStep
 from verl_hier.training.value_heads import mask_of, returns_of, values_of
-
-if TYPE_CHECKING:
-    from verl.trainer.ppo.v1 import PPOTrainer as _Base
-else:
-    _Base = object
 
 SPREAD = 0.02
 """Standard deviation of the weights of new heads, as transformers begins. Two equal heads would stay equal."""
@@ -147,79 +143,51 @@ def _jagged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
-class ReplayMixin(_Base):  # type: ignore[misc]
-    """What our trainers do differently where the recipe has a replay.
+class ReplayCritic(TrainerExtension):
+    """The critic of `hier.replay`."""
 
-    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_setup`, `_compute_values`,
-    `_update_critic`, `_save_checkpoint`, `_load_checkpoint`.
-    """
-
-    hier: HierConfig
-    value_heads: Mapping[str, float]
-    critic_wg: Any
+    critic_update = "itself"
     _replay: Replay
 
-    @property
-    def critic_heads(self) -> Sequence[str]:
-        """Names of the critic's heads, in order; none for verl's own critic."""
-        return [*self.value_heads] if self.hier.replay is None else heads_of(self.hier.replay)
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self._options: ReplayOptions = trainer.hier.replay
+        self.heads = heads_of(self._options)
 
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        options = self.hier.replay
-        if options is not None:
-            worker = worker_with_copy(heads_of(options), options.polyak)
-            self.role_worker_mapping[Role.Critic] = ray.remote(worker)
+    def choose_workers(self) -> None:
+        worker = worker_with_copy(self.heads, self._options.polyak)
+        self.trainer.role_worker_mapping[Role.Critic] = ray.remote(worker)
 
-    def _setup(self) -> None:
-        options = self.hier.replay
-        if options is None:
-            super()._setup()
-            return
-        folder = Path(str(self.config.trainer.default_local_dir)) / "replay"
-        # Before verl's part, which loads the checkpoint.
-        self._replay = Replay(folder, options.transitions)
-        super()._setup()
-        self.critic_wg.set_loss_fn(loss_of(omega_conf_to_dataclass(self.config.critic), heads_of(options)))
+    def prepare(self) -> None:
+        folder = Path(str(self.trainer.config.trainer.default_local_dir)) / "replay"
+        self._replay = Replay(folder, self._options.transitions)
 
-    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+    def begin(self) -> None:
+        config = omega_conf_to_dataclass(self.trainer.config.critic)
+        self.trainer.critic_wg.set_loss_fn(loss_of(config, self.heads))
+
+    def values(self, batch: Any) -> bool:
         """Nothing yet; verl's own field of a critic is 0."""
-        if self.hier.replay is None:
-            return super()._compute_values(batch, metrics)
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-        nothing = _jagged([torch.zeros(len(row)) for row in data["response_mask"].unbind()])
-        fields = TensorDict({"values": nothing}, batch_size=len(batch))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
-        return batch
+        put_values(batch, {"values": _jagged([torch.zeros(len(row)) for row in data["response_mask"].unbind()])})
+        return True
 
-    def _learn_values(self, contexts: Contexts, metrics: dict[str, Any]) -> None:
-        """Train the critic, and add what it says of the step to its turn table.
-
-        Args:
-            contexts: of the step.
-            metrics: to which those of the critic are added.
-        """
-        options = self.hier.replay
-        assert options is not None
-        critic = WorkerCritic(self.critic_wg, heads_of(options), ranks_of(self.critic_wg, "train"))
+    def before_credit(self, batch: Any, step: TrainingStep, metrics: dict[str, Any]) -> Sequence[Asked]:
+        """Train the critic, and add what it says of the step to its turn table."""
+        contexts, group = contexts_of(self.trainer, batch, step), self.trainer.critic_wg
+        critic = WorkerCritic(group, self.heads, ranks_of(group, "train"))
         fresh, places = Turns.of(contexts)
         self._replay.add(fresh)
-        generator = np.random.default_rng([self.hier.seed or 0, self._replay.newest])
-        metrics.update(learn(critic, self._replay, fresh, options, generator))
-        turn_values(critic, fresh, places, contexts.table, options)
+        generator = np.random.default_rng([self.trainer.hier.seed or 0, self._replay.newest])
+        metrics.update(learn(critic, self._replay, fresh, self._options, generator))
+        turn_values(critic, fresh, places, contexts.table, self._options)
+        return ()
 
-    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """It has learned before the step was credited."""
-        return batch if self.hier.replay is not None else super()._update_critic(batch, metrics)
+    def report(self, metrics: dict[str, Any]) -> None:
+        without_values(metrics)
 
-    def _save_checkpoint(self) -> None:
-        if self.hier.replay is not None:
-            folder = Path(str(self.config.trainer.default_local_dir)) / f"global_step_{self.global_steps}"
-            self._replay.save(folder)
-        super()._save_checkpoint()
+    def save(self, checkpoint: Path) -> None:
+        self._replay.save(checkpoint)
 
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
-        checkpoint = checkpoint_of(self.config.trainer)
-        if self.hier.replay is not None and checkpoint is not None:
-            self._replay.load(checkpoint)
+    def load(self, checkpoint: Path) -> None:
+        self._replay.load(checkpoint)

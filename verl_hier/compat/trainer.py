@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,15 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
-from verl_hier.compat.critic import CriticMixin
+from verl_hier.compat.critic import CriticHeads
 from verl_hier.compat.examples import ExampleMixin
+from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.liveness import Liveness, lost_actor, storage_units
 from verl_hier.compat.losses import worker_with_losses
-from verl_hier.compat.probes import ProbeMixin
-from verl_hier.compat.process_reward import ProcessRewardMixin
+from verl_hier.compat.probes import Probes
+from verl_hier.compat.process_reward import ProcessReward
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
-from verl_hier.compat.replay import ReplayMixin
+from verl_hier.compat.replay import ReplayCritic
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
@@ -42,6 +43,7 @@ from verl_hier.graph.columnar.held import Written
 from verl_hier.graph.columnar.light import Light, unpack
 from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.guards import RewardHistory
 from verl_hier.training.loss_table import PolicyLossOfRun
 from verl_hier.training.metrics import turn_metrics
@@ -61,25 +63,24 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(
-    TaskMixin,
-    UpdateMixin,
-    ExampleMixin,
-    ValidationMixin,
-    CriticMixin,
-    ProcessRewardMixin,
-    ReplayMixin,
-    ProbeMixin,
-):
+EXTENSIONS: tuple[tuple[Callable[[HierConfig], object], type[TrainerExtension]], ...] = (
+    (lambda hier: hier.value_heads and hier.replay is None, CriticHeads),
+    (lambda hier: hier.replay, ReplayCritic),
+    (lambda hier: hier.process_reward, ProcessReward),
+    (lambda hier: hier.probes, Probes),
+)
+"""Whether a recipe wants an extension, and the extension, in the order in which they are called."""
+
+
+class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
     """What our trainers do differently from verl's.
 
-    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_balance_batch`,
-    `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`, `on_validate_begin`,
-    `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
+    Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_setup`, `_balance_batch`,
+    `_compute_values`, `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`,
+    `on_validate_begin`, `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches,
-    `ExampleMixin` the one that logs examples of a validation, `ValidationMixin` the one that makes its figures,
-    `CriticMixin` those of a critic with heads, `ProcessRewardMixin` and `ReplayMixin` those of what learns in its
-    place.
+    `ExampleMixin` the one that logs examples of a validation, `ValidationMixin` the one that makes its figures.
+    What learns or is asked beside the actor is a `TrainerExtension`.
     """
 
     base_mode: str
@@ -93,8 +94,9 @@ class HierTrainerMixin(
             config.trainer.v1.trainer_mode = self.base_mode
         recipe = ComposedRecipe.of(config)
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
-        self.update_options, self.value_heads = recipe.hier.update, recipe.hier.value_heads
+        self.update_options = recipe.hier.update
         self._heads, self.probes = recipe.value_heads, recipe.probes
+        self.extensions = [extension(self) for wanted, extension in EXTENSIONS if wanted(recipe.hier)]
         self._loss = PolicyLossOfRun.of(recipe.config, self.host)
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
@@ -142,6 +144,19 @@ class HierTrainerMixin(
         if worker is not ActorRolloutRefWorker:
             for role in {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
                 self.role_worker_mapping[role] = ray.remote(worker)
+        for extension in self.extensions:
+            extension.choose_workers()
+
+    def _setup(self) -> None:
+        for extension in self.extensions:
+            extension.prepare()
+        super()._setup()
+        for extension in self.extensions:
+            extension.begin()
+
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        written = any(extension.values(batch) for extension in self.extensions)
+        return batch if written else super()._compute_values(batch, metrics)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         asked = dict(batch.extra_info)
@@ -237,8 +252,9 @@ class HierTrainerMixin(
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         corrected = {name: data[name] for name in (WEIGHTS,) if name in data}
         output = corrected if native else self._rollout_correction(data, metrics)
-        if self.hier.replay is not None:
-            self._learn_values(self._contexts(batch, self._step), metrics)
+        probed = [
+            asked for extension in self.extensions for asked in extension.before_credit(batch, self._step, metrics)
+        ]
         known = {name: data[name] for name in columns if name in data}
         if MASK in output:
             known[CORRECTED_MASK] = output[MASK]
@@ -254,7 +270,7 @@ class HierTrainerMixin(
             metrics=metrics,
             history=self._rewards,
             heads=self._heads,
-            probed=self._probe(batch, self._step),
+            probed=probed,
             process_reward=self.hier.process_reward,
             loss=self._loss,
         )
@@ -316,6 +332,8 @@ class HierTrainerMixin(
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
+        for extension in self.extensions:
+            extension.report(metrics)
         metrics.update(self._counters.metrics())
         if self._step is not None:
             # verl counts the turns of rows, and a row of ours may be one turn of a longer episode.
@@ -340,7 +358,9 @@ class HierTrainerMixin(
         folder = Path(config.default_local_dir) / f"global_step_{self.global_steps}"
         with told_when_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_state(folder, self.parts.schedule.spec.name, self.schedule.state_dict(), self.critic_heads)
+            write_state(folder, self.parts.schedule.spec.name, self.schedule.state_dict(), self._critic_heads)
+            for extension in self.extensions:
+                extension.save(folder)
             super()._save_checkpoint()
             mark_whole(folder)
         self._saved = self.global_steps
@@ -353,14 +373,21 @@ class HierTrainerMixin(
         if self.config.trainer.save_freq > 0 and self._saved != self.global_steps:
             self._save_checkpoint()
 
+    @property
+    def _critic_heads(self) -> list[str]:
+        """Names of the critic's heads, in order; none for verl's own critic."""
+        return [head for extension in self.extensions for head in extension.heads]
+
     def _load_checkpoint(self) -> None:
         """Refuse a checkpoint of another recipe before verl loads it."""
         checkpoint = checkpoint_of(self.config.trainer)
         if checkpoint is not None:
-            state = read_state(checkpoint, self.parts.schedule.spec.name, self.critic_heads)
+            state = read_state(checkpoint, self.parts.schedule.spec.name, self._critic_heads)
         super()._load_checkpoint()
         self._saved = self.global_steps
         if checkpoint is not None:
+            for extension in self.extensions:
+                extension.load(checkpoint)
             self.schedule.load_state_dict(state)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
+from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.queue import uid_of_row
 from verl_hier.recipe.engine import wants_tree
 from verl_hier.recipe.schema import HierConfig
@@ -89,6 +90,7 @@ class UpdateMixin(_Base):
 
     hier: HierConfig
     update_options: UpdateOptions
+    extensions: Sequence[TrainerExtension]
     actor_rollout_wg: Any
     critic_wg: Any
     _division: _Division
@@ -163,9 +165,10 @@ class UpdateMixin(_Base):
             return super()._update_actor(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        # The weights that a second model learns from hold at the parameters that it had before.
-        once = self.hier.process_reward is not None
-        steps, epochs = (1, 1) if once else (self._division.critic, self.update_options.epochs)
+        ways = {extension.critic_update for extension in self.extensions}
+        if "itself" in ways:
+            return batch
+        steps, epochs = (1, 1) if "one" in ways else (self._division.critic, self.update_options.epochs)
         with self._requests("critic_wg", steps, epochs):
             return super()._update_critic(batch, metrics)
 
