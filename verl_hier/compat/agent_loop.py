@@ -29,6 +29,7 @@ from verl_hier.compat.examples import example_of
 from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT
 from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.in_process import SavedPolicies
+from verl_hier.compat.servers.named import NamedPolicies
 from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.compat.tracing import Tracing
 from verl_hier.compat.validation_success import accuracy
@@ -59,7 +60,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         runner = runner_of(self.config, self.tokenizer, self.hf_model_type, self.tools)
-        self._runner = replace(runner, opens=SavedPolicies(self.config))
+        beside = NamedPolicies(self.config, runner.recipe.hier.policies, self.llm_client)
+        self._runner = replace(runner, opens=SavedPolicies(self.config), beside=beside)
         recipe = self._runner.recipe
         self._hier, self._host, self._parts = recipe.hier, recipe.host, recipe.parts
         self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)

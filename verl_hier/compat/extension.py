@@ -43,6 +43,9 @@ class TrainerExtension:
     def prepare(self) -> None:
         """Make what has to exist before verl's workers do."""
 
+    def build(self) -> None:
+        """Start what stands beside verl's workers, which exist by now; the checkpoint of a resumed run is read next."""
+
     def begin(self) -> None:
         """Give verl's workers what they need; they exist, and have loaded the checkpoint of a resumed run."""
 
@@ -66,6 +69,11 @@ class TrainerExtension:
             probes with their answers.
         """
         return ()
+
+    @property
+    def server_managers(self) -> list[Any]:
+        """Managers of rollout servers beside verl's own."""
+        return []
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Change the metrics of a step that verl has made."""

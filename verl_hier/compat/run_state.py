@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from verl_hier.graph.bounded_reading import read_text
 STATE_FILE = "hier.json"
 
 
-def write_state(checkpoint: Path, schedule: str, state: Any, heads: Iterable[str]) -> None:
+def write_state(checkpoint: Path, schedule: str, state: Any, heads: Iterable[str], policies: Mapping[str, str]) -> None:
     """Write what `read_state` reads.
 
     Args:
@@ -23,16 +23,19 @@ def write_state(checkpoint: Path, schedule: str, state: Any, heads: Iterable[str
         schedule: name of the schedule.
         state: its state, JSON-able.
         heads: names of the critic's heads, in order; none for verl's own critic.
+        policies: those that learn beside verl's own, by name, and how they do.
     """
-    held = {"schedule": {"name": schedule, "state": state}, "value_heads": list(heads)}
+    held: dict[str, Any] = {"schedule": {"name": schedule, "state": state}, "value_heads": list(heads)}
+    if policies:
+        held["policies"] = dict(policies)
     (checkpoint / STATE_FILE).write_text(json.dumps(held), encoding="utf-8")
 
 
-def read_state(checkpoint: Path, schedule: str, heads: Iterable[str]) -> Any:
+def read_state(checkpoint: Path, schedule: str, heads: Iterable[str], policies: Mapping[str, str]) -> Any:
     """The state of the schedule in a checkpoint.
 
     Raises:
-        RecipeError: when none of our trainers wrote it, or the recipe has another schedule or other heads.
+        RecipeError: when none of our trainers wrote it, or the recipe has another schedule, heads or policies.
         FileError: when the file is damaged.
     """
     file = checkpoint / STATE_FILE
@@ -47,6 +50,7 @@ def read_state(checkpoint: Path, schedule: str, heads: Iterable[str]) -> Any:
         name, state = held["schedule"]["name"], held["schedule"]["state"]
         # Checkpoints of earlier versions do not say it.
         before = [*held.get("value_heads", names)]
+        learned = dict(held.get("policies", {}))
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise FileError(f"{file} is damaged: {type(error).__name__}.") from error
     if name != schedule:
@@ -58,7 +62,16 @@ def read_state(checkpoint: Path, schedule: str, heads: Iterable[str]) -> Any:
             f"hier.value_heads: the critic in {checkpoint} has {_said(before)}, the recipe {_said(names)}; a run is "
             "resumed with the same heads in the same order."
         )
+    if learned != dict(policies):
+        raise RecipeError(
+            f"hier.policies: in {checkpoint} {_learn(learned)} beside that of actor_rollout_ref, and in the recipe "
+            f"{_learn(policies)}; a run is resumed with the same policies."
+        )
     return state
+
+
+def _learn(policies: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} (train: {how})" for name, how in sorted(policies.items())) or "no policy"
 
 
 def _said(heads: list[str]) -> str:

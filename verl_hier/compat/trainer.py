@@ -28,6 +28,7 @@ from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.liveness import Liveness, lost_actor, storage_units
 from verl_hier.compat.losses import worker_with_losses
+from verl_hier.compat.policies import SeveralPolicies
 from verl_hier.compat.probes import Probes
 from verl_hier.compat.process_reward import ProcessReward
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
@@ -43,6 +44,7 @@ from verl_hier.graph.columnar.held import Written
 from verl_hier.graph.columnar.light import Light, unpack
 from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.policies import learning
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.guards import RewardHistory
 from verl_hier.training.loss_table import PolicyLossOfRun
@@ -68,6 +70,7 @@ EXTENSIONS: tuple[tuple[Callable[[HierConfig], object], type[TrainerExtension]],
     (lambda hier: hier.replay, ReplayCritic),
     (lambda hier: hier.process_reward, ProcessReward),
     (lambda hier: hier.probes, Probes),
+    (lambda hier: learning(hier.policies), SeveralPolicies),
 )
 """Whether a recipe wants an extension, and the extension, in the order in which they are called."""
 
@@ -97,6 +100,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         self.update_options = recipe.hier.update
         self._heads, self.probes = recipe.value_heads, recipe.probes
         self.extensions = [extension(self) for wanted, extension in EXTENSIONS if wanted(recipe.hier)]
+        self._policies = next((each for each in self.extensions if isinstance(each, SeveralPolicies)), None)
         self._loss = PolicyLossOfRun.of(recipe.config, self.host)
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
@@ -130,6 +134,25 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
                 raise RolloutError(NOTHING_TO_TRAIN) from error
             raise
 
+    def _rollout_server_managers(self) -> list[Any]:
+        found: list[Any] = super()._rollout_server_managers()
+        return found + [manager for extension in self.extensions for manager in extension.server_managers]
+
+    def get_llm_client(self) -> Any:
+        client = self._client_of(self._servers)
+        if self._policies is not None:
+            self._policies.add_clients(client, self._client_of)
+        return client
+
+    @property
+    def _servers(self) -> Any:
+        """The manager of the rollout servers of verl's own policy."""
+        return self.llm_server_manager
+
+    def _client_of(self, servers: Any) -> Any:
+        """A client of rollout servers that goes on with a request after an update of the weights."""
+        return servers.get_client(client_cls=ResumingClient)
+
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         mode = self.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
@@ -160,7 +183,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         asked = dict(batch.extra_info)
-        batch = super()._update_actor(batch, metrics)
+        batch = self._by_policy("_update_actor", batch, metrics)
         if self.schedule.reads_losses:
             # What the update added to the request is no concern of a forward pass.
             updated, batch.extra_info = batch.extra_info, asked
@@ -201,7 +224,24 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         batch.reorder(self._row_order(batch.keys, indices))
         self._step = TrainingStep(light, batch.keys)
         self._step.check_losses(self.hier.rollout.max_failed_share)
-        return super()._balance_batch(batch, metrics, *args, **kwargs)
+        if self._policies is not None:
+            self._policies.divide(batch.keys, self._step.ledger.policies)
+        return self._by_policy("_balance_batch", batch, metrics, *args, **kwargs)
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return self._by_policy("_compute_old_log_prob", batch, metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return self._by_policy("_compute_ref_log_prob", batch, metrics)
+
+    def _by_policy(self, name: str, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """verl's method of that name, for the rows of each policy by themselves where several policies learn."""
+
+        def call(trainer: Any, rows: Any, found: dict[str, Any]) -> Any:
+            # Of a copy of this trainer, where the rows are those of another policy.
+            return getattr(super(HierTrainerMixin, trainer), name)(rows, found, *args, **kwargs)  # noqa: UP008
+
+        return call(self, batch, metrics) if self._policies is None else self._policies.each(call, batch, metrics)
 
     def _row_order(self, keys: list[str], indices: dict[str, int]) -> list[int]:
         """By task, episode and row, and the random uid last: verl's own order is that of arrival, which no seed
@@ -358,7 +398,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         folder = Path(config.default_local_dir) / f"global_step_{self.global_steps}"
         with told_when_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write_state(folder, self.parts.schedule.spec.name, self.schedule.state_dict(), self._critic_heads)
+            schedule = self.parts.schedule.spec.name
+            write_state(folder, schedule, self.schedule.state_dict(), self._critic_heads, self._learns_beside)
             for extension in self.extensions:
                 extension.save(folder)
             super()._save_checkpoint()
@@ -378,11 +419,19 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         """Names of the critic's heads, in order; none for verl's own critic."""
         return [head for extension in self.extensions for head in extension.heads]
 
+    @property
+    def _learns_beside(self) -> dict[str, str]:
+        """Policies that learn beside verl's own, and how."""
+        return {} if self._policies is None else self._policies.learns_beside
+
     def _load_checkpoint(self) -> None:
         """Refuse a checkpoint of another recipe before verl loads it."""
         checkpoint = checkpoint_of(self.config.trainer)
         if checkpoint is not None:
-            state = read_state(checkpoint, self.parts.schedule.spec.name, self._critic_heads)
+            schedule = self.parts.schedule.spec.name
+            state = read_state(checkpoint, schedule, self._critic_heads, self._learns_beside)
+        for extension in self.extensions:
+            extension.build()
         super()._load_checkpoint()
         self._saved = self.global_steps
         if checkpoint is not None:
@@ -412,11 +461,11 @@ class HierSync(HierTrainerMixin, PPOTrainerSync):
 
     base_mode = "sync"
 
-    def get_llm_client(self) -> Any:
-        servers = self.llm_server_manager.server_handles
-        if len(servers) > 1:
-            return super().get_llm_client()
-        return self.llm_server_manager.get_client(client_cls=SingleServerClient, server=servers[0])
+    def _client_of(self, servers: Any) -> Any:
+        handles = servers.server_handles
+        if len(handles) > 1:
+            return servers.get_client()
+        return servers.get_client(client_cls=SingleServerClient, server=handles[0])
 
 
 class HierColocateAsync(HierTrainerMixin, PPOTrainerColocateAsync):
@@ -424,17 +473,15 @@ class HierColocateAsync(HierTrainerMixin, PPOTrainerColocateAsync):
 
     base_mode = "colocate_async"
 
-    def get_llm_client(self) -> Any:
-        return self.llm_server_manager.get_client(client_cls=ResumingClient)
-
 
 class HierSeparateAsync(HierTrainerMixin, PPOTrainerSeparateAsync):
     """verl's `separate_async` trainer with our rows and credit."""
 
     base_mode = "separate_async"
 
-    def get_llm_client(self) -> Any:
-        return self.standalone_server_manager.get_client(client_cls=ResumingClient)
+    @property
+    def _servers(self) -> Any:
+        return self.standalone_server_manager
 
 
 TRAINERS = {"hier_sync": HierSync, "hier_colocate_async": HierColocateAsync, "hier_separate_async": HierSeparateAsync}

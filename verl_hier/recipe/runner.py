@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.environments.tools import Tools
 from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.policies import assigned, trained
 from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY, Policies
@@ -18,6 +19,19 @@ from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import Environments, RolloutSetup
 from verl_hier.sandbox.scripts import choose
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Policies beside the one that a rollout is given.
+
+    Attributes:
+        policies: by name.
+        renderers: of those whose tokens are not those of the recipe's tokenizer.
+    """
+
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    renderers: Mapping[str, Renderer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,8 @@ class RolloutRunner:
         limits: limits of an episode where they are not the recipe's, else None.
         tools: loads the tools for an environment that runs in the rollout worker.
         opens: opens policies by name beside the one that is trained; see `Policies`. None: there are no others.
+        beside: the policies of `hier.policies` for one task. Without it, all roles are played by the policy that
+            `roll_out` is given.
     """
 
     recipe: ComposedRecipe
@@ -39,6 +55,7 @@ class RolloutRunner:
     limits: Limits | None = None
     tools: Callable[[], Tools] | None = None
     opens: Callable[[str], Policy | None] | None = None
+    beside: Callable[[], Beside] | None = None
 
     def pool(self, workers: int = 1) -> EnvironmentPool:
         """Processes for the recipe's environment.
@@ -84,8 +101,10 @@ class RolloutRunner:
             RolloutError: when the policy server is gone, or a plugin or a reward function is broken.
         """
         hier, parts = self.recipe.hier, self.recipe.parts
+        beside = Beside() if self.beside is None else self.beside()
+        known: dict[str, Policy] = {DEFAULT_POLICY: policy, **beside.policies}
         setup = RolloutSetup(
-            policies={DEFAULT_POLICY: policy} if self.opens is None else Policies(policy, self.opens),
+            policies=known if self.opens is None else Policies(known, self.opens),
             renderer=self.renderer,
             environments=environments,
             limits=self.limits or self.recipe.limits,
@@ -95,6 +114,9 @@ class RolloutRunner:
             vocabulary=self.vocabulary,
             says_won=parts.environment.spec.says_won,
             on_lost=on_lost,
+            assigned={role: name for role, name in assigned(hier.policies).items() if name in beside.policies},
+            trained=trained(hier.policies),
+            renderers=beside.renderers,
         )
         worker = parts.worker
         make_worker = partial(worker.spec.factory, worker.options)

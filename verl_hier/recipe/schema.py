@@ -15,6 +15,7 @@ from verl_hier.errors import RecipeError
 from verl_hier.host.constraints import Count, Positive, ZeroToOne
 from verl_hier.host.options import build_dataclass
 from verl_hier.host.specs import KINDS, Kind
+from verl_hier.recipe.policies import PolicyOptions
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.rewards import RewardOptions
@@ -226,6 +227,9 @@ class HierConfig:
     """A second model that learns beside the policy and rewards its turns; null: none. See docs/process_reward.md."""
     replay: ReplayOptions | None = None
     """A critic of whole turns that also learns from earlier batches; null: none. See docs/replay.md."""
+    policies: Mapping[str, PolicyOptions] = field(default_factory=dict)
+    """Policies beside that of `actor_rollout_ref`, by name: each has roles of the worker to itself. Empty: all roles
+    share one model. See docs/policies.md."""
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)

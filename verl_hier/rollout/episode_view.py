@@ -14,7 +14,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.environments.reward_values import reward_of
 from verl_hier.environments.wire import to_step
-from verl_hier.errors import RolloutError
+from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import CONTINUED, Node, cut_spans
 from verl_hier.graph.records import CUT
 from verl_hier.rollout.ahead import Expected
@@ -22,7 +22,7 @@ from verl_hier.rollout.context import Context, rendered
 from verl_hier.rollout.end_reason import EndIgnored, EndReason, EpisodeOver
 from verl_hier.rollout.episode_state import EpisodeState, TurnRequest
 from verl_hier.rollout.off_loop import off_loop
-from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.policy import DEFAULT_POLICY, policy_of
 from verl_hier.rollout.recorded_world import keep_answer, keep_reset, kept_answer
 from verl_hier.rollout.replay_log import Event
 from verl_hier.rollout.seeds import generator
@@ -95,8 +95,15 @@ class Turn:
 
         Raises:
             PluginError: when the worker's spec does not declare the role, or declares it on another level.
+            RecipeError: when the recipe gives the two roles different policies: a context has one.
         """
         level = self._rollout.level(role, level)
+        assigned, before = self._rollout.setup.assigned, self._node.role
+        if policy_of(assigned, role) != policy_of(assigned, before):
+            raise RecipeError(
+                f"hier.policies: the roles {before!r} and {role!r} speak in one context of this worker, and a context "
+                "has one policy; give both the same one."
+            )
         for piece in self._graph.pieces(self._node):
             piece.role, piece.level, piece.agent = role, level, without_halves(agent or role)
 
@@ -189,13 +196,15 @@ class EpisodeView:
             level: its level, which the spec decides; it may be left out, and another one is refused.
             agent: name of the holder of the role, where several hold it; by default the role's name.
             system: its system message; None or empty for none.
-            policy: name of the policy that generates its turns.
+            policy: name of the policy that generates its turns; by default that of the role in the recipe.
             sampling: `temperature`, `top_p` and `top_k` of its turns, where they are not the recipe's.
 
         Raises:
             PluginError: when the worker's spec does not declare the role, or declares it on another level.
         """
-        context = Context(self._rollout.renderer, role, self._rollout.level(role, level), agent, policy, sampling)
+        setup = self._rollout.setup
+        policy = policy_of(setup.assigned, role, policy)
+        context = Context(setup.renderer_of(policy), role, self._rollout.level(role, level), agent, policy, sampling)
         return context.observe(system, role="system") if system else context
 
     async def reset(self) -> StepResult:
@@ -324,7 +333,7 @@ class EpisodeView:
 
         async def one(text: str) -> float:
             message = {"role": CONTINUED, "content": without_halves(text)}
-            said = rendered(self._rollout.renderer, context.agent, prompt, [], [message])
+            said = rendered(self._rollout.setup.renderer_of(context.policy), context.agent, prompt, [], [message])
             tokens = said[len(prompt) : len(prompt) + room]
             return await self._rollout.likelihood(prompt, tokens, context.policy) if tokens else -math.inf
 

@@ -11,6 +11,17 @@ DEFAULT_POLICY = "default"
 _SAVED = "saved:"
 
 
+def policy_of(assigned: Mapping[str, str], role: str, named: str = DEFAULT_POLICY) -> str:
+    """The policy of a role.
+
+    Args:
+        assigned: role to policy, as the recipe says; roles that are not among them take `DEFAULT_POLICY`.
+        role: whose turn it is.
+        named: the policy that the worker names itself, which wins unless it is `DEFAULT_POLICY`.
+    """
+    return assigned.get(role, DEFAULT_POLICY) if named == DEFAULT_POLICY else named
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How one turn is sampled.
@@ -119,28 +130,28 @@ def saved_in(name: str) -> str | None:
 
 
 class Policies(Mapping[str, Policy]):
-    """The policy that is trained, and others, which are opened when a context first names them.
+    """The policies that a run has from its start, and others, which are opened when a context first names them.
 
     Args:
-        trained: the policy of contexts that name none.
-        opens: the policy of a name; None where there is none of that name.
+        known: by name, `DEFAULT_POLICY` among them.
+        opens: the policy of another name; None where there is none of that name.
     """
 
-    def __init__(self, trained: Policy, opens: Callable[[str], Policy | None]) -> None:
-        self._trained = trained
+    def __init__(self, known: Mapping[str, Policy], opens: Callable[[str], Policy | None]) -> None:
+        self._known = known
         self._opens = opens
 
     def __getitem__(self, name: str) -> Policy:
-        policy = self._trained if name == DEFAULT_POLICY else self._opens(name)
+        policy = self._known[name] if name in self._known else self._opens(name)
         if policy is None:
             raise KeyError(name)
         return policy
 
     def __iter__(self) -> Iterator[str]:
-        return iter((DEFAULT_POLICY,))
+        return iter(self._known)
 
     def __len__(self) -> int:
-        return 1
+        return len(self._known)
 
 
 class Renderer(Protocol):

@@ -165,6 +165,9 @@ class RolloutSetup:
         vocabulary: size of the model's vocabulary, 0 when unknown.
         says_won: see `EnvironmentSpec.says_won`.
         on_lost: called with the record of each episode that is lost to its environment.
+        assigned: the policy of each role that has another one than `DEFAULT_POLICY`.
+        trained: policies whose turns are trained; those of others are part of the episode alone.
+        renderers: what turns messages into tokens for policies that have another renderer than `renderer`.
     """
 
     policies: Mapping[str, Policy]
@@ -177,6 +180,13 @@ class RolloutSetup:
     vocabulary: int = 0
     says_won: bool | None = None
     on_lost: Callable[[EpisodeRecord], None] = lambda record: None
+    assigned: Mapping[str, str] = field(default_factory=dict)
+    trained: frozenset[str] = frozenset({DEFAULT_POLICY})
+    renderers: Mapping[str, Renderer] = field(default_factory=dict)
+
+    def renderer_of(self, policy: str) -> Renderer:
+        """What turns messages into tokens for a policy."""
+        return self.renderers.get(policy, self.renderer)
 
 
 class TaskRollout:

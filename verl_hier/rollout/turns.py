@@ -13,7 +13,7 @@ from verl_hier.rollout.end_reason import EndReason, EpisodeOver
 from verl_hier.rollout.entropy import entropies
 from verl_hier.rollout.episode_state import EpisodeState, Forced, TurnRequest
 from verl_hier.rollout.off_loop import off_loop
-from verl_hier.rollout.policy import DEFAULT_POLICY, Generation, Policy, Renderer, Sampling
+from verl_hier.rollout.policy import Generation, Policy, Renderer, Sampling
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What tokenizers decode the first tokens of a character to."""
@@ -44,13 +44,14 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
     limit = most if episode.most_tokens is None else min(most, max(episode.most_tokens, given + 1))
     sampling = _sampling(episode, request.context, len(episode.path), limit - given, request.stop)
     policy, version = rollout.policy(request.context.policy), (0, 0)
+    renderer = rollout.setup.renderer_of(request.context.policy)
     logprobs = forced.logprobs or []
     if given and forced.logprobs is None:
         # At the temperature of the turn, as of tokens that are sampled; those of greedy ones are at 1.
         at = sampling.temperature or 1.0
         scored = await policy.score(prompt, forced.tokens, rollout.conversation, temperature=at)
         logprobs, version = scored.logprobs, scored.version
-    if given and (sampling.max_tokens < 1 or _ended(rollout.renderer, forced.tokens, request)):
+    if given and (sampling.max_tokens < 1 or _ended(renderer, forced.tokens, request)):
         generation = Generation([], [], version=version)
     else:
         # The answer may have been asked for before; the turns that are announced are asked for now.
@@ -69,18 +70,17 @@ async def sample_node(episode: EpisodeState, request: TurnRequest, prompt: list[
         decision |= episode.record.decision
     pieces = rollout.graph.pieces(last) if last is not None and last.partial else []
     before = [token for piece in pieces for token in piece.action]
-    ended = _ended(rollout.renderer, before + action, request)
+    ended = _ended(renderer, before + action, request)
     partial = limit < most and len(action) >= limit and not ended
     logprobs = logprobs + generation.logprobs if given else generation.logprobs
-    text = await off_loop(len(action), text_of, rollout.renderer, before, action, partial)
+    text = await off_loop(len(action), text_of, renderer, before, action, partial)
     node = Node(
         **_place(episode, request),
         observation=request.observation,
         action=action,
         logprobs=logprobs if len(logprobs) == len(action) else [],
         partial=partial,
-        # The trainer has the weights of one policy.
-        trained=episode.trained and request.context.policy == DEFAULT_POLICY,
+        trained=episode.trained and request.context.policy in rollout.setup.trained,
         anchor=_anchor(episode),
         text=text,
         policy_version=list(generation.version),
@@ -120,7 +120,8 @@ async def _ask_ahead(episode: EpisodeState) -> None:
 def _sampling(episode: EpisodeState, context: Context, place: int, most: int, stop: tuple[str, ...]) -> Sampling:
     """How to sample the node number `place` of an episode's path."""
     sampling = episode.rollout.sampling(f"{episode.seed_name}/{place}", episode.greedy, most, stop, context.sampling)
-    stop_tokens = (*episode.rollout.renderer.stop_tokens, *context.stop_tokens)
+    renderer = episode.rollout.setup.renderer_of(context.policy)
+    stop_tokens = (*renderer.stop_tokens, *context.stop_tokens)
     return replace(sampling, stop_tokens=stop_tokens) if stop_tokens else sampling
 
 

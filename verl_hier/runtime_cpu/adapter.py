@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 
-from verl_hier.runtime_cpu.options import ServerOptions
+from verl_hier.runtime_cpu.options import ServerOptions, first_replica
 from verl_hier.runtime_cpu.replica import server_name
 from verl_hier.runtime_cpu.weights import pack_in_parts
 
@@ -41,7 +41,7 @@ class TransformersServerAdapter(BaseRollout):
         super().__init__(config, model_config, device_mesh)
         # Refuse what the server would refuse, where the message reaches the user first.
         ServerOptions.from_rollout_config(self.config)
-        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self.replica_rank = int(os.environ["RANK"]) + first_replica(self.config) if replica_rank == -1 else replica_rank
         self.is_leader_rank = True
         self._server: ray.actor.ActorHandle | None = None
 

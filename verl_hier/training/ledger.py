@@ -98,6 +98,7 @@ class Ledger:
         table: the turn table over all tasks, in their order.
         lengths: tokens of each row.
         episode: (R,) episode of each row, as in the turn table.
+        policies: (R,) name of the policy of each row: a row is one context, and a context has one policy.
         phase_weight: (T,) loss weight that the schedule gives each turn, 1 unless its phase sets another one.
     """
 
@@ -127,6 +128,8 @@ class Ledger:
         self._runs = Runs.of(chain, node, turn_of, observed, acted)
         lengths = np.bincount(self._runs.row, self._runs.length, len(keys))
         self.lengths: list[int] = lengths.astype(np.int64).tolist()
+        first = np.minimum(np.cumsum(chain) - chain, max(len(node) - 1, 0))
+        self.policies: list[str] = columns.nodes["policy"].take(pa.array(node[first])).to_pylist() if len(node) else []
         numbers = np.cumsum(complete_episodes(columns)) - 1
         self.episode: Ints = numbers[(np.cumsum(counts) - counts)[tasks] + column_numbers(found["episode"])]
 
@@ -316,8 +319,21 @@ class Ledger:
         Turns whose `credit.weight` is 0 are left out as if they were not in the step. Before `credit.weight` and
         `phase_weight` are applied, the other weights sum to the number of trained tokens, theirs included, by which
         verl divides; with `row_mean`, the means of the rows sum to the number of rows. With `token` and `first_owner`
-        they are the numbers of episodes instead.
+        they are the numbers of episodes instead. Each policy has batches of its own, and all of this holds within each
+        of them.
         """
+        names = sorted({*self.policies})
+        if len(names) < 2:
+            return self._weights(credit, mask, by, rule, row_mean)
+        policy = np.asarray(self.policies)[self.row]
+        found = [self._weights(credit, np.where(policy == name, mask, 0), by, rule, row_mean) for name in names]
+        # Either all of them or none of them has weights, which does not depend on the rows.
+        return None if found[0] is None else np.sum([part for part in found if part is not None], axis=0)
+
+    def _weights(
+        self, credit: Credit, mask: NDArray[Any], by: WeightBy, rule: SharedPrefix, row_mean: bool
+    ) -> Floats | None:
+        """`weights` of the rows of one policy, on whose tokens alone the mask is not 0."""
         phase = self.phase_weight if (self.phase_weight != 1).any() else None
         own = by == "token" or (by == "row" and row_mean)
         if own and credit.weight is None and phase is None and rule != "first_owner":

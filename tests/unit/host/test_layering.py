@@ -44,6 +44,7 @@ LAYERS = {
         "recipe",
         "rollout",
         "runtime_cpu",
+        "served",
         "training",
         "verl_facts",
     },

@@ -427,7 +427,7 @@ def test_policies_are_opened_by_name():
     assert saved("/models/a") == "saved:/models/a" and saved_in("saved:/models/a") == "/models/a"
     assert saved_in("default") is None
     trained, other = object(), object()
-    policies = Policies(trained, {"other": other}.get)
+    policies = Policies({"default": trained}, {"other": other}.get)
     assert policies[DEFAULT_POLICY] is trained and policies["other"] is other
     assert list(policies) == [DEFAULT_POLICY] and len(policies) == 1
     with pytest.raises(KeyError):

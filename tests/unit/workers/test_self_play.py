@@ -167,7 +167,7 @@ def past_game(told: dict[str, Any], validate: bool = False, **policies: str) -> 
     speaks = {name: kit.ScriptedPolicy(tokenizer, lambda prompt, sampling, word=word: word)
               for name, word in {"default": "right", **policies}.items()}  # fmt: skip
     setup = kit._setup(speaks["default"], tokenizer, Duel, 0, Limits(20, 200, 5000), None, None)
-    setup = replace(setup, policies=Policies(speaks["default"], speaks.get))
+    setup = replace(setup, policies=Policies({"default": speaks["default"]}, speaks.get))
     request = Request(task={"instruction": "do it"}, identity={"uid": "u"}, n=1, told=told, validate=validate)
     rollout = Rollout(request, setup, lambda: SELF_PLAY.factory(options), Roles.of(SELF_PLAY, options))
     graph = asyncio.run(kit.roll_out(rollout, kit.SideBySide()))

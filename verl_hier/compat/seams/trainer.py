@@ -108,6 +108,32 @@ TRAINERS = (
     override(
         "_balance_batch", "rows are identified and put into a fixed order before they are balanced", "batch", "metrics"
     ),
+    override("_compute_old_log_prob", "each policy reckons those of its own rows", "batch", "metrics"),
+    override("_compute_ref_log_prob", "as above, with a reference of its own", "batch", "metrics"),
+    seam(
+        "another_policy",
+        f"{TRAINER}._setup",
+        "workers and servers of a further policy are made as verl makes those of the actor",
+        reads(
+            f"{TRAINER}._setup",
+            *("create_colocated_worker_cls(class_dict=class_dict)", "wg_dict.spawn(prefix_set=class_dict.keys())"),
+            *("self.actor_rollout_wg.init_model()", 'checkpoint_engine_config.backend = "naive"'),
+            *("self.checkpoint_manager.sleep_replicas()", "self._load_checkpoint()"),
+        ),
+        takes("verl.workers.rollout.llm_server:LLMServerManager.__init__", "worker_group", "start_rank"),
+        takes("verl.checkpoint_engine:CheckpointEngineManager.__init__", "config", "actor_wg", "replicas"),
+        takes("verl.single_controller.ray:RayWorkerGroup.__init__", "resource_pool", "ray_cls_with_init"),
+        takes("verl.single_controller.ray.base:create_colocated_worker_cls", "class_dict"),
+        reads("verl.single_controller.ray.base:ResourcePoolManager", "max_colocate_count: int"),
+        removal="when verl has several actors in one run",
+    ),
+    seam(
+        "requests_of_policies",
+        "transfer_queue:KVBatchMeta",
+        "the rows of a policy are a batch of their own",
+        takes("transfer_queue:KVBatchMeta", "keys", "tags", "partition_id", "fields", "extra_info"),
+    ),
+    override("_rollout_server_managers", "the servers of further policies are counted and profiled too"),
     override("_compute_advantage", "credit comes from the turn table", "batch", "metrics", says=("tq.kv_batch_put(",)),
     override(
         "_update_actor",

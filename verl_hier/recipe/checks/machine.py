@@ -26,6 +26,7 @@ from verl_hier.recipe.checks.tasks import require_tasks
 from verl_hier.recipe.checks.world import first_answer, missing_module
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.policies import PolicyOptions, learning
 from verl_hier.sandbox.scripts import choose
 from verl_hier.verl_facts.servers import rollout_server
 
@@ -63,8 +64,23 @@ def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | Non
     config = recipe.config
     if config["trainer"]["device"] != "cpu":
         return None
-    plan = plan_of(recipe)
-    return lower_bound(plan, model.parameters or 0, plan.replicas + needs_reference(config), _critic_of(config) or 0)
+    plan, several = plan_of(recipe), len(learning(recipe.hier.policies))
+    copies = plan.replicas // (1 + several) + needs_reference(config)
+    found = lower_bound(plan, model.parameters or 0, copies, _critic_of(config) or 0)
+    others = sum(_bytes_of(policy, recipe, model, copies) for policy in recipe.hier.policies.values())
+    return {**found, "hier.policies": others} if others else found
+
+
+def _bytes_of(policy: PolicyOptions, recipe: ComposedRecipe, model: ModelFacts, copies: int) -> int:
+    """Bytes of the weights of a policy of `hier.policies`, and of the optimiser of one that learns."""
+    if policy.url is not None:
+        return 0
+    line = {"path": policy.model} if policy.model else recipe.config["actor_rollout_ref"]["model"]
+    parameters = (model if policy.model is None else model_facts(line, "hier.policies")).parameters or 0
+    if policy.train == "none":
+        # Each rollout worker holds it.
+        return parameters * COPY_BYTES_PER_PARAMETER * plan_of(recipe).agent_workers
+    return parameters * (TRAINED_BYTES_PER_PARAMETER + copies * COPY_BYTES_PER_PARAMETER)
 
 
 def accelerator_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | None:

@@ -28,6 +28,7 @@ from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.checks.updates import Step, step_of
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.policies import learning
 from verl_hier.verl_facts.servers import SERVERS
 
 MANAGER = "verl_hier.compat.agent_loop.HierAgentLoopManager"
@@ -51,8 +52,8 @@ class Plan:
     """Processes of a run.
 
     Attributes:
-        ranks: trainer processes (actor, reference and critic share them).
-        replicas: rollout servers.
+        ranks: trainer processes (actor, reference and critic share them), of all policies that learn.
+        replicas: rollout servers, of all of them too.
         agent_workers, reward_workers, storage_units: verl's service processes.
         environment_processes: worlds of all rollout workers together.
     """
@@ -205,7 +206,7 @@ def check_ray_slots(recipe: ComposedRecipe) -> None:
         return
     if value(recipe.config, "trainer.device") != "cpu":
         return
-    needed = 3 * devices(recipe) + plan_of(recipe).services
+    needed = (3 + len(learning(recipe.hier.policies))) * devices(recipe) + plan_of(recipe).services
     cpus = ray.get("num_cpus")
     given = int(cpus) if cpus is not None else os.cpu_count() or 1
     if given < needed:
@@ -236,9 +237,10 @@ def plan_of(recipe: ComposedRecipe) -> Plan:
     """The processes of a sound recipe."""
     workers = int(value(recipe.config, ROLLOUT + "agent.num_workers"))
     units = value(recipe.config, "transfer_queue.backend.SimpleStorage.num_data_storage_units")
+    policies = 1 + len(learning(recipe.hier.policies))
     return Plan(
-        ranks=devices(recipe),
-        replicas=devices(recipe) // _devices_of_a_server(recipe),
+        ranks=policies * devices(recipe),
+        replicas=policies * (devices(recipe) // _devices_of_a_server(recipe)),
         agent_workers=workers,
         reward_workers=int(value(recipe.config, "reward.num_workers") or 0),
         storage_units=int(units or 0),

@@ -12,7 +12,19 @@ from typing import Any, TypeVar
 from verl_hier.recipe.composed import ComposedRecipe
 
 TOPICS = (
-    *("keys", "numbers", "choices", "correction", "lengths", "parts", "columns", "losses", "roles", "sampling"),
+    *(
+        "keys",
+        "numbers",
+        "choices",
+        "correction",
+        "lengths",
+        "parts",
+        "columns",
+        "losses",
+        "roles",
+        "policies",
+        "sampling",
+    ),
     *("tasks", "rows", "tools", "prompts", "resources", "updates", "places", "engine", "unread"),
 )
 """The modules of rules, in the order in which they look: first single values, then what does not go together."""

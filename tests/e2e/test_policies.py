@@ -1,0 +1,175 @@
+"""Roles with policies of their own through stock verl: what each learns and leaves alone, and how it is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fixtures.byte_model import write_byte_model
+from tests.fixtures.chat_endpoint import Endpoint
+from tests.fixtures.trainer import Run, Trainer
+from verl_hier.graph import read_graphs
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+ROLES = ("reasoner", "actor")
+AGENTS = {
+    "name": "team",
+    "roles": {
+        "reasoner": {"level": 0, "prompt": "x:{instruction}", "later_prompt": "x:"},
+        "actor": {"level": 1, "prompt": "x:{said}", "later_prompt": "x:", "action": "{content}"},
+    },
+    "topology": {"kind": "sequence", "order": ["reasoner", "actor"]},
+}
+RECIPE = """
+defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
+hier:
+  plugins: {{probe: true}}
+  environment: {{name: bytes, steps: 2}}
+  worker: {worker}
+  sampler: {{name: independent}}
+  estimator: {{name: grpo, group_by: [group, role]}}
+  schedule: {{name: joint}}
+  rollout: {{template: plain, max_tokens_per_turn: 24, environment_processes: 1}}
+  policies: {policies}
+actor_rollout_ref:
+  rollout: {{n: 4, engine_kwargs: {{transformers: {{deterministic: true}}}}}}
+  actor: {{ppo_mini_batch_size: 4, use_kl_loss: true, kl_loss_coef: 0.01, optim: {{lr: 1e-3}}}}
+critic: {{enable: false}}
+data: {{train_batch_size: 4, max_prompt_length: 64, max_response_length: 192, shuffle: false}}
+trainer:
+  experiment_name: policies_bytes
+  total_training_steps: {steps}
+  test_freq: -1
+  save_freq: 1
+  logger: [console, file]
+"""
+
+
+def write_recipe(probes: Path, policies: dict[str, Any], name: str, steps: int = STEPS) -> str:
+    """Put a recipe with these policies beside the probes; returns its name."""
+    text = RECIPE.format(worker=json.dumps(AGENTS), policies=json.dumps(policies), steps=steps)
+    (probes / f"{name}.yaml").write_text(text)
+    return name
+
+
+def saved_parts(folder: Path, policy: str, step: int) -> list[Any]:
+    """Model and optimiser of a policy in a checkpoint, as plain tensors by name."""
+    of = "actor" if policy == "default" else f"policies/{policy}/actor"
+    place = folder / f"checkpoints/global_step_{step}" / of
+    kinds = ("model", "optim")
+    return [torch.load(place / f"{kind}_world_size_1_rank_0.pt", weights_only=False) for kind in kinds]
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Every leaf of a checkpoint by its dotted name."""
+    if isinstance(value, dict):
+        return {leaf: at for key, below in value.items() for leaf, at in flat(below, f"{name}.{key}").items()}
+    if isinstance(value, list | tuple):
+        return {leaf: at for key, below in enumerate(value) for leaf, at in flat(below, f"{name}.{key}").items()}
+    return {name: value.to_local() if hasattr(value, "to_local") else value}
+
+
+def check_equal(one: list[Any], two: list[Any]) -> None:
+    for left, right in zip(map(flat, one), map(flat, two), strict=True):
+        assert left.keys() == right.keys() and len(left) > 10
+        for name, value in left.items():
+            same = torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name]
+            assert same, name
+
+
+def trained_steps(run: Run) -> list[dict[str, Any]]:
+    assert run.code == 0, run.log[-5000:]
+    return [step for step in run.steps if "actor/grad_norm" in step]
+
+
+@pytest.fixture(scope="module")
+def two(byte_model: Path, probes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """Three steps of two policies that begin alike, the actor's own."""
+    folder = tmp_path_factory.mktemp("policies")
+    train = Trainer(folder, byte_model, probes)
+    name = write_recipe(probes, {"second": {"roles": ["actor"]}}, "two_policies")
+    return train(name, [f"hier.store.path={folder}/run/graphs"]), folder / "run"
+
+
+def test_two_policies_learn_their_own_roles(two: tuple[Run, Path]) -> None:
+    run, folder = two
+    steps = trained_steps(run)
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
+        # What each server generated is what its trainer finds likely.
+        assert max(step[f"hier/logprob_difference/{role}"] for role in ROLES) < 1e-4
+        assert step["actor/kl_loss"] >= 0 and step["policy/second/actor/kl_loss"] >= 0
+        assert step["hier/rows/trained"] > step["policy/second/hier/rows/trained"] > 0
+    for graph in read_graphs(folder / "graphs" / "step_000001"):
+        assert {(node.role, node.policy) for node in graph.nodes} == {("reasoner", "default"), ("actor", "second")}
+        assert all(node.trained for node in graph.nodes)
+    first, second = (flat(saved_parts(folder, policy, STEPS)[0]) for policy in ("default", "second"))
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_resumed_run_of_two_policies_is_the_run_in_one_go(two: tuple[Run, Path], train: Trainer) -> None:
+    _, folder = two
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/checkpoints/global_step_1"]
+    assert len(trained_steps(train("two_policies", resume, "resumed"))) == STEPS - 1
+    for policy in ("default", "second"):
+        check_equal(*(saved_parts(at, policy, STEPS) for at in (folder, train.folder / "resumed")))
+    refused = train("two_policies", [*resume, "hier.policies={}"], "without")
+    assert refused.code and "hier.policies: in" in refused.log and "second (train: full)" in refused.log
+
+
+@pytest.mark.long
+def test_exchanged_names_exchange_what_is_learned(two: tuple[Run, Path], train: Trainer, probes: Path) -> None:
+    run, folder = two
+    name = write_recipe(probes, {"second": {"roles": ["reasoner"]}}, "exchanged")
+    exchanged = trained_steps(train(name, []))
+    for here, there in zip(trained_steps(run), exchanged, strict=True):
+        for metric in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy"):
+            assert here[metric] == there[f"policy/second/{metric}"], metric
+            assert there[metric] == here[f"policy/second/{metric}"], metric
+    for mine, theirs in (("default", "second"), ("second", "default")):
+        check_equal(saved_parts(folder, mine, STEPS), saved_parts(train.folder / "run", theirs, STEPS))
+
+
+@pytest.mark.long
+def test_one_policy_declared_is_none_declared(train: Trainer, probes: Path) -> None:
+    none = trained_steps(train(write_recipe(probes, {}, "none_declared", 2), [], "none"))
+    one = trained_steps(train(write_recipe(probes, {"default": {"roles": [*ROLES]}}, "one_declared", 2), [], "one"))
+    left_out = ("timing", "perf/", "hier/server")
+    for here, there in zip(none, one, strict=True):
+        names = {name for name in here if not any(part in name for part in left_out)}
+        assert names == {name for name in there if not any(part in name for part in left_out)}
+        assert {name: here[name] for name in names} == {name: there[name] for name in names}
+    check_equal(*(saved_parts(train.folder / at, "default", 2) for at in ("none", "one")))
+
+
+@pytest.mark.long
+def test_a_frozen_model_and_an_endpoint_play_roles(train: Trainer, probes: Path, tmp_path: Path) -> None:
+    frozen = write_byte_model(tmp_path / "model", hidden=32, seed=1)
+    before = digest(frozen)
+    policies = {"judge": {"roles": ["reasoner"], "train": "none", "model": str(frozen)}}
+    name = write_recipe(probes, policies, "frozen_role", 1)
+    trained_steps(train(name, [f"hier.store.path={tmp_path}/graphs"], "frozen"))
+    graphs = list(read_graphs(tmp_path / "graphs" / "step_000001"))
+    trained = {(node.policy, node.trained) for graph in graphs for node in graph.nodes}
+    assert trained == {("judge", False), ("default", True)}
+    assert digest(frozen) == before and not (train.folder / "frozen/checkpoints/global_step_1/policies").exists()
+    with Endpoint(lambda request: "ab") as served:
+        policies = {"helper": {"roles": ["reasoner"], "train": "none", "url": served.url, "model": "m"}}
+        name = write_recipe(probes, policies, "served_role", 1)
+        trained_steps(train(name, [f"hier.store.path={tmp_path}/served"], "served"))
+        nodes = [n for g in read_graphs(tmp_path / "served" / "step_000001") for n in g.nodes if n.policy == "helper"]
+        assert nodes and all(node.text == "ab" and not node.trained for node in nodes)
+        assert len(served.requests) == len(nodes)
+
+
+def digest(folder: Path) -> str:
+    files = sorted(folder.glob("*.safetensors"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,0 +1,153 @@
+"""Policies of roles that could not be trained, served or told apart."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.recipe.checks.lengths import ROLLOUT
+from verl_hier.recipe.checks.roles import worker_levels
+from verl_hier.recipe.checks.rule import needs_critic, rule, there, value
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.engine import wants_tree
+from verl_hier.recipe.policies import NAME, OWN_LINES, PolicyOptions, is_own, learning, lines_of
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.verl_facts.servers import SERVERS
+
+SERVED = "transformers"
+"""The rollout server that can have several policies."""
+
+
+@rule
+def check_policy_names(recipe: ComposedRecipe) -> None:
+    """Refuse names that no metric, folder or process could have."""
+    for name, policy in recipe.hier.policies.items():
+        if name == DEFAULT_POLICY and policy != PolicyOptions(roles=policy.roles):
+            raise RecipeError(
+                f"hier.policies.{name}: so the policy of actor_rollout_ref is called; name its roles here, and nothing "
+                "else: all its other lines stand in actor_rollout_ref."
+            )
+        if not NAME.fullmatch(name):
+            raise RecipeError(
+                f"hier.policies: {name!r:.60} is no name for a policy; use up to 40 small letters, digits and _, a "
+                "letter first."
+            )
+
+
+@rule
+def check_policy_roles(recipe: ComposedRecipe) -> None:
+    """Refuse roles that the worker does not have, that two policies have, and policies without a role."""
+    if not recipe.hier.policies:
+        return
+    known, owner = worker_levels(recipe.parts.worker), dict[str, str]()
+    for name, policy in recipe.hier.policies.items():
+        line = f"hier.policies.{name}.roles"
+        if not policy.roles:
+            raise RecipeError(f"{line}: name the roles whose turns it generates, of {', '.join(known)}.")
+        for role in policy.roles:
+            if role not in known:
+                raise RecipeError(
+                    f"{line}: the worker {recipe.parts.worker.spec.name!r} has no role {role!r}"
+                    f"{did_you_mean(role, known)}; it has {', '.join(known)}."
+                )
+            if role in owner:
+                raise RecipeError(f"{line}: the role {role!r} has the policy {owner[role]!r} already; a role has one.")
+            owner[role] = name
+    if DEFAULT_POLICY not in {owner.get(role, DEFAULT_POLICY) for role in known}:
+        raise RecipeError(
+            "hier.policies: every role of the worker has a policy here, and the one of actor_rollout_ref would play "
+            f"nothing; leave out one of {', '.join(recipe.hier.policies)} and set its lines in actor_rollout_ref."
+        )
+
+
+@rule
+def check_policy_lines(recipe: ComposedRecipe) -> None:
+    """Refuse lines that a policy cannot have for itself, or that do not go together."""
+    for name, policy in recipe.hier.policies.items():
+        line = f"hier.policies.{name}"
+        if policy.url is not None and policy.train != "none":
+            raise RecipeError(f"{line}.url: an endpoint plays the roles and nothing can be trained; set train: none.")
+        if policy.url is not None and importlib.util.find_spec("openai") is None:
+            raise RecipeError(f"{line}.url: an endpoint is asked by the package openai; pip install openai.")
+        given = lines_of(policy.actor_rollout_ref)
+        if given and policy.train == "none":
+            raise RecipeError(f"{line}.actor_rollout_ref.{given[0]}: a policy that never learns reads none of it.")
+        for key in given:
+            if not is_own(key):
+                raise RecipeError(
+                    f"{line}.actor_rollout_ref.{key}: a policy has no such line for itself: other lines follow it "
+                    f"or all policies share it; it may have {', '.join(OWN_LINES)}."
+                )
+            if not there(recipe.config, f"actor_rollout_ref.{key}"):
+                raise RecipeError(f"{line}.actor_rollout_ref.{key}: actor_rollout_ref has no such line.")
+
+
+@rule
+def check_policy_models(recipe: ComposedRecipe) -> None:
+    """Refuse a model that is not there, or whose tokens are not those of the model of actor_rollout_ref."""
+    base = str(value(recipe.config, "actor_rollout_ref.model.path"))
+    for name, policy in recipe.hier.policies.items():
+        if policy.url is not None or policy.model is None or policy.model == base:
+            continue
+        line, folder = f"hier.policies.{name}.model", Path(policy.model).expanduser()
+        if not (folder / "config.json").is_file():
+            if folder.exists() or policy.model.startswith((".", "/")):
+                raise RecipeError(f"{line}: there is no model at {policy.model!r}, which has no config.json.")
+            continue
+        ours, theirs = (_vocabulary(Path(path).expanduser()) for path in (base, policy.model))
+        if None not in (ours, theirs) and ours != theirs:
+            raise RecipeError(
+                f"{line}: the tokens of {policy.model!r} are not those of actor_rollout_ref.model.path, whose "
+                f"tokenizer ({base}) writes the contexts of all policies; serve the model at an endpoint (url) instead."
+            )
+
+
+@rule
+def check_policy_parts(recipe: ComposedRecipe) -> None:
+    """Refuse what works with one policy that learns only."""
+    names = learning(recipe.hier.policies)
+    if not names:
+        return
+    also = f"{', '.join(names)} of hier.policies"
+    for line, why in _alone(recipe):
+        raise RecipeError(f"{line}: {why}; it does not work yet beside {also}, which learn too.")
+
+
+def _alone(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
+    """The lines of a recipe that several learning policies cannot have, and why."""
+    hier, config = recipe.hier, recipe.config
+    mode = value(config, "trainer.v1.trainer_mode")
+    if hier.value_heads or hier.replay is not None or hier.process_reward is not None or needs_critic(config):
+        block = next((name for name in ("replay", "process_reward", "value_heads") if getattr(hier, name)), None)
+        line = "critic.enable" if block is None else f"hier.{block}"
+        yield line, "a critic learns from rows of one policy"
+    if hier.probes:
+        yield "hier.probes", "a probe asks one policy about the rows of a step"
+    if hier.update.max_kl is not None:
+        yield "hier.update.max_kl", "the limit is that of one policy"
+    if recipe.parts.schedule.spec.reads_losses:
+        yield "hier.schedule.name", f"the schedule {recipe.parts.schedule.spec.name!r} reads the losses of one policy"
+    if wants_tree(config):
+        yield "hier/engine", "the tree engine trains trees of one policy"
+    if value(config, "distillation.enabled"):
+        yield "distillation.enabled", "the teacher is that of one policy"
+    if mode == "hier_separate_async":
+        yield "trainer.v1.trainer_mode", "the rollout nodes of hier_separate_async serve one policy"
+    server = value(config, ROLLOUT + "name")
+    if server != SERVED:
+        known = ", ".join(sorted(SERVERS))
+        yield ROLLOUT + "name", f"of {known}, only {SERVED} numbers the servers of several policies, and not {server!r}"
+    if value(config, "actor_rollout_ref.model.lora_rank"):
+        yield "actor_rollout_ref.model.lora_rank", "an adapter is that of one policy"
+
+
+def _vocabulary(folder: Path) -> object:
+    """What decides which tokens a text becomes; None where a folder does not say it."""
+    try:
+        found = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        return found["model"].get("vocab"), found["model"].get("merges"), found.get("added_tokens")
+    except (OSError, ValueError, LookupError, AttributeError):
+        return None
