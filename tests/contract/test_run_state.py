@@ -38,6 +38,26 @@ def test_what_has_changed_is_refused_in_a_sentence(checkpoint, schedule, heads, 
         run_state.read_state(checkpoint, schedule, heads)
 
 
+@pytest.mark.parametrize(
+    ("policies", "said"),
+    [
+        ({}, r"executor \(train: full\) in .*, and no other one in the recipe;"),
+        ({"judge": "full"}, r"executor \(train: full\) in .*, and judge \(train: full\) in the recipe;"),
+        ({"executor": "adapter"}, r"executor \(train: full\) in .*, and executor \(train: adapter\) in the recipe;"),
+        ({"executor": "full", "judge": "full"}, r"and executor \(train: full\), judge \(train: full\) in the recipe;"),
+    ],
+)
+def test_a_policy_that_was_added_removed_or_renamed_is_refused(tmp_path, policies, said):
+    run_state.write_state(tmp_path, "joint", None, [], {"executor": "full"})
+    assert run_state.read_state(tmp_path, "joint", [], {"executor": "full"}) is None
+    with pytest.raises(RecipeError, match=rf"hier\.policies: .*{said}"):
+        run_state.read_state(tmp_path, "joint", [], policies)
+
+
+def test_a_run_without_policies_writes_what_it_always_wrote(checkpoint):
+    assert json.loads((checkpoint / run_state.STATE_FILE).read_text()).keys() == {"schedule", "value_heads"}
+
+
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="no hier trainer wrote it"):
         run_state.read_state(tmp_path, "joint", [])

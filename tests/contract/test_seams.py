@@ -65,6 +65,9 @@ ACCOUNTED = {
     "verl.single_controller.base.decorator": "register, by which a method of a worker is called on every rank",
     "verl.utils.metric": "reduce_metrics and rename_dict, as _update_critic names its metrics",
     "verl.utils.py_functional": "as above",
+    "verl.checkpoint_engine": "CheckpointEngineManager, see another_policy",
+    "verl.single_controller.ray": "RayWorkerGroup and RayClassWithInitArgs, see another_policy",
+    "verl.single_controller.ray.base": "create_colocated_worker_cls, see another_policy",
     "verl.utils.net_utils": "see weight_iterator",
 }
 

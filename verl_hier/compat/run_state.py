@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
@@ -13,9 +14,12 @@ from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.bounded_reading import read_text
 
 STATE_FILE = "hier.json"
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def write_state(checkpoint: Path, schedule: str, state: Any, heads: Iterable[str], policies: Mapping[str, str]) -> None:
+def write_state(
+    checkpoint: Path, schedule: str, state: Any, heads: Iterable[str], policies: Mapping[str, str] = NONE
+) -> None:
     """Write what `read_state` reads.
 
     Args:
@@ -31,7 +35,7 @@ def write_state(checkpoint: Path, schedule: str, state: Any, heads: Iterable[str
     (checkpoint / STATE_FILE).write_text(json.dumps(held), encoding="utf-8")
 
 
-def read_state(checkpoint: Path, schedule: str, heads: Iterable[str], policies: Mapping[str, str]) -> Any:
+def read_state(checkpoint: Path, schedule: str, heads: Iterable[str], policies: Mapping[str, str] = NONE) -> Any:
     """The state of the schedule in a checkpoint.
 
     Raises:
@@ -64,14 +68,14 @@ def read_state(checkpoint: Path, schedule: str, heads: Iterable[str], policies: 
         )
     if learned != dict(policies):
         raise RecipeError(
-            f"hier.policies: in {checkpoint} {_learn(learned)} beside that of actor_rollout_ref, and in the recipe "
-            f"{_learn(policies)}; a run is resumed with the same policies."
+            f"hier.policies: beside the policy of actor_rollout_ref there is {_others(learned)} in {checkpoint}, and "
+            f"{_others(policies)} in the recipe; a run is resumed with the same policies."
         )
     return state
 
 
-def _learn(policies: Mapping[str, str]) -> str:
-    return " and ".join(f"{name} (train: {how})" for name, how in sorted(policies.items())) or "no policy"
+def _others(policies: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} (train: {how})" for name, how in sorted(policies.items())) or "no other one"
 
 
 def _said(heads: list[str]) -> str:

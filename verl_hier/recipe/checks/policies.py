@@ -128,8 +128,9 @@ def _alone(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
         yield "hier.probes", "a probe asks one policy about the rows of a step"
     if hier.update.max_kl is not None:
         yield "hier.update.max_kl", "the limit is that of one policy"
-    if recipe.parts.schedule.spec.reads_losses:
-        yield "hier.schedule.name", f"the schedule {recipe.parts.schedule.spec.name!r} reads the losses of one policy"
+    schedule = recipe.parts.schedule
+    if schedule.spec.factory(schedule.options).reads_losses:
+        yield "hier.schedule.name", f"the schedule {schedule.spec.name!r} reads the losses of one policy"
     if wants_tree(config):
         yield "hier/engine", "the tree engine trains trees of one policy"
     if value(config, "distillation.enabled"):
