@@ -31,7 +31,7 @@ RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
 hier:
   plugins: {{probe: true}}
-  environment: {{name: bytes, steps: 2}}
+  environment: {{name: bytes, steps: 1}}
   worker: {worker}
   sampler: {{name: independent}}
   estimator: {{name: grpo, group_by: [group, role]}}
