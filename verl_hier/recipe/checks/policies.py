@@ -132,7 +132,7 @@ def _alone(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
     if schedule.spec.factory(schedule.options).reads_losses:
         yield "hier.schedule.name", f"the schedule {schedule.spec.name!r} reads the losses of one policy"
     if wants_tree(config):
-        yield "hier/engine", "the tree engine trains trees of one policy"
+        yield "engine=tree", "the tree engine trains trees of one policy"
     if value(config, "distillation.enabled"):
         yield "distillation.enabled", "the teacher is that of one policy"
     if mode == "hier_separate_async":
