@@ -135,6 +135,19 @@ def test_a_spec_says_how_its_pool_is():
     assert len(alone._processes) == 1 and type(alone._processes[0]).__name__ == "InWorker"
 
 
+def test_processes_are_of_the_kind_of_their_world():
+    plain = EnvironmentPool(FACTORY, options=3, time_limit_s=8.0, start_limit_s=9.0)
+    (path, _, packages, _), start_limit_s, _ = plain._make.args
+    assert plain._make.func.__name__ == "Process" and path == FACTORY and start_limit_s == 9.0
+    assert packages == {"tests", "builtins"}, "what has to be importable in it"
+    options = AsyncOptions()
+    several = EnvironmentPool(FACTORY, time_limit_s=8.0, asynchronous=options)
+    assert several._make.func.__name__ == "AsyncProcess" and several._make.args[:2] == (options, 2.0)
+    inside = EnvironmentPool(FACTORY, asynchronous=options, tools=SimpleNamespace())
+    assert inside._make.func.__name__ == "InWorker" and inside._make.args[1] == options.close_s
+    assert EnvironmentPool(FACTORY, tools=SimpleNamespace())._make.func.__name__ == "Process"
+
+
 def test_all_processes_are_started_killed_and_stopped():
     fakes = [Fake(), Fake()]
     pool = pool_of(*fakes)
