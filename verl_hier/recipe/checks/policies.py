@@ -106,6 +106,19 @@ def check_policy_models(recipe: ComposedRecipe) -> None:
 
 
 @rule
+def check_frozen_models(recipe: ComposedRecipe) -> None:
+    """Refuse a saved model for a role where the run has accelerators: rollout workers load it on the CPU."""
+    if value(recipe.config, "trainer.device") == "cpu":
+        return
+    for name, policy in recipe.hier.policies.items():
+        if policy.train == "none" and policy.url is None:
+            raise RecipeError(
+                f"hier.policies.{name}.url: rollout workers load a model that never learns on the CPU, too slowly "
+                "for a run on accelerators; serve it, such as with vLLM, and name its OpenAI-compatible endpoint here."
+            )
+
+
+@rule
 def check_policy_parts(recipe: ComposedRecipe) -> None:
     """Refuse what works with one policy that learns only."""
     names = learning(recipe.hier.policies)
