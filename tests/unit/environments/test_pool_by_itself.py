@@ -63,7 +63,7 @@ def pool_of(*fakes, made=(), **given):
     found = EnvironmentPool(FACTORY, **{"time_limit_s": 8.0, **given})
     further = iter(made)
     found._processes, found._make = list(fakes), lambda: next(further)
-    found._jitter = SimpleNamespace(uniform=lambda low, high: (low + high) / 2)
+    found._jitter = SimpleNamespace(uniform=lambda low, high: low * high)
     return found
 
 
@@ -194,6 +194,8 @@ def test_further_processes_are_made_while_there_is_room(monkeypatch):
     one.busy_s = two.busy_s = 99.0
     monkeypatch.setattr(pools, "MOST_PROCESSES", 0)
     assert pool.place() is one
+    two.busy_s = 0.0
+    assert pool.place() is two, "the other one seems to hang"
 
 
 def test_who_waits_behind_a_hang_goes_on_elsewhere():
@@ -424,11 +426,11 @@ def test_a_call_that_is_not_taken_is_made_again_after_pauses_that_double(monkeyp
     options = AsyncOptions(retries=3)
     pool = pool_of(Fake({"text": "0"}, *busy, {"text": "1"}), asynchronous=options)
     assert run(opened(pool, "a")).actions == ("a",)
-    assert slept == [0.25, 0.5, 1.0] and pool.counts["retries"] == 3 and pool.counts["unavailable"] == 0
+    assert slept == [0.1875, 0.375, 0.75] and pool.counts["retries"] == 3 and pool.counts["unavailable"] == 0
     slept.clear()
     pool = pool_of(Fake({"text": "0"}, *busy, Unavailable("busy")), asynchronous=options)
     lost(opened(pool, "a"), "unavailable")
-    assert slept == [0.25, 0.5, 1.0] and pool.counts["calls"] == 2
+    assert slept == [0.1875, 0.375, 0.75] and pool.counts["calls"] == 2
 
 
 def test_a_lost_session_is_restored_once_in_a_call():
@@ -488,6 +490,15 @@ def test_who_gives_up_waiting_for_a_slot_has_sent_nothing():
         return handle
 
     assert run(main())._life == 0
+
+
+def test_what_was_never_made_is_not_closed():
+    fake = Fake()
+    fake.life = fake.lives = 1
+    handle = run(pool_of(fake).resume(TASK, 7, [], [StepResult("0")]))
+    assert fake.load == 1
+    run(handle.close())
+    assert fake.asked == [] and fake.load == 0
 
 
 def test_errors_while_closing_cost_nothing():
