@@ -329,6 +329,23 @@ def test_what_differs_between_sessions_is_not_compared():
             assert pool.counts["replay_mismatch"] == 0
 
 
+def test_anchors_are_compared_where_there_are_any():
+    _, _, play = replayed([{"text": "A", "anchor": "b"}], ("a",), normalise=str.lower)
+    lost(play(), "replay_mismatch")
+    fake = Fake([{"text": "A"}])
+    run(run(pool_of(fake, normalise=str.lower).resume(TASK, 7, [], [StepResult("a")])).replay())
+    assert fake.methods == ["replay"]
+
+
+def test_a_fork_that_cannot_be_made_is_the_recipes_matter():
+    fake = Fake({"text": "0"}, False)
+    pool = pool_of(fake)
+    handle = run(opened(pool))
+    pool._processes = [Fake(Refused("no copy"))]
+    with pytest.raises(RecipeError, match="no copy"):
+        run(handle.fork())
+
+
 def test_an_asynchronous_world_is_given_its_history_and_may_ask_nobody():
     _, fake, play = replayed(None, ("0", "1"), asynchronous=AsyncOptions(open_s=3.0))
     fake.call = record = Recorded(None)
