@@ -5,6 +5,7 @@
     python scripts/fuzz.py outputs --minutes 60          # hostile outputs over all workers, one target a worker
     python scripts/fuzz.py outputs --worker react --count 200000
     python scripts/fuzz.py parsers --count 2000          # hostile texts to each reader and scorer, and long ones
+    python scripts/fuzz.py gateway --count 10000         # hostile requests in three dialects, broken off or not
 
 Every other rollout of `outputs` has a byte-pair tokenizer, which raises on halves of characters as those of models do;
 in the others a text is one token, so that long ones cost nothing.
@@ -29,8 +30,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.fixtures import hostile_commands, hostile_files, hostile_outputs, hostile_parsers
+from tests.fixtures import hostile_commands, hostile_files, hostile_gateway, hostile_outputs, hostile_parsers
 from tests.fixtures.hostile_rollouts import roll, roll_in_byte_pairs, workers
+
+ATTACK = 500
+"""Requests to one gateway."""
 
 
 @dataclass
@@ -90,6 +94,20 @@ def fuzz_parsers(corpus: Path, seed: int, count: int, tally: Tally) -> None:
         print(f"{name}: {count} texts, {tally.broke - broke} broke something, {took:.0f} s", flush=True)
 
 
+def fuzz_gateway(seed: int, count: int, tally: Tally) -> None:
+    """Send hostile requests to gateways, of which each lives for some hundreds; a request is known by its number."""
+    longest = 0.0
+    for begin in range(0, count, ATTACK):
+        found = hostile_gateway.attacked(min(ATTACK, count - begin), seed + begin)
+        tally.tried, tally.broke = tally.tried + sum(found.statuses.values()), tally.broke + len(found.problems)
+        longest = max(longest, found.longest_s)
+        for problem in found.problems:
+            print(problem)
+        statuses = ", ".join(f"{number} of status {status}" for status, number in sorted(found.statuses.items()))
+        print(f"gateway: {statuses}; longest callback {1000 * found.longest_s:.0f} ms", flush=True)
+    print(f"gateway: the longest callback took {1000 * longest:.0f} ms of processor time")
+
+
 def keep(folder: Path, texts: list[str]) -> None:
     """Write texts that broke a target, under the hash of their content."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +159,7 @@ def _send(
 def main() -> int:
     """Fuzz what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", choices=("files", "outputs", "parsers"))
+    parser.add_argument("target", choices=("files", "outputs", "parsers", "gateway"))
     parser.add_argument("--worker", action="append", help="only this worker; may be repeated")
     parser.add_argument("--command", action="append", help="only this command of `files`; may be repeated")
     parser.add_argument(
@@ -166,6 +184,8 @@ def main() -> int:
 
     if given.target == "parsers":
         fuzz_parsers(given.corpus / "parsers", given.seed, given.count or 2000, tally)
+    elif given.target == "gateway":
+        fuzz_gateway(given.seed, given.count or 10_000, tally)
     elif given.target == "files":
         fuzz_files(given.corpus, given.seed, limits(0), tally, given.command, given.changed)
     else:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiohttp import web
 
@@ -21,6 +20,8 @@ Answering = asyncio.Future[Sequence[PolicyAnswer]]
 AGENT_HEADER = "X-Agent"
 BYTES_PER_CHARACTER = 8
 """Of a body, at most: JSON may write a character as six bytes, and has its own signs."""
+LONG_BODY = 2**17
+"""Bytes of a body that takes milliseconds to read."""
 HEARTBEAT_S = 5.0
 """Seconds between two signs of life, which keep a connection open while the policy is waited for."""
 MESSAGES_PATH = next(path for path, dialect in BY_PATH.items() if dialect is MESSAGES)
@@ -61,7 +62,7 @@ class Endpoint:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer with a turn of the policy, in the dialect of the path."""
         inbox, dialect = self._inbox(request), BY_PATH[request.path]
-        asked = inbox.read(dialect, await _body(request), _agent(request))
+        asked = await _read(request, inbox, dialect)
         answering = asyncio.ensure_future(inbox.ask(asked))
         try:
             if not asked.stream and (await asyncio.wait({answering}, timeout=HEARTBEAT_S))[0]:
@@ -73,7 +74,7 @@ class Endpoint:
     async def count(self, request: web.Request) -> web.Response:
         """Answer `POST /v1/messages/count_tokens`."""
         inbox = self._inbox(request)
-        asked = inbox.read(MESSAGES, await _body(request), _agent(request))
+        asked = await _read(request, inbox, MESSAGES)
         return web.json_response({"input_tokens": inbox.tokens_of(asked)})
 
     async def models(self, request: web.Request) -> web.Response:
@@ -104,11 +105,18 @@ def _agent(request: web.Request) -> str:
     return str(without_keys(without_halves(request.headers.get(AGENT_HEADER, "")))[:100])
 
 
-async def _body(request: web.Request) -> Any:
-    try:
-        return without_keys(read_json(await request.read()))
-    except ValueError as error:
-        raise RefusedRequest(f"the body of a request is no JSON in UTF-8: {str(error)[:200]}.") from error
+async def _read(request: web.Request, inbox: Inbox, dialect: Dialect) -> PolicyRequest:
+    """What a client asks; a long body is read beside the event loop, which other episodes need meanwhile."""
+    data, agent = await request.read(), _agent(request)
+
+    def read() -> PolicyRequest:
+        try:
+            body = without_keys(read_json(data))
+        except ValueError as error:
+            raise RefusedRequest(f"the body of a request is no JSON in UTF-8: {str(error)[:200]}.") from error
+        return inbox.read(dialect, body, agent)
+
+    return read() if len(data) < LONG_BODY else await asyncio.to_thread(read)
 
 
 async def _kept_open(
