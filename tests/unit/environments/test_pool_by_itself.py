@@ -329,6 +329,24 @@ def test_what_differs_between_sessions_is_not_compared():
             assert pool.counts["replay_mismatch"] == 0
 
 
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_recovery_that_is_refused_costs_the_episode_alone(forked):
+    """The recipe has worked before: what was opened, or copied, is made again."""
+    fake = Fake({"text": "0"})
+    handle = run(opened(pool_of(fake)))
+    handle = run(handle.fork()) if forked else handle
+    fake.life, fake.script = -1, [Refused("gone")]
+    lost(handle.step("a"), "raised", "replay raised gone")
+
+
+def test_what_is_copied_is_made_again_first_where_its_process_has_died():
+    fake = Fake({"text": "0"})
+    handle = run(opened(pool_of(fake)))
+    fake.life, fake.script = -1, [[{"text": "0"}], True]
+    run(handle.fork())
+    assert fake.methods == ["open", "replay", "fork"]
+
+
 def test_anchors_are_compared_where_there_are_any():
     _, _, play = replayed([{"text": "A", "anchor": "b"}], ("a",), normalise=str.lower)
     lost(play(), "replay_mismatch")
