@@ -30,7 +30,7 @@ import docs_rooms
 import typer
 import yaml
 from docs_markdown import cell, table
-from docs_reference import fields, options
+from docs_reference import api, fields, options
 from docs_store import COLUMNS_FILE, columns_json, store_columns
 
 from verl_hier.cli.main import app
@@ -346,6 +346,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     "fields": lambda path, reference: fields(path, pkgutil.resolve_name(reference)),
     "part_pages": part_pages,
     "redteam": redteam,
+    "api": api,
     **docs_baselines.BLOCKS,
     **docs_front.BLOCKS,
     **docs_lab.BLOCKS,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
 
 from docs_markdown import cell, table
 
@@ -76,3 +81,52 @@ def default_of(field: dataclasses.Field[typing.Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return f"`{json.dumps(field.default_factory())}`"
     return "required"
+
+
+PUBLIC = (
+    ("verl_hier", "From notebooks and scripts; see [the page](python.md)."),
+    ("verl_hier.hookspecs", "What a plugin implements; see [the page](plugins.md)."),
+    ("verl_hier.host.specs", "What a plugin returns from its hooks."),
+    ("verl_hier.environments.base", "What an environment is."),
+    ("verl_hier.rollout", "What workers and samplers play with."),
+    ("verl_hier.graph", "Rollouts as graphs, rows and turn tables."),
+    ("verl_hier.credit", "Kernels that estimators are made of."),
+    ("verl_hier.testing", "Kits that test a part without a model."),
+)
+"""The modules whose names are public, with a sentence each."""
+
+
+def api() -> Iterator[str]:
+    """Every public name of the public modules with its signature and the first sentence of its docstring."""
+    for name, sentence in PUBLIC:
+        module = importlib.import_module(name)
+        yield from (f"## `{name}`", "", sentence, "")
+        rows = [(f"`{each}{_signature(value)}`", cell(_sentence(value))) for each, value in _members(module)]
+        yield from (*table(("name", "what it is"), *rows), "")
+
+
+def _members(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Its public classes and functions, those of `__all__` where it has one."""
+    given = getattr(module, "__all__", None)
+    for name in given or [name for name in vars(module) if not name.startswith("_")]:
+        value = getattr(module, name)
+        at_home = given is not None or getattr(value, "__module__", None) == module.__name__
+        if at_home and (inspect.isclass(value) or inspect.isfunction(value)):
+            if module.__name__ == "verl_hier.hookspecs" and inspect.isclass(value):
+                yield from ((each, hook) for each, hook in vars(value).items() if each.startswith("hier_"))
+            else:
+                yield name, value
+
+
+def _signature(value: Any) -> str:
+    """Names of the parameters; of a class, those of its constructor."""
+    try:
+        names = [name for name in inspect.signature(value).parameters if name not in ("self", "args", "kwargs")]
+    except (TypeError, ValueError):
+        return ""
+    return f"({', '.join(names)})"
+
+
+def _sentence(value: Any) -> str:
+    text = " ".join((inspect.getdoc(value) or "").split())
+    return re.split(r"(?<=[.!?])\s", text)[0]

@@ -25,11 +25,18 @@ DOORS = {
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put every page of a folder into the navigation where its name stands for them."""
     assert config.nav is not None
-    for entry in config.nav:
-        for title, value in entry.items():
-            if value in ("methods", "environments"):
-                entry[title] = list(section(Path(config.docs_dir), value))
+    _filled(config.nav, Path(config.docs_dir))
     return config
+
+
+def _filled(entries: list[Any], docs: Path) -> None:
+    """Put the pages of a folder in the place of its name, on every level."""
+    for entry in entries:
+        for title, value in entry.items() if isinstance(entry, dict) else ():
+            if isinstance(value, list):
+                _filled(value, docs)
+            elif value in ("methods", "environments"):
+                entry[title] = list(section(docs, value))
 
 
 def section(docs: Path, folder: str) -> list[Any]:

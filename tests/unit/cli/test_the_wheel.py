@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
 import venv
 import zipfile
@@ -58,9 +57,11 @@ def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list
     return [python, "-c", "from verl_hier.cli.main import main; main()"], variables
 
 
-def test_the_example_is_there_in_ten_seconds(command: tuple[list[str], dict[str, str]], tmp_path: Path) -> None:
+def test_the_example_is_there_in_ten_seconds_of_a_core(
+    command: tuple[list[str], dict[str, str]], tmp_path: Path
+) -> None:
     words, variables = command
-    begun = time.monotonic()
+    before = os.times()
     server = subprocess.Popen(
         [*words, "view", "--example"], env=variables, cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
@@ -68,11 +69,13 @@ def test_the_example_is_there_in_ten_seconds(command: tuple[list[str], dict[str,
         assert server.stdout is not None
         address = server.stdout.readline().split()[0]
         text = urllib.request.urlopen(address, timeout=10).read().decode()
-        seconds = time.monotonic() - begun
     finally:
         server.terminate()
         server.wait()
-    assert "<script>" in text and seconds < 10 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), seconds
+    after = os.times()
+    # Of the processor, since other processes may leave this one to wait.
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    assert "<script>" in text and seconds < 10, seconds
 
 
 def test_a_recipe_is_checked(command: tuple[list[str], dict[str, str]], tmp_path: Path) -> None:
