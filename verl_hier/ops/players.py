@@ -167,6 +167,9 @@ def served(recipe: ComposedRecipe, url: str, model: str = "") -> PolicyPlayer:
 def in_process(recipe: ComposedRecipe, model: str | os.PathLike[str], name: str = "") -> PolicyPlayer:
     """A transformers model on this machine's CPU, with the tokens, template and server of training on a CPU.
 
+    Where the recipe has policies for roles, those of the model's own checkpoint play theirs, as do models that never
+    learn and endpoints; a model from elsewhere plays all roles of those that learn.
+
     Args:
         recipe: the recipe.
         model: folder or Hugging Face name of the model.
@@ -177,9 +180,13 @@ def in_process(recipe: ComposedRecipe, model: str | os.PathLike[str], name: str 
     """
     from verl_hier.compat.runner import runner_of
     from verl_hier.compat.servers.in_process import in_process_policy
+    from verl_hier.compat.servers.named import NamedPolicies, learned_beside
 
-    config = with_model(recipe.config, model)
+    config, policies = with_model(recipe.config, model), recipe.hier.policies
     runner = replace(runner_of(config), recipe=recipe)
+    if policies:
+        learned = learned_beside(Path(model), policies)
+        runner = replace(runner, beside=NamedPolicies(config, policies, learned=learned))
     return PolicyPlayer(name or str(model), runner, in_process_policy(config, model))
 
 

@@ -32,6 +32,9 @@ LONGEST_COMMAND = 2**16
 POLICY = Path("actor/huggingface")
 """Where verl puts the policy in a checkpoint."""
 
+POLICIES = "policies"
+"""In a checkpoint and in the folder of a run: the policies that learned beside that one, by name."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -188,15 +191,22 @@ class Run:
         return saved
 
     def save_policy(self) -> Path | None:
-        """Copy the policy of the newest checkpoint to `model/`; None when verl did not save it for transformers.
+        """Copy the policy of the newest checkpoint to `model/`, and those of `hier.policies` that learned beside it to
+        `policies/<name>/`; None when verl did not save it for transformers.
 
         The files of the weights are hard links where the file system has them, so that they take no further space and
         outlive the checkpoint.
         """
-        source, target = self._policy_of_checkpoint(), self.folder / "model"
+        source = self._policy_of_checkpoint()
         if source is None:
             return None
-        beside = target.with_name("model.part")  # a kill must not leave half a policy
+        for other in sorted((source.parents[1] / POLICIES).glob(f"*/{POLICY}")):
+            self._keep(other, self.folder / POLICIES / other.parents[1].name)
+        return self._keep(source, self.folder / "model")
+
+    def _keep(self, source: Path, target: Path) -> Path:
+        """Copy a policy of a checkpoint to a folder as transformers loads it; returns the folder."""
+        beside = target.with_name(f"{target.name}.part")  # a kill must not leave half a policy
         shutil.rmtree(beside, ignore_errors=True)
         shutil.copytree(source, beside, copy_function=_link)
         # verl writes bfloat16, whatever the weights are; transformers would load them so.
@@ -216,7 +226,8 @@ class Run:
 
     def rewind(self, step: int) -> None:
         """Go back to the checkpoint of a step: keep the metrics up to it, and not the policy of a later end."""
-        shutil.rmtree(self.folder / "model", ignore_errors=True)
+        for folder in ("model", POLICIES):
+            shutil.rmtree(self.folder / folder, ignore_errors=True)
         kept = [record for record in self.metrics() if record["step"] <= step]
         rows = ({"step": record.pop("step"), "data": record} for record in kept)
         write_whole(self.metrics_before_file, "".join(f"{json.dumps(row)}\n" for row in rows))

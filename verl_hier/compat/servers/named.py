@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from verl_hier.compat.servers.in_process import in_process_policy
 from verl_hier.compat.servers.policy import ServerPolicy
-from verl_hier.recipe.policies import Declared
+from verl_hier.errors import HierError
+from verl_hier.recipe.policies import Declared, learning
 from verl_hier.recipe.runner import Beside
 from verl_hier.rollout import Policy, Renderer
 from verl_hier.rollout.policy import DEFAULT_POLICY
@@ -19,20 +22,47 @@ _ALWAYS = 2**31
 """Requests without an answer after which an endpoint that has answered is given up: each costs its episode alone."""
 
 
+def learned_beside(model: Path, declared: Declared) -> dict[str, Path]:
+    """The models of the policies that learned beside one, from the same checkpoint.
+
+    Args:
+        model: of the policy of `actor_rollout_ref`: `global_step_N/actor/huggingface` or the `model` of a run; another
+            folder has none.
+        declared: `hier.policies`.
+
+    Raises:
+        HierError: when the checkpoint has some of them only.
+    """
+    if model.parent.name == "actor":
+        places = {name: model.parents[1] / "policies" / name / "actor" / model.name for name in learning(declared)}
+    else:
+        places = {name: model.parent / "policies" / name for name in learning(declared)}
+    found = {name: place for name, place in places.items() if place.is_dir()}
+    missing = sorted(places.keys() - found.keys())
+    if found and missing:
+        raise HierError(f"hier.policies.{missing[0]}: there is no model of it at {places[missing[0]]}.")
+    return found
+
+
 class NamedPolicies:
     """Makes the policies of one task; models and connections are those of the rollout worker.
 
     Args:
         config: the whole composed verl configuration.
         declared: `hier.policies`.
-        client: the trainer's client of the rollout servers, with those of other policies in `OF_CLIENT`.
+        client: the trainer's client of the rollout servers, with those of other policies in `OF_CLIENT`; None where
+            nothing is trained.
+        learned: the models of policies that have learned, where nothing is trained. One that is not among them is
+            none of the task's, so that its roles are played as all others are.
 
     Raises:
         RecipeError: when a saved model cannot be loaded.
         HierError: when the package of endpoints is not installed, or an address is none.
     """
 
-    def __init__(self, config: Any, declared: Declared, client: Any) -> None:
+    def __init__(
+        self, config: Any, declared: Declared, client: Any = None, learned: Mapping[str, Path] | None = None
+    ) -> None:
         rollout, clients = config.actor_rollout_ref.rollout, getattr(client, OF_CLIENT, {})
         self._fixed: dict[str, Policy] = {}
         self._endpoints: dict[str, ChatClient] = {}
@@ -50,8 +80,10 @@ class NamedPolicies:
             elif options.train == "none":
                 path = options.model or config.actor_rollout_ref.model.path
                 self._fixed[name] = in_process_policy(config, path)
-            else:
+            elif name in clients:
                 self._fixed[name] = ServerPolicy(clients[name], rollout.name)
+            elif learned is not None and name in learned:
+                self._fixed[name] = in_process_policy(config, learned[name])
 
     def __call__(self) -> Beside:
         """The policies of one task, each endpoint with messages of its own."""

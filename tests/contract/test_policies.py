@@ -1,0 +1,137 @@
+"""How verl's trainer, its replicas and its checkpoints are used for policies beside its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+
+from verl_hier.compat.policies import Each, SeveralPolicies, Trained, config_of, folder_of
+from verl_hier.compat.servers.named import learned_beside
+from verl_hier.errors import HierError, RecipeError
+from verl_hier.recipe.policies import PolicyOptions
+from verl_hier.runtime_cpu.options import first_replica
+from verl_hier.runtime_cpu.replica import TransformersReplica
+
+
+def several(*names: str) -> SeveralPolicies:
+    """The extension of a trainer with these policies beside verl's own."""
+    trainer = SimpleNamespace(
+        hier=SimpleNamespace(policies={name: PolicyOptions((name,)) for name in names}),
+        config="default",
+        actor_rollout_wg="default",
+        ref_policy_wg="default",
+        global_steps=3,
+    )
+    made = SeveralPolicies(trainer)
+    made._trained = {name: Trained(name, name, None, None) for name in names}
+    return made
+
+
+def rows(*keys: str) -> KVBatchMeta:
+    return KVBatchMeta(keys=[*keys], tags=[{"of": key} for key in keys], partition_id="train", extra_info={"a": 1})
+
+
+def test_each_policy_works_on_its_rows_and_those_without_rows_are_left_alone() -> None:
+    policies = several("second", "idle")
+    policies.divide(["a", "b", "c"], ["default", "second", "default"])
+    seen: list[Any] = []
+
+    def pad(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        seen.append((trainer.config, trainer.actor_rollout_wg, trainer.ref_policy_wg, batch.keys))
+        trainer._division = f"division of {trainer.config}"
+        metrics |= {"hier/rows/trained": float(len(batch)), "actor/grad_norm": 0.5}
+        batch.extra_info["b"] = 2
+        return KVBatchMeta([*batch.keys, f"pad_{trainer.config}"], [*batch.tags, {}], "train")
+
+    metrics: dict[str, Any] = {}
+    padded = policies.each(pad, rows("a", "b", "c"), metrics)
+    assert seen == [("default",) * 3 + (["a", "c"],), ("second",) * 3 + (["b"],)]
+    assert padded.keys == ["a", "c", "pad_default", "b", "pad_second"] and padded.extra_info == {"a": 1}
+    assert metrics == {
+        "hier/rows/trained": 3.0,
+        "actor/grad_norm": 0.5,
+        "policy/second/hier/rows/trained": 1.0,
+        "policy/second/actor/grad_norm": 0.5,
+    }
+
+    def divided(trainer: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        seen.append((trainer._division, batch.keys))
+        return batch
+
+    seen.clear()
+    policies.each(divided, padded, {})
+    assert seen == [
+        ("division of default", ["a", "c", "pad_default"]),
+        ("division of second", ["b", "pad_second"]),
+    ]
+    assert not hasattr(policies.trainer, "_division") and policies.trainer.config == "default"
+
+
+def test_a_call_goes_to_the_servers_of_every_policy() -> None:
+    calls: list[Any] = []
+    members = [SimpleNamespace(name=i, update_weights=lambda step, i=i: calls.append((i, step)) or i) for i in (0, 1)]
+    each = Each(members)
+    assert each.update_weights(7) == 0 and calls == [(0, 7), (1, 7)] and each.name == 0
+
+
+def test_a_policy_has_its_own_lines_and_the_run_keeps_its_own() -> None:
+    run = OmegaConf.create(
+        {
+            "actor_rollout_ref": {
+                "model": {"path": "base"},
+                "actor": {"optim": {"lr": 1e-6, "betas": [0.9, 0.99]}, "grad_clip": 1.0},
+                "rollout": {"custom": None, "n": 4},
+            },
+            "trainer": {"device": "cpu"},
+        }
+    )
+    OmegaConf.set_struct(run, True)
+    before = OmegaConf.to_container(run)
+    options = PolicyOptions(("a",), model="other", actor_rollout_ref={"actor": {"optim": {"lr": 5e-7}}})
+    made = config_of(run, options, 2)
+    assert made.actor_rollout_ref.model.path == "other" and made.actor_rollout_ref.actor.optim.lr == 5e-7
+    assert made.actor_rollout_ref.actor.optim.betas == [0.9, 0.99] and made.trainer.device == "cpu"
+    assert first_replica(made.actor_rollout_ref.rollout) == 2 and first_replica(run.actor_rollout_ref.rollout) == 0
+    assert OmegaConf.to_container(run) == before
+
+
+@pytest.mark.parametrize(("rank", "first", "workers"), [(0, 0, ["a"]), (2, 2, ["a"]), (3, 2, ["b"])])
+def test_a_replica_takes_the_workers_of_its_own_policy(rank: int, first: int, workers: list[str]) -> None:
+    replica = TransformersReplica.__new__(TransformersReplica)
+    replica.replica_rank, replica.world_size = rank, 1
+    replica.config = SimpleNamespace(custom={"first_replica": first} if first else None)
+
+    async def launched() -> None:
+        pass
+
+    replica.launch_servers = launched
+    asyncio.run(replica.init_hybrid(SimpleNamespace(workers=["a", "b"])))
+    assert replica.workers == workers
+
+
+def test_a_checkpoint_without_a_policy_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"hier\.policies\.second: the checkpoint .* has no folder policies/second"):
+        several("second").load(tmp_path)
+    assert folder_of(tmp_path, "default") == tmp_path / "actor"
+    assert folder_of(tmp_path, "second") == tmp_path / "policies/second/actor"
+
+
+def test_the_models_of_a_checkpoint_are_those_of_the_policies_that_learned(tmp_path: Path) -> None:
+    declared = {name: PolicyOptions((name,)) for name in ("a", "b")} | {"c": PolicyOptions(("c",), "none")}
+    checkpoint, run = tmp_path / "global_step_3/actor/huggingface", tmp_path / "run/model"
+    assert learned_beside(checkpoint, declared) == learned_beside(run, declared) == {}
+    for name in "ab":
+        (tmp_path / f"global_step_3/policies/{name}/actor/huggingface").mkdir(parents=True)
+        (tmp_path / f"run/policies/{name}").mkdir(parents=True)
+    assert learned_beside(run, declared) == {name: tmp_path / f"run/policies/{name}" for name in "ab"}
+    found = learned_beside(checkpoint, declared)
+    assert found == {name: tmp_path / f"global_step_3/policies/{name}/actor/huggingface" for name in "ab"}
+    found["b"].rmdir()
+    with pytest.raises(HierError, match=r"hier\.policies\.b: there is no model of it at"):
+        learned_beside(checkpoint, declared)
