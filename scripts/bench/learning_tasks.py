@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 ONE_AND_TWO = "hier.coldstart.variants=[{goals: 1}, {goals: 2}]"
+TAGGED = "++hier.environment.actions=tags"
+"""Answers in tags, which the authors' rewards of searches read."""
 COLD_STARTS = {
     "households": (("himac_alfworld", "grpo_alfworld"), (ONE_AND_TWO, "hier.coldstart.steps=2000")),
     "systems": (
@@ -20,6 +22,7 @@ COLD_STARTS = {
     "sums": (("dr_mas_math", "marft_math", "grpo_math"), ("hier.coldstart.steps=500",)),
     "games": (("mars_games",), ()),
     "questions": (("matpo_search", "grpo_search"), ("hier.coldstart.steps=600",)),
+    "tagged": (("igpo_search", "grpo_search"), (TAGGED, "hier.coldstart.steps=600")),
     "three": (
         ("himac_alfworld", "grpo_alfworld"),
         ("hier.coldstart.variants=[{goals: 1}, {goals: 2}, {goals: 3}]", "hier.coldstart.steps=2400"),
@@ -67,6 +70,19 @@ SEARCHES = {
     **{name: f"{name}_search" for name in ("tree_grpo", "arpo", "at2po", "branpo", "matpo")},
     "grpo": "grpo_search",
 }
+PAID_BY = (
+    "++hier.environment.reward=none ++hier.environment.invalid_penalty=0.0 "
+    "++hier.rewards.answer.function=verl_hier.rewards.search_answers:"
+)
+AUTHORS = {
+    # Theirs are 16 optimiser steps a batch, F1 of sets of words and -2 for a wrong format.
+    "igpo_authors": f"igpo_search {PAID_BY}overlap_of_word_sets ++hier.update.mini_batch.steps=16",
+    "igpo": "igpo_search",
+    "branpo_authors": f"branpo_search {PAID_BY}exact_or_partial ++algorithm.rollout_correction.bypass_mode=true",
+    "branpo": "branpo_search",
+    "grpo": "grpo_search",
+}
+"""Methods with what their authors reward and how often they step, beside our own settings of small recipes."""
 AGAINST_RANDOM = "hier/method=grpo hier.worker.name=self_play +hier.worker.seats={player_0:{},player_1:{by:random}}"
 """A flat agent in a game: one seat learns from games against the player that all methods are measured against."""
 RATES = (1e-4, 3e-4)
@@ -112,6 +128,9 @@ COMPARISONS = {
     "lead": Comparison(
         *("two-hop questions", {"matpo": "matpo_search", "grpo": "grpo_search"}, "questions", 40_000, 4),
         held_out=QUESTIONS,
+    ),
+    "authors": Comparison(
+        "two-hop questions, authors' settings", AUTHORS, "tagged", 40_000, 4, (TAGGED,), held_out=QUESTIONS
     ),
     "long_one_goal": Comparison(
         *("households, 1 goal, at length", {**TREES, **HOUSEHOLDS}, "clocks", 120_000, 8),
