@@ -65,7 +65,7 @@ def loop(claim: Mapping[str, Any]) -> str:
     if not recorded or len(recorded) < len(claim["settings"]):
         return f"{says}, not compared with their files"
     if count := sum(len(theirs.unconfirmed) for theirs in recorded):
-        return f"{says}, {count} values unconfirmed"
+        return f"{says}, {count} value{'s' if count > 1 else ''} unconfirmed"
     different = any(whole(group, at_node(group)) for group in claim["settings"])
     return f"{says}, different" if different else says.replace("built", "whole", 1)
 
