@@ -39,8 +39,8 @@ class Report:
 
     Attributes:
         parts: the five parts with their options.
-        further: what else learns or rewards: reward functions, a critic with its heads, second models, probes, an
-            adapter; and what is stored.
+        further: what else learns or rewards: reward functions, a critic with its heads, second models, probes, further
+            policies, an adapter; and what is stored.
         plugins: loaded plugins.
         model: what is known of the policy's model.
         sizes: devices, processes, and what one step does.
@@ -233,6 +233,10 @@ def _further(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
         yield "second model", f"replay  {_options(hier.replay)}".rstrip()
     for name, probe in recipe.probes.items():
         yield f"probe {name}", _options(probe.options) or "with its defaults"
+    for name, policy in hier.policies.items():
+        where = f"served at {policy.url}" if policy.url else f"from {policy.model or 'the model of actor_rollout_ref'}"
+        learns = "never learns" if policy.url or policy.train == "none" else "learns"
+        yield f"policy {name}", f"{where}, {learns}, roles {', '.join(policy.roles) or '-'}"
     rank = config["actor_rollout_ref"]["model"].get("lora_rank")
     if rank:
         yield "adapter", f"of rank {rank}, which every role shares"

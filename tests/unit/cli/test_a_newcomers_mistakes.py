@@ -124,6 +124,12 @@ def test_a_check_shows_rewards_and_what_rows_share_only_when_asked(monkeypatch: 
     assert "share a prompt of 2 to 192 tokens" in " ".join(verbose.split())
 
 
+def test_a_check_shows_further_policies() -> None:
+    policy = "+hier.policies.planner={roles: [planner], train: none}"
+    rows = dict(check_recipe(compose("himac_alfworld", [policy])).lines())
+    assert rows["policy planner"] == "from the model of actor_rollout_ref, never learns, roles planner"
+
+
 REWARD = ["+hier.rewards.taste={function: 'verl_hier.rewards.answers:f1', weight: 0.5}"]
 
 
