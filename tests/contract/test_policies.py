@@ -14,6 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl_hier.compat.policies import Each, SeveralPolicies, Trained, config_of, folder_of
 from verl_hier.compat.servers.named import learned_beside
 from verl_hier.errors import HierError, RecipeError
+from verl_hier.ops.runs import Run
 from verl_hier.recipe.policies import PolicyOptions
 from verl_hier.runtime_cpu.options import first_replica
 from verl_hier.runtime_cpu.replica import TransformersReplica
@@ -135,3 +136,21 @@ def test_the_models_of_a_checkpoint_are_those_of_the_policies_that_learned(tmp_p
     found["b"].rmdir()
     with pytest.raises(HierError, match=r"hier\.policies\.b: there is no model of it at"):
         learned_beside(checkpoint, declared)
+
+
+def test_a_run_ends_with_the_models_of_all_that_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, run = tmp_path / "global_step_3", Run(tmp_path / "run")
+    for place, weights in (("actor", "a"), ("policies/second/actor", "b")):
+        folder = checkpoint / place / "huggingface"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"dtype": "bfloat16"}')
+        (folder / "model.safetensors").write_text(weights)
+    run.folder.mkdir()
+    recipe = OmegaConf.create({"actor_rollout_ref": {"rollout": {"dtype": "float32"}, "model": {"lora_rank": 0}}})
+    monkeypatch.setattr(Run, "recipe", lambda run: recipe)
+    monkeypatch.setattr(Run, "checkpoint", lambda run: checkpoint)
+    assert run.save_policy() == run.folder / "model"
+    for place, weights in (("model", "a"), ("policies/second", "b")):
+        assert (run.folder / place / "model.safetensors").read_text() == weights
+        assert '"float32"' in (run.folder / place / "config.json").read_text()
+    assert not list(run.folder.rglob("*.part"))
