@@ -115,7 +115,7 @@ def test_a_key_is_found_in_its_line(tmp_path: Path) -> None:
 
 # Overrides
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 inner = (
     st.none()
     | st.booleans()
