@@ -40,8 +40,8 @@ class SubAgentsOptions:
     """`by_role`: the return, among the conversations of the same role and level, one vote an episode. `inherit`: all
     conversations get the advantage of their episode among the episodes of the task. `broadcast`: each conversation is a
     sample with the return of the episode and a vote. `split`: the same with the return divided by the number of
-    conversations. `longest`: only the conversation with most tokens of its own is trained. `own`: as `by_role`, with what the
-    turns of the conversation have earned instead of the return."""
+    conversations. `longest`: only the conversation with most tokens of its own is trained. `own`: as `by_role`,
+    with what the turns of the conversation have earned instead of the return."""
     conversation: Conversation = "agent"
     """What a conversation is: all turns of one agent of an episode, over its compactions, or each token sequence."""
     return_share: NonNegative = 0.5
@@ -127,7 +127,7 @@ def conversations_of_episode(table: TurnTable, talks: Ints, chosen: Bools) -> In
 
 
 def longest(table: TurnTable, talks: Ints, chosen: Bools) -> Bools:
-    """(T,) whether a turn belongs to the conversation of its episode with most action tokens; of equal ones, the first."""
+    """(T,) whether a turn is of the conversation with most action tokens of its episode; of equal ones, the first."""
     size = np.bincount(talks, np.where(chosen, table["n_tokens"], 0))
     size[np.bincount(talks, chosen) == 0] = -1
     began = np.full(size.size, np.iinfo(np.int64).max)

@@ -152,7 +152,7 @@ def compacted(masked):
 @pytest.mark.parametrize("conversation", ["agent", "row"])
 @pytest.mark.parametrize("practice", PRACTICES)
 def test_a_masked_summary_has_neither_credit_nor_vote(practice, conversation):
-    """Where the gradient of the summary is masked nothing teaches it: the degenerate case of CompactionRL's ablation."""
+    """Where the gradient of a summary is masked nothing teaches it: the degenerate case that CompactionRL reports."""
     options = {"practice": practice, "conversation": conversation, **PLAIN}
     table = compacted(masked=True)
     values = credit_of("sub_agents", table, **options)
