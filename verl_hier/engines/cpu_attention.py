@@ -53,7 +53,7 @@ class _TreeAttention(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         keys, values = _for_each_head(query, key), _for_each_head(query, value)
-        output = torch.empty(query.shape, dtype=torch.promote_types(query.dtype, torch.float32))
+        output = query.new_empty(query.shape, dtype=torch.promote_types(query.dtype, torch.float32))
         weight = output.new_empty(query.shape[:3])
         for asking, asked, causal in _parts(stretches):
             found, sums = _forward(
@@ -78,8 +78,8 @@ class _TreeAttention(torch.autograd.Function):
         query, key, value, output, weight = ctx.saved_tensors
         keys, values = _for_each_head(query, key), _for_each_head(query, value)
         exact = weight.dtype
-        of_query = torch.zeros(query.shape, dtype=exact)
-        of_key, of_value = torch.zeros(keys.shape, dtype=exact), torch.zeros(values.shape, dtype=exact)
+        of_query = query.new_zeros(query.shape, dtype=exact)
+        of_key, of_value = keys.new_zeros(keys.shape, dtype=exact), values.new_zeros(values.shape, dtype=exact)
         for asking, asked, causal in _parts(ctx.stretches):
             parts = _backward(
                 grad[:, :, asking],

@@ -102,9 +102,8 @@ def refuse_batch(micro_batch: TensorDict) -> None:
     positions, input_ids = micro_batch["position_ids"], micro_batch["input_ids"]
     if positions.dim() == 3 or any(tu.get(micro_batch, "multi_modal_inputs") or ()):
         raise refused("data.image_key", "engine: tree knows no positions of images, videos and sounds")
-    offsets = input_ids.offsets()
-    plain = torch.arange(len(input_ids.values()), device=offsets.device) - offsets[:-1].repeat_interleave(
-        offsets.diff()
-    )
+    offsets, size = input_ids.offsets(), len(input_ids.values())
+    begins = offsets[:-1].repeat_interleave(offsets.diff(), output_size=size)
+    plain = torch.arange(size, device=offsets.device) - begins
     if not torch.equal(positions.values(), plain.to(positions.values().dtype)):
         raise refused("position_ids", "rows do not count their tokens from 0, which engine: tree takes for granted")

@@ -22,8 +22,10 @@ def turn_numbers(mask: torch.Tensor) -> torch.Tensor:
 
 
 def turn_sums(values: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """(B, K + 1) sum of values (B, L) over each turn of a row, for K turns at most; column 0 is not part of any."""
-    sums = values.new_zeros(len(turns), int(turns.max()) + 1 if turns.numel() else 1)
+    """(B, K + 1) sum of values (B, L) over each turn of a row, for the K = ceil(L / 2) turns that a row can have; the
+    first column is not part of any."""
+    # The number of turns that there are would have to be waited for.
+    sums = values.new_zeros(len(turns), (turns.shape[1] + 1) // 2 + 1)
     return sums.scatter_add(1, turns, values * (turns > 0))
 
 
@@ -49,9 +51,10 @@ def turn_shares(log_ratio: torch.Tensor, mask: torch.Tensor) -> tuple[float, flo
     place = torch.arange(sums.shape[1], device=sums.device)
     there = (place > 0) & (place <= count[:, None])
     several = (count > 1) & (whole != 0)
-    share = torch.where(there, sums / torch.where(whole == 0, 1.0, whole)[:, None], -torch.inf)[several].softmax(1)
-    entropy = -(share * (share + 1e-10).log()).sum(1) / count[several].log()
-    return float(entropy.sum()) / max(len(mask), 1), float((count <= 1).sum())
+    share = torch.where(there, sums / torch.where(whole == 0, 1.0, whole)[:, None], -torch.inf).softmax(1)
+    entropy = -(share * (share + 1e-10).log()).sum(1) / count.clamp(min=2).log()
+    total = torch.where(several, entropy, 0.0).sum()
+    return float(total) / max(len(mask), 1), float((count <= 1).sum())
 
 
 def turn_loss(per: Literal["turn", "row"] = "turn", soft: bool = False) -> PolicyLoss:
