@@ -912,7 +912,9 @@ def test_the_notes_of_a_recipe() -> None:
 
 def test_what_learns_beside_the_parts_is_listed() -> None:
     def said(lines: Mapping[str, Any]) -> dict[str, str]:
-        return dict(checking._further(recipe({**WITHOUT, ACTOR + "use_kl_loss": False, **lines})))
+        found = dict(checking._further(recipe({**WITHOUT, ACTOR + "use_kl_loss": False, **lines})))
+        assert found.pop("rollouts").startswith("stored, at most ")
+        return found
 
     assert said({}) == {}
     critic = {**CRITIC, "critic.model.path": "c"}

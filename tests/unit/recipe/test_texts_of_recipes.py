@@ -6,7 +6,7 @@ import json
 import random
 import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -534,16 +534,17 @@ def test_values_are_equal_as_numbers_or_else_as_they_are(ours: Any, theirs: Any,
 
 def test_a_place_says_what_stands_there() -> None:
     lines = ["lr: 1e-6", "n: 8", "flag"]
-    assert Place("f", 2, "n", 8).wrong(lines) is None and Place("f", 1, "lr", 1e-6).wrong(lines) is None
-    assert Place("f", 3, "n", 8).wrong(lines) == "has no 'n' in line 3, and is recorded with n = 8"
-    assert Place("f", 2, "n", 9).wrong(lines) == "has 8 in line 2, and is recorded with n = 9"
+    place = partial(Place, "a/b", "0123456789")
+    assert place("f", 2, "n", 8).wrong(lines) is None and place("f", 1, "lr", 1e-6).wrong(lines) is None
+    assert place("f", 3, "n", 8).wrong(lines) == "has no 'n' in line 3, and is recorded with n = 8"
+    assert place("f", 2, "n", 9).wrong(lines) == "has 8 in line 2, and is recorded with n = 9"
     assert (
-        Place("f", 4, "n", 8).wrong(lines) == "has no line 4"
-        and Place("f", None, "n", 8).wrong(lines) == "has no line None"
+        place("f", 4, "n", 8).wrong(lines) == "has no line 4"
+        and place("f", None, "n", 8).wrong(lines) == "has no line None"
     )
-    assert Place("f", None, "gamma", ABSENT).wrong(lines) is None
+    assert place("f", None, "gamma", ABSENT).wrong(lines) is None
     assert (
-        Place("f", None, "flag", ABSENT).wrong([*lines, "flag"]) == "holds 'flag' in line 3, and is recorded without it"
+        place("f", None, "flag", ABSENT).wrong([*lines, "flag"]) == "holds 'flag' in line 3, and is recorded without it"
     )
 
 
@@ -564,6 +565,11 @@ def test_computed_values_are_computed() -> None:
                     ("of each player", (3,)),
                     ("of both players", (3,)),
                     ("list", (1, 2)),
+                    ("quotient, at least one", (2, 4)),
+                    ("difference", (7, 3)),
+                    ("kibi", (2,)),
+                    ("sum of kibis", (2, 1)),
+                    ("one less", (3,)),
                 ],
             )
         )
@@ -571,6 +577,7 @@ def test_computed_values_are_computed() -> None:
     assert computed == {
         **{"product": 24, "quotient": 3, "product over the last": 3, "one more": 4, "one more than the product": 7},
         **{"of each player": 6, "of both players": 1.5, "list": [1, 2]},
+        **{"quotient, at least one": 1.0, "difference": 4, "kibi": 2048, "sum of kibis": 3072, "one less": 2},
     }
     assert set(computed) == set(authors._COMPUTED)
 
@@ -639,9 +646,12 @@ def test_recorded_values_are_compared_with_a_recipe_and_a_checkout(tmp_path: Pat
         subprocess.run([*git, *words], check=True)
     (tmp_path / "run.sh").unlink()
     authors._lines.cache_clear()
-    assert authors.confirm(replace(mine, commit="HEAD"), tmp_path) == []
+    at_head = authors.authors({**CONTENT, "groups": {"mine": {**CONTENT["groups"]["mine"], "commit": "HEAD"}}})["mine"]
+    assert authors.places_in(at_head, tmp_path) and authors.confirm(at_head, tmp_path) == []
+    # Neither a file nor in its commit: the places are of another repository.
+    assert authors.places_in(mine, tmp_path) == [] == authors.confirm(mine, tmp_path)
     with pytest.raises(HierError, match=r"has no run\.sh, neither as a file nor in its commit 0123456"):
-        authors.confirm(mine, tmp_path)
+        authors._lines(tmp_path, mine.commit, "run.sh")
     assert authors._where(by["executed"]) == "the executed case cases.json" and authors._where(by["words"]) == "run.sh"
 
 
