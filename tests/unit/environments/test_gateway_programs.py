@@ -85,10 +85,37 @@ def play(task):
 """
 
 
-def rolled_out(options):
+OPENAI_AGENTS = """
+import os
+from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
+
+set_tracing_disabled(True)
+set_default_openai_api("{api}")
+
+@function_tool
+def weather(city: str) -> str:
+    "Weather."
+    return f"sunny in {{city}}"
+
+async def play(task):
+    model = os.environ["OPENAI_MODEL"]
+    searcher = Agent(name="searcher", instructions="You search.", model=model, tools=[weather])
+    manager = Agent(name="manager", instructions="You lead.", model=model, {searcher})
+    return (await Runner.run(manager, task["instruction"])).final_output
+"""
+AS_TOOL = [
+    "I ask. \n" + call("searcher", input="Find the weather in Rome"),
+    "I look.\n " + call("weather", city="Rome"),
+    "it is sunny in Rome",
+    "sunny in Rome",
+]
+HANDED = [call("transfer_to_searcher"), "I look.\n " + call("weather", city="Rome"), "sunny in Rome"]
+
+
+def rolled_out(options, said=SAID, agents=AGENTS):
     """The graph of one episode and the policy that played it."""
-    spec, answers = hier_workers(), iter(SAID)
-    chosen = build_options(spec, {"name": "gateway", "agents": AGENTS})
+    spec, answers = hier_workers(), iter(said)
+    chosen = build_options(spec, {"name": "gateway", "agents": agents})
 
     async def main():
         pool = EnvironmentPool.of(SPEC, options, time_limit_s=120.0)
@@ -106,7 +133,16 @@ def rolled_out(options):
     return asyncio.run(main())
 
 
-def check_manager_and_searcher(graph, policy):
+def check_tokens(graph, policy):
+    """Each agent reads the tokens that it wrote."""
+    for place, node in enumerate(graph.nodes):
+        assert policy.prompts[place] == graph.prompt(node.id)
+        if node.context >= 0:
+            known = graph.prompt(node.context) + list(graph.nodes[node.context].action)
+            assert graph.prompt(node.id)[: len(known)] == known
+
+
+def check_manager_and_searcher(graph, policy, realigned=(0, 0, 1, 1)):
     """The searcher is a context under the turn that called it, and each agent reads the tokens that it wrote."""
     assert [episode.success for episode in graph.episodes] == [True]
     nodes = graph.nodes
@@ -116,14 +152,10 @@ def check_manager_and_searcher(graph, policy):
     assert [node.agent for node in nodes] == ["manager", "searcher.1", "searcher.1", "manager"]
     assert [node.extra["format"] for node in nodes] == [1, 1, 1, 1]
     assert [node.extra["agent_depth"] for node in nodes] == [0, 1, 1, 0]
-    assert [node.extra["realigned"] for node in nodes] == [0, 0, 1, 1]
+    assert tuple(node.extra["realigned"] for node in nodes) == realigned
     assert [node.extra.get("failure") for node in nodes] == [None] * 4
     assert nodes[1].messages[0].sources == [0]
-    for place, node in enumerate(nodes):
-        assert policy.prompts[place] == graph.prompt(node.id)
-    for before, after in ((1, 2), (0, 3)):
-        known = graph.prompt(before) + list(nodes[before].action)
-        assert graph.prompt(after)[: len(known)] == known
+    check_tokens(graph, policy)
 
 
 def options_of(folder, code, **more):
@@ -136,6 +168,25 @@ def options_of(folder, code, **more):
 
 def test_a_sub_agent_has_its_role_level_and_the_turn_that_called_it(tmp_path):
     check_manager_and_searcher(*rolled_out(options_of(tmp_path, RENDERS)))
+
+
+@pytest.mark.parametrize("api", ["chat_completions", "responses"])
+def test_an_agent_of_the_openai_sdk_that_is_a_tool_is_a_sub_agent(tmp_path, api):
+    searcher = 'tools=[searcher.as_tool("searcher", "Finds the weather.")]'
+    options = options_of(tmp_path, OPENAI_AGENTS.format(api=api, searcher=searcher))
+    check_manager_and_searcher(*rolled_out(options, AS_TOOL), realigned=(0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("api", ["chat_completions", "responses"])
+def test_an_agent_of_the_openai_sdk_hands_over(tmp_path, api):
+    options = options_of(tmp_path, OPENAI_AGENTS.format(api=api, searcher="handoffs=[searcher]"))
+    agents = {"manager": {"level": 0}, "searcher": {"level": 1, "begins": "You search."}}
+    graph, policy = rolled_out(options, HANDED, agents)
+    assert [episode.success for episode in graph.episodes] == [True]
+    assert [(node.role, node.context) for node in graph.nodes] == [("manager", -1), ("searcher", -1), ("searcher", 1)]
+    assert graph.nodes[1].messages[0].sources == [0]
+    assert [node.extra.get("failure") for node in graph.nodes] == [None] * 3
+    check_tokens(graph, policy)
 
 
 @pytest.mark.long
