@@ -39,7 +39,7 @@ def glance(found: View, records: Sequence[Mapping[str, Any]], tree: Callable[[in
     return {"answers": answers, "trees": trees}
 
 
-def chosen(found: View) -> list[tuple[str, View]]:
+def chosen(found: View) -> list[tuple[str, Mapping[str, Any]]]:
     """The groups that are worth a look: those of the last step that the report names, of alarms, of other steps."""
     groups = found["groups"]
     last = max((group["step"] for group in groups), default=0)
@@ -49,13 +49,13 @@ def chosen(found: View) -> list[tuple[str, View]]:
             named += [(f"Alarm: {alarm['many']} {alarm['says']}", groups[place]) for place in alarm["places"][:1]]
     others = sorted((group for group in groups if group["spread"] > 0), key=lambda group: -group["spread"])
     named += [("Returns differ much", group) for group in others]
-    places: dict[tuple[int, str], tuple[str, View]] = {}
+    places: dict[tuple[int, str], tuple[str, Mapping[str, Any]]] = {}
     for why, group in named:
         places.setdefault((group["step"], group["uid"]), (why, group))
     return list(places.values())[:MOST_TREES]
 
 
-def _small(tree: Callable[[int, str], View], group: View) -> View:
+def _small(tree: Callable[[int, str], View], group: Mapping[str, Any]) -> View:
     place = {name: group[name] for name in ("step", "uid", "title", "turns", "episodes", "succeeded")}
     if group["turns"] > LARGEST_TREE:
         return place

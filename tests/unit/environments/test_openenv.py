@@ -102,7 +102,7 @@ def test_a_full_server_is_unavailable_until_there_is_room(options, server):
 def test_an_environment_that_fails_costs_its_episode(options):
     async def scenario(pool):
         handle, _ = await pool.open({"instruction": "go"}, 0)
-        with pytest.raises(EnvironmentFailure, match=r"raised: .*EXECUTION_ERROR: division by zero"):
+        with pytest.raises(EnvironmentFailure, match=r"raised .*EXECUTION_ERROR: division by zero"):
             await handle.step("crash")
 
     in_pool(options, scenario)
