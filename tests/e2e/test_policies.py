@@ -121,7 +121,7 @@ def test_a_resumed_run_of_two_policies_is_the_run_in_one_go(two: tuple[Run, Path
     assert len(trained_steps(train("two_policies", resume, "resumed"))) == STEPS - 1
     for policy in ("default", "second"):
         check_equal(*(saved_parts(at, policy, STEPS) for at in (folder, train.folder / "resumed")))
-    refused = train("two_policies", [*resume, "hier.policies={}"], "without")
+    refused = train("two_policies", [*resume, "~hier.policies"], "without")
     assert refused.code and "there is second (train: full) in" in refused.log
 
 
