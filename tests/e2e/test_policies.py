@@ -121,6 +121,12 @@ def test_a_resumed_run_of_two_policies_is_the_run_in_one_go(two: tuple[Run, Path
     assert len(trained_steps(train("two_policies", resume, "resumed"))) == STEPS - 1
     for policy in ("default", "second"):
         check_equal(*(saved_parts(at, policy, STEPS) for at in (folder, train.folder / "resumed")))
+
+
+@pytest.mark.long
+def test_a_run_without_the_policies_of_its_checkpoint_is_refused(two: tuple[Run, Path], train: Trainer) -> None:
+    _, folder = two
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/checkpoints/global_step_1"]
     refused = train("two_policies", [*resume, "~hier.policies"], "without")
     assert refused.code and "there is second (train: full) in" in refused.log
 
