@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from docs_markdown import cell, table
@@ -29,7 +29,10 @@ def rooms() -> Iterator[str]:
 
 def picture_of_rooms() -> Iterator[str]:
     """The rooms as floors: each rests on rooms below it, of which those are named that none of the others brings."""
-    below = imported_rooms()
+    from tests.unit.host.test_layering import reachable, room_graph
+
+    names = {path.parent.name for path in CORE.glob("*/__init__.py")}
+    below = {room: others & names for room, others in room_graph().items() if room in names}
     floors: dict[str, int] = {}
 
     def floor(room: str) -> int:
@@ -37,32 +40,15 @@ def picture_of_rooms() -> Iterator[str]:
             floors[room] = 1 + max(map(floor, below[room]), default=-1)
         return floors[room]
 
-    def all_below(room: str) -> set[str]:
-        return below[room].union(*map(all_below, below[room])) if below[room] else set()
-
     width = max(map(len, below)) + 2
     yield "```text"
     for height in range(max(map(floor, below)), -1, -1):
         for place, room in enumerate(sorted(each for each in below if floors[each] == height)):
-            through = set().union(*map(all_below, below[room])) if below[room] else set()
+            through = set().union(*(reachable(below, each) for each in below[room]))
             direct = sorted(below[room] - through, key=lambda each: (-floors[each], each))
             line = f"{height if not place else '':>2}  {room:{width}}{'on ' + ', '.join(direct) if direct else ''}"
             yield line.rstrip()
     yield "```"
-
-
-def imported_rooms() -> Mapping[str, set[str]]:
-    """The other rooms that each room imports, in functions and for types too; modules outside of rooms are left out."""
-    from tests.unit.host.test_layering import files, imports
-
-    names = {path.parent.name for path in CORE.glob("*/__init__.py")}
-    found: dict[str, set[str]] = {name: set() for name in names}
-    for name in names:
-        for path in files(CORE / name):
-            met = {module.split(".")[1] for module in imports(path) if module.startswith("verl_hier.")}
-            # The hooks and the specs are the host's surface.
-            found[name] |= {"host" if each == "hookspecs" else each for each in met} & names - {name}
-    return found
 
 
 BLOCKS = {"rooms": rooms, "picture_of_rooms": picture_of_rooms}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Check every pair of a method and an environment, and record which are refused and why.
 
-python scripts/pairs.py            # writes verl_hier/recipe/refused_pairs.yaml; some minutes
-python scripts/pairs.py --sample N # checks N random pairs against the record, and writes nothing
+python scripts/pairs.py               # writes verl_hier/recipe/refused_pairs.yaml; some minutes
+python scripts/pairs.py --sample N    # checks N random pairs against the record, and writes nothing
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from pathlib import Path
 
 import yaml
 
-from verl_hier.errors import HierError
 from verl_hier.recipe import pairs
-from verl_hier.recipe.check import check_recipe
-from verl_hier.recipe.compose import compose
+from verl_hier.recipe.check import refusal
 
 RECORD = Path(pairs.__file__).with_name(pairs.REFUSED)
 HEAD = "# Pairs of a method and an environment that are refused, and why. Written by scripts/pairs.py.\n"
@@ -48,16 +46,7 @@ def verdicts(names: Iterable[str]) -> dict[str, str]:
     """Why each pair is refused; "" for one that is not."""
     names = list(names)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(names, pool.map(verdict, names, chunksize=15), strict=True))
-
-
-def verdict(name: str) -> str:
-    """Why a pair is refused; "" where it can run."""
-    try:
-        check_recipe(compose(name))
-    except HierError as error:
-        return str(error)
-    return ""
+        return dict(zip(names, pool.map(refusal, names, chunksize=15), strict=True))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.e2e.test_critic import AGENTS
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.trainer import Run, Trainer
@@ -19,14 +20,6 @@ pytestmark = pytest.mark.slow
 
 STEPS = 3
 ROLES = ("reasoner", "actor")
-AGENTS = {
-    "name": "team",
-    "roles": {
-        "reasoner": {"level": 0, "prompt": "x:{instruction}", "later_prompt": "x:"},
-        "actor": {"level": 1, "prompt": "x:{said}", "later_prompt": "x:", "action": "{content}"},
-    },
-    "topology": {"kind": "sequence", "order": ["reasoner", "actor"]},
-}
 RECIPE = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
 hier:

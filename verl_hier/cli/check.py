@@ -91,20 +91,13 @@ def _check_all(reference: str | None, overrides: list[str]) -> None:
 
 def _verdicts(reference: str, overrides: list[str]) -> list[tuple[str, str]]:
     """Each combination that a recipe offers, and why it is refused; empty where it is not."""
-    from verl_hier.errors import HierError
     from verl_hier.recipe.catalogue import find
-    from verl_hier.recipe.check import check_recipe
-    from verl_hier.recipe.compose import compose
+    from verl_hier.recipe.check import refusal
 
-    found = []
-    for choices in find(reference).combinations():
-        reason = ""
-        try:
-            check_recipe(compose(reference, [*choices, *overrides]))
-        except HierError as error:
-            reason = str(error)
-        found.append((" ".join((reference, *choices)), reason))
-    return found
+    return [
+        (" ".join((reference, *choices)), refusal(reference, [*choices, *overrides]))
+        for choices in find(reference).combinations()
+    ]
 
 
 def spelled(recipe: str, overrides: list[str] | None) -> str:

@@ -161,12 +161,7 @@ class Recipe:
 
     def _has(self, variant: str) -> bool:
         groups = ((kind, self.groups.get(kind)) for kind in ("environment", "prompt"))
-        return all(_has(variant, kind, name) for kind, name in groups)
-
-
-def _has(variant: str, kind: str, name: str | None) -> bool:
-    """Whether a choice of a group has something for the tasks or the model of this name."""
-    return variant in pairs.scales_of(folder() / "hier" / kind / f"{name}.yaml")
+        return all(variant in pairs.scales_of(folder() / "hier" / kind / f"{name}.yaml") for kind, name in groups)
 
 
 def _block(content: Any, key: str) -> Mapping[str, Any]:
@@ -232,7 +227,8 @@ def _of_pair(name: str, size: str) -> Recipe:
     return Recipe(name, pairs.table_file(), text, yaml.safe_load(text))
 
 
-def _files() -> dict[str, Path]:
+@cache
+def _files() -> Mapping[str, Path]:
     """The files of shipped recipes by name."""
     return {path.stem: path for path in folder().glob("*.yaml") if path.name != pairs.TABLE}
 

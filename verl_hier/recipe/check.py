@@ -8,12 +8,12 @@ comes after that, where it is asked for.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import RecipeError
+from verl_hier.errors import HierError, RecipeError
 from verl_hier.recipe.checks import sampling
 from verl_hier.recipe.checks.machine import Missing, accelerator_memory_of, memory_of, missing_here
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
@@ -21,6 +21,7 @@ from verl_hier.recipe.checks.resources import Sizes, sizes_of
 from verl_hier.recipe.checks.rule import needs_critic, needs_reference, rules
 from verl_hier.recipe.checks.unread import unread
 from verl_hier.recipe.checks.world import missing_module
+from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.hydra_cache import interpolations_parsed_once
 from verl_hier.recipe.hydra_words import unresolved
@@ -112,6 +113,15 @@ def check_recipe(config: Any, *, offline: bool = True, command: str | None = Non
         for missing in _missing(recipe, report):
             raise RecipeError(missing.why)
     return report
+
+
+def refusal(reference: str, overrides: Sequence[str] = ()) -> str:
+    """Why a recipe with these overrides is refused, in a sentence; "" for one that can run."""
+    try:
+        check_recipe(compose(reference, overrides))
+    except HierError as error:
+        return str(error)
+    return ""
 
 
 def check_ready(config: Any, command: str | None = None) -> tuple[Report, tuple[Missing, ...]]:

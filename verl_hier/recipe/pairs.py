@@ -61,12 +61,6 @@ def tried() -> Iterator[str]:
         yield from (f"{method}_{environment}" for environment in row["tried"])
 
 
-def pairs() -> Iterator[tuple[str, str]]:
-    """Every method with every environment."""
-    for method in table()["methods"]:
-        yield from ((method, environment) for environment in table()["environments"])
-
-
 @cache
 def refused() -> Mapping[str, str]:
     """Why the pairs that cannot run are refused, as `scripts/pairs.py` has recorded it."""
@@ -77,7 +71,8 @@ def refused() -> Mapping[str, str]:
 @cache
 def by_name() -> Mapping[str, tuple[str, str]]:
     """Method and environment of every pair, by the name of its recipe."""
-    return {f"{method}_{environment}": (method, environment) for method, environment in pairs()}
+    methods, environments = table()["methods"], table()["environments"]
+    return {f"{method}_{environment}": (method, environment) for method in methods for environment in environments}
 
 
 def pair_of(name: str) -> tuple[str, str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import pytest
 import torch
 from verl.workers.config.actor import PolicyLossConfig
 
-from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.device_purity import Kind, Purity, pretended_device
 from tests.fixtures.engines_alone import (
     batch_of,
@@ -19,7 +18,6 @@ from tests.fixtures.engines_alone import (
     critic_batch_of,
     critic_loss_of,
     loss_of,
-    process_group,
 )
 from tests.fixtures.trees_of_rows import branching
 from verl_hier.compat.losses import register_policy_losses
@@ -30,6 +28,7 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.training.process_reward import WEIGHTS as PROCESS_WEIGHTS
 from verl_hier.training.value_heads import mask_of, returns_of, values_of
 
+pytestmark = pytest.mark.usefixtures("group")
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("verl_hier", "plugins")
 
@@ -158,17 +157,6 @@ ALLOWED: dict[tuple[str, str, Kind], str] = {
     ("verl_hier/engines/kl_limit.py", "train_within", "value read"): _LIMIT,
 }
 """File, function and kind of what waits for the device on purpose, with the reason."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with process_group(tmp_path_factory.mktemp("group") / "store"):
-        yield
 
 
 def watched(engine: Any, purity: Purity) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.engines_alone import (
     batch_of,
     build_engine,
@@ -18,23 +16,12 @@ from tests.fixtures.engines_alone import (
     critic_loss_of,
     gradients,
     loss_of,
-    process_group,
 )
 from tests.fixtures.trees_of_rows import branching
 
+pytestmark = pytest.mark.usefixtures("group")
 ROWS = [row for row in branching(3, leaves=14) if len(row) > 1]
 PROMPTS = [max(1, len(row) // 3) for row in ROWS]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with process_group(tmp_path_factory.mktemp("group") / "store"):
-        yield
 
 
 def loss_and_gradients(engine: Any, request: dict[str, Any], actor: dict[str, Any]) -> tuple[float, Any, Any]:

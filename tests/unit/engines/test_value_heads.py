@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,15 @@ import pytest
 import torch
 from verl.workers.config import CriticConfig
 
-from tests.fixtures.byte_model import write_byte_model
-from tests.fixtures.engines_alone import batch_of, build_engine, critic_loss_of, gradients, process_group
+from tests.fixtures.engines_alone import batch_of, build_engine, critic_loss_of, gradients
 from tests.fixtures.trees_of_rows import branching
 from verl_hier.engines.value_heads import value_heads_loss
 from verl_hier.training.value_heads import mask_of, returns_of, values_of
 
+pytestmark = pytest.mark.usefixtures("group")
 ROWS = [row for row in branching(3, leaves=10) if len(row) > 1]
 PROMPTS = [max(1, len(row) // 3) for row in ROWS]
 WEIGHTS = {"low": 1.0, "high": 0.5, "term": 2.0}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with process_group(tmp_path_factory.mktemp("group") / "store"):
-        yield
 
 
 def nested(like: torch.Tensor, make: Any) -> torch.Tensor:

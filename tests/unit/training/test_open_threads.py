@@ -1,4 +1,4 @@
-"""Three open threads of other trainers as small cases, ours beside theirs, through a whole training step."""
+"""Three threads of other trainers as small cases, ours beside theirs, through a whole training step."""
 
 from __future__ import annotations
 
