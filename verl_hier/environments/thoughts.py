@@ -16,7 +16,7 @@ import re
 THINK, UNTHINK = "<think>", "</think>"
 CALL = "<tool_call>"
 _TAG = re.compile(f"{THINK}|{UNTHINK}|{CALL}")
-_SPACE = re.compile(r"\s*")
+_OBJECT = re.compile(r"\s*(?=\{)")
 _MOST_BROKEN = 100
 """Broken objects in a text, behind which no further one is looked for: each costs a look at all the text before it."""
 _DECODER = json.JSONDecoder()
@@ -29,7 +29,9 @@ def said_spans(text: str) -> list[tuple[int, int]]:
 
     def behind_object(place: int) -> int:
         nonlocal broken
-        end = json_object_end(text, place) if broken < _MOST_BROKEN else None
+        if broken == _MOST_BROKEN or not _OBJECT.match(text, place):
+            return place
+        end = json_object_end(text, place)
         broken += end is None
         return end or place
 
@@ -39,14 +41,15 @@ def said_spans(text: str) -> list[tuple[int, int]]:
             place = behind_object(tag.end())
             continue
         if tag[0] == THINK:
-            found.append((begin, tag.start()))
+            if begin < tag.start():
+                found.append((begin, tag.start()))
             end = text.find(UNTHINK, tag.end())
             begin = len(text) if end < 0 else end + len(UNTHINK)
         else:
             found.clear()
             begin = tag.end()
         place = behind_object(begin)
-    return [span for span in (*found, (begin, len(text))) if span[0] < span[1]]
+    return [*found, (begin, len(text))] if begin < len(text) else found
 
 
 def without_thoughts(text: str) -> str:
@@ -76,11 +79,8 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 def json_object_end(text: str, place: int) -> int | None:
     """Where the JSON object ends that begins at a place, behind white space; None where there is none."""
-    space = _SPACE.match(text, place)
-    start = space.end() if space else place
-    if not text.startswith("{", start):
-        return None
+    opened = _OBJECT.match(text, place)
     try:
-        return _DECODER.raw_decode(text, start)[1]
+        return _DECODER.raw_decode(text, opened.end())[1] if opened else None
     except (ValueError, RecursionError):
         return None

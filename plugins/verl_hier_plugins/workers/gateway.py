@@ -32,6 +32,8 @@ ROOM = 64
 """Tokens that a chat template adds to a message, at most."""
 BYTES = 4
 """Of a character in UTF-8, each of which may be a token, at most."""
+MOST_FULL = 16
+"""Requests in a row that may have no room for an answer, before the episode is truncated."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class GatewayWorker(Worker):
         """See `Worker.run`."""
         held: dict[int, _Held] = {}
         turns: list[Turn] = []
+        full = 0
         step = await episode.reset()
         while not (step.done or step.truncated):
             request = _request(step)
@@ -120,7 +123,9 @@ class GatewayWorker(Worker):
             for role, content in request["messages"]:
                 context.observe(content, role=role, sources=sources)
                 sources = ()
-            if not await self._fits(episode, context, len(request["messages"])):
+            fits = await self._fits(episode, context, len(request["messages"]))
+            full = 0 if fits else full + 1
+            if not fits and full <= MOST_FULL:
                 step = await episode.act(FULL)
                 continue
             turn = await episode.generate(context, max_tokens=request["max_tokens"], stop=tuple(request["stop"]))

@@ -462,8 +462,9 @@ def test_no_key_of_any_episode_passes(agent, tmp_path):
     code = """
     def play(task):
         me = os.environ["OPENAI_API_KEY"]
-        open("keys/" + str(task["number"]), "w").write(me)
-        while len(os.listdir("keys")) < 2:
+        open("keys/" + str(task["number"]) + ".part", "w").write(me)
+        os.rename("keys/" + str(task["number"]) + ".part", "keys/" + str(task["number"]))
+        while not all(os.path.exists("keys/" + str(number)) for number in range(2)):
             time.sleep(0.05)
         other = open("keys/" + str(1 - task["number"])).read()
         escaped = "".join("\\\\u%04x" % ord(sign) for sign in other)

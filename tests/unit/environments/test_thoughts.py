@@ -144,3 +144,9 @@ def test_an_object_is_read_to_its_end():
 )
 def test_the_last_brackets_are_the_move(text, moves, told):
     assert bracketed(text, moves) == told
+
+
+@pytest.mark.parametrize("thoughts", [0, 1, 99, 100, 101, 500])
+def test_only_broken_objects_count_against_the_reading_of_objects(thoughts):
+    said = '{"a": "</think>"}'
+    assert without_thoughts("<think>a</think>" * thoughts + said) == said

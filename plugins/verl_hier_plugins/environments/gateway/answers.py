@@ -121,13 +121,18 @@ def _calls(
     found = turn.found if isinstance(turn.found, list) else []
     if cut:
         # A call of a turn that is cut may be half of what the policy wanted, and clients repair and carry out halves.
-        opened = blank_thoughts(text).find(OPEN) if request.tools else -1
+        opened = _opened(text) if request.tools else -1
         return text if opened < 0 else text[:opened].strip(), (), bool(found) or opened < 0
     if not found:
         said, fits = request.demand.read(text)
-        return said, (), fits and (not request.tools or OPEN not in blank_thoughts(text))
+        return said, (), fits and (not request.tools or _opened(text) < 0)
     if not request.demand.allows({call.name for call in found}):
         return text, (), False
     kept = found[:1] if request.demand.one else found
     calls = (AnsweredCall(f"call_{number}_{place}", call.name, call.arguments) for place, call in enumerate(kept))
     return turn.before.strip(), tuple(calls), kept == found
+
+
+def _opened(text: str) -> int:
+    """Where the first call begins that is no thought; -1 where there is none."""
+    return blank_thoughts(text).find(OPEN) if OPEN in text else -1
