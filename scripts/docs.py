@@ -170,7 +170,7 @@ def mapping(reference: str, head: str, prefix: str = "") -> Iterator[str]:
 def losses() -> Iterator[str]:
     """The policy losses with the pages that the docstrings of their modules name."""
     rows = []
-    for name, loss in sorted(host().policy_losses().items()):
+    for name, loss in sorted(host().specs("policy_loss").items()):
         page = re.search(r"docs/methods/([\w/-]+\.md)", sys.modules[loss.function.__module__].__doc__ or "")
         rows.append((f"[`{name}`]({page[1] if page else f'{name}.md'})", cell(loss.summary)))
     yield from table(("policy loss", "what it does"), *rows)
@@ -197,7 +197,7 @@ def policy_losses() -> Iterator[str]:
         "micro-batch-mean": "mean over the rows of a micro-batch",
     }
     uses = [(name, "verl", use.weights, use.aggregation) for name, use in VERL.items()]
-    losses = PluginHost.load(DEFAULT_ENABLED).policy_losses()
+    losses = PluginHost.load(DEFAULT_ENABLED).specs("policy_loss")
     uses += [(name, "verl-hier", loss.weights, loss.aggregation) for name, loss in losses.items()]
     rows = [(f"`{name}`", of, words[str(weights)], sums[aggregation]) for name, of, weights, aggregation in uses]
     yield from table(("`loss_mode`", "of", "loss weights", "adds up tokens"), *rows)

@@ -133,7 +133,7 @@ def engine(device: str, folder: Path) -> dict[str, Any]:
         found = response_from_nested(output, batch["response_mask"]).values().cpu().tolist()
         apart = max(abs(one - two) for one, two in zip(found, told, strict=True))
         losses = {}
-        for name in host.policy_losses():
+        for name in host.specs("policy_loss"):
             loss = engines_alone.loss_of(policy_loss=PolicyLossConfig(loss_mode=name))
             pair = []
             for each in (stock, tree):

@@ -18,12 +18,12 @@ def plugin_module(path: str) -> Any:
 
 def policy_loss(name: str) -> PolicyLossSpec:
     """One built-in policy loss."""
-    return PluginHost.load(DEFAULT_ENABLED).policy_losses()[name]
+    return PluginHost.load(DEFAULT_ENABLED).specs("policy_loss")[name]
 
 
 def value_head(name: str) -> ValueHeadSpec:
     """One built-in head of a critic."""
-    return PluginHost.load(DEFAULT_ENABLED).value_heads()[name]
+    return PluginHost.load(DEFAULT_ENABLED).specs("value_head")[name]
 
 
 def part(kind: Kind, name: str, *more: Any, **options: Any) -> Any:

@@ -152,7 +152,7 @@ def _loss(
     actor = omega_conf_to_dataclass(block)
     tokens, rows = int(mask.sum()), len(mask)
     actor.global_batch_info.update(dp_size=1, batch_num_tokens=tokens, global_batch_size=rows, loss_scale_factor=None)
-    plugin = recipe.host.policy_losses().get(run.name)
+    plugin = recipe.host.specs("policy_loss").get(run.name)
     function = get_policy_loss_fn(run.name) if plugin is None else plugin.function
     result: tuple[torch.Tensor, dict[str, Any]] = function(
         old_log_prob=fields["old_log_probs"],

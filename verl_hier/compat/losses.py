@@ -28,7 +28,7 @@ def register(loss: PolicyLossSpec, plugin: str) -> None:
 
 def register_policy_losses(host: PluginHost) -> None:
     """Make the plugins' policy losses known to verl in this process. Idempotent."""
-    for name, loss in host.policy_losses().items():
+    for name, loss in host.specs("policy_loss").items():
         register(loss, host.provenance("policy_loss", name).plugin)
 
 

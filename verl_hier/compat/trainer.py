@@ -157,7 +157,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         super()._init_resource_pool_mgr()
         mode = self.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
         worker: type = ActorRolloutRefWorker
-        if mode in self.host.policy_losses():
+        if mode in self.host.specs("policy_loss"):
             worker = worker_with_losses(worker, self.hier.plugins)
         if self.update_options.max_kl is not None:
             # A run without the line imports nothing of the engines.

@@ -21,13 +21,20 @@ from verl_hier.errors import PluginError, RecipeError, did_you_mean
 from verl_hier.hookspecs import PROJECT, SPEC_CLASSES
 from verl_hier.host.discovery import Candidate, check_known, contained, entry_points
 from verl_hier.host.loading import culprit, event_failure, implemented, import_plugin, is_plugin, load_failure
-from verl_hier.host.specs import KINDS, Kind, PolicyLossSpec, ProbeSpec, Spec, ValueHeadSpec
+from verl_hier.host.specs import (
+    REGISTERED,
+    AnyKind,
+    Kind,
+    NoOptions,
+    PolicyLossSpec,
+    ProbeSpec,
+    Registered,
+    Spec,
+    ValueHeadSpec,
+    hook_of,
+)
 
 DEFAULT_ENABLED: Mapping[str, bool] = {"builtin": True}
-_HOOK_OF_KIND: dict[Kind, str] = {kind: f"hier_{kind}s" for kind in KINDS}
-_LOSS_HOOK = "hier_policy_losses"
-_HEAD_HOOK = "hier_value_heads"
-_PROBE_HOOK = "hier_probes"
 
 
 @dataclass(frozen=True)
@@ -91,11 +98,8 @@ class PluginHost:
         for specifications in SPEC_CLASSES:
             self._manager.add_hookspecs(specifications)
         self._candidates: dict[str, Candidate] = {}
-        self._specs: dict[Kind, dict[str, Spec]] = {kind: {} for kind in KINDS}
-        self._losses: dict[str, PolicyLossSpec] = {}
-        self._heads: dict[str, ValueHeadSpec] = {}
-        self._probes: dict[str, ProbeSpec] = {}
-        self._provenance: dict[tuple[str, str], Provenance] = {}
+        self._specs: dict[AnyKind, dict[str, Any]] = {kind: {} for kind in REGISTERED}
+        self._provenance: dict[tuple[AnyKind, str], Provenance] = {}
         for candidate in candidates:
             self._register(candidate)
         self._check_pending()
@@ -126,7 +130,7 @@ class PluginHost:
 
     def spec(self, kind: Kind, name: str) -> Spec:
         """The part that a recipe calls `name`."""
-        known = self._specs[kind]
+        known = self.specs(kind)
         if name not in known:
             raise RecipeError(
                 f"hier.{kind}.name: no enabled plugin provides {_article(kind)} {kind} called "
@@ -135,29 +139,24 @@ class PluginHost:
             )
         return known[name]
 
-    def specs(self, kind: Kind) -> dict[str, Spec]:
-        """All parts of a kind by name."""
+    @typing.overload
+    def specs(self, kind: Kind) -> dict[str, Spec]: ...
+    @typing.overload
+    def specs(self, kind: typing.Literal["policy_loss"]) -> dict[str, PolicyLossSpec]: ...
+    @typing.overload
+    def specs(self, kind: typing.Literal["value_head"]) -> dict[str, ValueHeadSpec]: ...
+    @typing.overload
+    def specs(self, kind: typing.Literal["probe"]) -> dict[str, ProbeSpec]: ...
+    def specs(self, kind: AnyKind) -> Any:
+        """All registered parts of a kind by name."""
         return dict(self._specs[kind])
 
-    def policy_losses(self) -> dict[str, PolicyLossSpec]:
-        """All policy losses by name."""
-        return dict(self._losses)
-
-    def value_heads(self) -> dict[str, ValueHeadSpec]:
-        """All heads of critics by name."""
-        return dict(self._heads)
-
-    def probes(self) -> dict[str, ProbeSpec]:
-        """All probes by name."""
-        return dict(self._probes)
-
-    def provenance(self, kind: Kind | typing.Literal["policy_loss", "value_head", "probe"], name: str) -> Provenance:
+    def provenance(self, kind: AnyKind, name: str) -> Provenance:
         """Which plugin registered the part."""
         return self._provenance[(kind, name)]
 
     def provided_by(self, plugin: str) -> dict[str, tuple[str, ...]]:
-        """Names of the parts that a loaded plugin has registered, by kind, `policy_loss`, `value_head` and `probe`
-        among them."""
+        """Names of the parts that a loaded plugin has registered, by kind."""
         found: dict[str, tuple[str, ...]] = {}
         for (kind, name), provenance in self._provenance.items():
             if provenance.plugin == plugin:
@@ -167,7 +166,7 @@ class PluginHost:
     def event_hooks(self, plugin: str) -> tuple[str, ...]:
         """Event hooks that a loaded plugin implements."""
         callers = self._manager.get_hookcallers(self._manager.get_plugin(plugin)) or []
-        registration = {*_HOOK_OF_KIND.values(), _LOSS_HOOK, _HEAD_HOOK, _PROBE_HOOK}
+        registration = {hook_of(kind) for kind in REGISTERED}
         return tuple(sorted(caller.name for caller in callers if caller.name not in registration))
 
     def implements(self, hook: str) -> bool:
@@ -236,19 +235,12 @@ class PluginHost:
             ) from error
 
     def _collect(self) -> None:
-        for kind, hook in _HOOK_OF_KIND.items():
-            for name, module, spec in self._answers(hook, KINDS[kind]):
-                if not is_dataclass(spec.options) or not isinstance(spec.options, type):
+        for kind, expected in REGISTERED.items():
+            for name, module, spec in self._answers(hook_of(kind), expected):
+                options = getattr(spec, "options", NoOptions)
+                if not is_dataclass(options) or not isinstance(options, type):
                     raise self._refuse(name, f"the options of {kind} {spec.name!r} are not a dataclass")
-                self._claim(kind, name, module, _with_page(spec, module), self._specs[kind])
-        for name, module, loss in self._answers(_LOSS_HOOK, PolicyLossSpec):
-            self._claim("policy_loss", name, module, loss, self._losses)
-        for name, module, head in self._answers(_HEAD_HOOK, ValueHeadSpec):
-            self._claim("value_head", name, module, head, self._heads)
-        for name, module, probe in self._answers(_PROBE_HOOK, ProbeSpec):
-            if not is_dataclass(probe.options) or not isinstance(probe.options, type):
-                raise self._refuse(name, f"the options of probe {probe.name!r} are not a dataclass")
-            self._claim("probe", name, module, probe, self._probes)
+                self._claim(name, module, _with_page(spec, module) if isinstance(spec, Spec) else spec)
 
     def _answers(self, hook: str, expected: type) -> Iterable[tuple[str, str, Any]]:
         """(plugin, module, spec) of one registration hook, in load order, each checked."""
@@ -267,8 +259,9 @@ class PluginHost:
                     raise self._refuse(name, f"{hook} returned a spec without a name")
                 yield name, str(implementation.function.__module__), spec
 
-    def _claim(self, kind: str, plugin: str, module: str, spec: Any, known: dict[str, Any]) -> None:
-        name = spec.name
+    def _claim(self, plugin: str, module: str, spec: Registered) -> None:
+        kind, name = spec.kind, spec.name
+        known = self._specs[kind]
         if name in known:
             first, second = (self._candidates[p] for p in (self._provenance[(kind, name)].plugin, plugin))
             raise PluginError(

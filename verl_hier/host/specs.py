@@ -16,6 +16,9 @@ from typing import Any, ClassVar, Literal
 from verl_hier.errors import RecipeError, did_you_mean, raised_at
 
 Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
+"""The five parts of a method, each with a block of its own in a recipe."""
+AnyKind = Literal[Kind, "policy_loss", "value_head", "probe"]
+"""Whatever a plugin registers."""
 Granularity = Literal["turn", "step", "token"]
 Fork = Literal["native", "recorded", "replay", "never"]
 Confidence = Literal["A", "B", "C", "unrated"]
@@ -371,6 +374,7 @@ class PolicyLossSpec:
         aggregation: how it adds up tokens, see `LossAggregation`.
     """
 
+    kind: ClassVar[AnyKind] = "policy_loss"
     name: str
     function: Callable[..., Any]
     summary: str = ""
@@ -395,6 +399,7 @@ class ValueHeadSpec:
         summary, source: as in `Spec`.
     """
 
+    kind: ClassVar[AnyKind] = "value_head"
     name: str
     places: Callable[[Any], Any] | None = None
     summary: str = ""
@@ -421,6 +426,7 @@ class ProbeSpec:
         summary, source: as in `Spec`.
     """
 
+    kind: ClassVar[AnyKind] = "probe"
     name: str
     factory: Callable[..., Any]
     provides: tuple[str, ...]
@@ -434,6 +440,7 @@ class ProbeSpec:
             object.__setattr__(self, "factory", lazy(self.factory))
 
 
+Registered = Spec | PolicyLossSpec | ValueHeadSpec | ProbeSpec
 KINDS: dict[Kind, type[Spec]] = {
     "environment": EnvironmentSpec,
     "worker": WorkerSpec,
@@ -441,6 +448,18 @@ KINDS: dict[Kind, type[Spec]] = {
     "estimator": EstimatorSpec,
     "schedule": ScheduleSpec,
 }
+REGISTERED: dict[AnyKind, type[Registered]] = {
+    **{kind: KINDS[kind] for kind in KINDS},
+    "policy_loss": PolicyLossSpec,
+    "value_head": ValueHeadSpec,
+    "probe": ProbeSpec,
+}
+"""The whole registry: the class of each kind, which a plugin returns from the hook of that kind."""
+
+
+def hook_of(kind: AnyKind) -> str:
+    """Name of the hook in which plugins register their parts of a kind."""
+    return f"hier_{kind}{'es' if kind.endswith('s') else 's'}"
 
 
 def named_function(name: str, where: str) -> Callable[..., Any]:

@@ -62,7 +62,7 @@ class ComposedRecipe:
         Raises:
             RecipeError: for a head that no enabled plugin provides.
         """
-        known = self.host.value_heads()
+        known = self.host.specs("value_head")
         for name in self.hier.value_heads:
             if name not in known:
                 raise RecipeError(
@@ -78,7 +78,7 @@ class ComposedRecipe:
         Raises:
             RecipeError: for a probe that no enabled plugin provides, and for options that do not fit it.
         """
-        known = self.host.probes()
+        known = self.host.specs("probe")
         for name in self.hier.probes:
             if name not in known:
                 raise RecipeError(

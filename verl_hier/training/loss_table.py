@@ -76,7 +76,7 @@ class PolicyLossOfRun:
         """
         actor = config["actor_rollout_ref"]["actor"]
         name = str((actor.get("policy_loss") or {}).get("loss_mode") or "vanilla")
-        plugin = host.policy_losses().get(name)
+        plugin = host.specs("policy_loss").get(name)
         if plugin is not None:
             use = PolicyLossUse(plugin.weights, plugin.aggregation)
         else:

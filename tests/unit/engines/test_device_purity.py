@@ -210,7 +210,7 @@ def test_nothing_that_trains_waits_unseen(model: Path) -> None:
     register_policy_losses(host)
     runs: dict[str, Purity] = {}
     tree = build_engine(model, tree=True)
-    for name in host.policy_losses():
+    for name in host.specs("policy_loss"):
         loss = loss_of(policy_loss=PolicyLossConfig(loss_mode=name), entropy_coeff=0.01)
         runs[name] = train(tree, batch_of(ROWS, PROMPTS), loss)
     runs["limit"] = train(build_engine(model), batch_of(ROWS, PROMPTS), loss_of(), limit=1e-9)

@@ -89,7 +89,7 @@ def test_hook_hier_policy_losses(install: Install) -> None:
         """
     install("loss-dist", {"loss": "loss_plugin"}, {"loss_plugin.py": source})
     host = PluginHost.load({"loss": True})
-    assert set(host.policy_losses()) == {"mine"}
+    assert set(host.specs("policy_loss")) == {"mine"}
     assert host.provenance("policy_loss", "mine").distribution == "loss-dist"
 
 
@@ -104,7 +104,7 @@ def test_hook_hier_value_heads(install: Install) -> None:
         """
     install("head-dist", {"head": "head_plugin"}, {"head_plugin.py": source})
     host = PluginHost.load({"head": True})
-    assert host.value_heads()["mine"].column == "tokens.value_mine"
+    assert host.specs("value_head")["mine"].column == "tokens.value_mine"
     assert host.provenance("value_head", "mine").distribution == "head-dist"
 
 
@@ -120,7 +120,7 @@ def test_hook_hier_probes(install: Install) -> None:
     good = source.replace(", options=OPTIONS", "")
     install("probe-dist", {"asks": "asking_plugin"}, {"asking_plugin.py": good})
     host = PluginHost.load({"asks": True})
-    assert host.probes()["mine"].provides == ("doubt",)
+    assert host.specs("probe")["mine"].provides == ("doubt",)
     assert host.provenance("probe", "mine").distribution == "probe-dist"
     assert host.provided_by("asks") == {"probe": ("mine",)}
     install("bad-dist", {"bad": "bad_plugin"}, {"bad_plugin.py": source.replace("OPTIONS", "dict")})

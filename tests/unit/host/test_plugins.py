@@ -147,7 +147,7 @@ def test_a_policy_loss_can_be_given_by_its_name(install: Install) -> None:
             return [PolicyLossSpec("half", "half_heavy:loss")]
         """
     install("half-dist", {"half": "half"}, {"half.py": source, "half_heavy.py": "loss = lambda x: x / 2"})
-    function = PluginHost.load({"half": True}).policy_losses()["half"].function
+    function = PluginHost.load({"half": True}).specs("policy_loss")["half"].function
     assert "half_heavy" not in sys.modules and function(4) == 2
 
 
@@ -369,7 +369,7 @@ def test_policy_losses_reach_verl_once_and_never_overwrite_it(install: Install) 
     try:
         register_policy_losses(host)
         register_policy_losses(host)
-        assert get_policy_loss_fn("only_in_this_test") is host.policy_losses()["only_in_this_test"].function
+        assert get_policy_loss_fn("only_in_this_test") is host.specs("policy_loss")["only_in_this_test"].function
     finally:
         POLICY_LOSS_REGISTRY.pop("only_in_this_test", None)
     with pytest.raises(PluginError, match=r"'clash'.*'vanilla'.*verl"):

@@ -40,7 +40,7 @@ from verl_hier_plugins.schedules.joint import Joint, JointOptions
 HOST = PluginHost.load(DEFAULT_ENABLED)
 ACTOR = "actor_rollout_ref.actor."
 MODES = CHOICES[ACTOR + "loss_agg_mode"]
-LOSSES = (*VERL, *HOST.policy_losses())
+LOSSES = (*VERL, *HOST.specs("policy_loss"))
 UNITS = get_args(WeightBy)
 Lengths = list[list[int]]
 """Tokens of each row, of each episode."""
@@ -126,7 +126,7 @@ def row_gradients(name: str, mode: str, fields: dict[str, torch.Tensor]) -> np.n
     config.global_batch_info.update(
         dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=len(mask), loss_scale_factor=64
     )
-    plugin = HOST.policy_losses().get(name)
+    plugin = HOST.specs("policy_loss").get(name)
     function = get_policy_loss_fn(name) if plugin is None else plugin.function
     log_prob = fields["old_log_probs"].clone().requires_grad_()
     advantages = fields["advantages"].clone().requires_grad_()

@@ -61,7 +61,7 @@ def test_the_tokens_of_a_text_in_the_middle_are_known(
 
 
 def probe(name: str, **options: Any) -> Any:
-    spec = PluginHost.load(DEFAULT_ENABLED).probes()[name]
+    spec = PluginHost.load(DEFAULT_ENABLED).specs("probe")[name]
     return spec.factory(spec.options(**options))
 
 

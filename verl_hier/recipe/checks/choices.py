@@ -59,7 +59,7 @@ def check_policy_loss(recipe: ComposedRecipe) -> None:
     # The workers import this module, which may register more.
     open_ended = value(recipe.config, "actor_rollout_ref.model.external_lib")
     if there(recipe.config, line) and not open_ended:
-        known = {*names.POLICY_LOSSES.names(), *recipe.host.policy_losses()}
+        known = {*names.POLICY_LOSSES.names(), *recipe.host.specs("policy_loss")}
         _require(line, value(recipe.config, line), known, "policy loss")
 
 

@@ -392,9 +392,11 @@ def _providers(host: PluginHost, column: str) -> Iterator[str]:
 
 def _heads(host: PluginHost, column: str) -> Iterator[str]:
     """Registered heads of a critic that fill the column, as recipe lines."""
-    yield from (f"hier.value_heads.{name}: 1.0" for name, head in host.value_heads().items() if head.column == column)
+    yield from (
+        f"hier.value_heads.{name}: 1.0" for name, head in host.specs("value_head").items() if head.column == column
+    )
 
 
 def _probes(host: PluginHost, column: str) -> Iterator[str]:
     """Registered probes that fill the column, as recipe lines."""
-    yield from (f"hier.probes.{name}: {{}}" for name, probe in host.probes().items() if column in probe.provides)
+    yield from (f"hier.probes.{name}: {{}}" for name, probe in host.specs("probe").items() if column in probe.provides)
