@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from verl_hier.credit import Credit
     from verl_hier.graph import RolloutGraph, TurnTable
     from verl_hier.host.specs import (
+        EngineSpec,
         EnvironmentSpec,
         EstimatorSpec,
         PolicyLossSpec,
         ProbeSpec,
+        RolloutServerSpec,
         SamplerSpec,
         ScheduleSpec,
+        TrainerExtensionSpec,
         ValueHeadSpec,
         WorkerSpec,
     )
@@ -70,6 +73,18 @@ class RegistrationSpecs:
     @hookspec
     def hier_probes(self) -> ProbeSpec | Iterable[ProbeSpec]:
         """Texts whose log-probs the policy computes in contexts of the step; `hier.probes` names those of a recipe."""
+
+    @hookspec
+    def hier_rollout_servers(self) -> RolloutServerSpec | Iterable[RolloutServerSpec]:
+        """What rollout servers that verl has registered can do; `actor_rollout_ref.rollout.name` names one."""
+
+    @hookspec
+    def hier_engines(self) -> EngineSpec | Iterable[EngineSpec]:
+        """Training engines beside verl's own; the group `hier/engine` names one."""
+
+    @hookspec
+    def hier_trainer_extensions(self) -> TrainerExtensionSpec | Iterable[TrainerExtensionSpec]:
+        """What learns or is asked beside verl's actor; a trainer calls them in the order in which they come."""
 
 
 class RolloutEvents:

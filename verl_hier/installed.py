@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 from verl_hier.errors import HierError, PluginError, first_line
+
+logger = logging.getLogger(__name__)
+
+
+def failure_of(register: Callable[[], object]) -> BaseException | None:
+    """What a registration with verl raises, None where it succeeds.
+
+    verl swallows what a module of its entry points raises (verl/__init__.py of 0.9.1 logs it at DEBUG), so each of ours
+    keeps it in `FAILURE`, from which `verl-hier doctor` and the check of a recipe raise it.
+    """
+    try:
+        register()
+    except Exception as error:
+        logger.exception("verl-hier could not register itself with verl; run `verl-hier doctor`")
+        return error
+    return None
 
 
 def package_folder(package: str) -> Path:

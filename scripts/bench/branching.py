@@ -28,11 +28,13 @@ import verl  # noqa: F401 - settles the platform
 
 from verl_hier.coldstart.build import build
 from verl_hier.compat.runner import runner_of
-from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.graph import RolloutGraph
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+from verl_hier.host.servers import rollout_server
 from verl_hier.recipe.compose import compose
 from verl_hier.rollout import Request, Sampling
 from verl_hier.runtime_cpu.server import TransformersServer
+from verl_hier.served.rollout_server import ServerPolicy
 
 LEAVES = 8
 SAMPLERS = {
@@ -89,7 +91,7 @@ async def measure(model: Path, sampler: str, tasks: int) -> Figures:
     config = config_of(model, sampler)
     runner = runner_of(config)
     server = TransformersServer(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, 0)
-    policy = ServerPolicy(InProcess(server), "transformers")
+    policy = ServerPolicy(InProcess(server), rollout_server(PluginHost.load(DEFAULT_ENABLED), "transformers"))
     environment = runner.recipe.parts.environment
     worlds = environment.spec.tasks(environment.options, "train")[:tasks]
     pool = runner.pool()

@@ -15,12 +15,12 @@ from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.corridor import Corridor
 from verl_hier.compat.runner import runner_of
-from verl_hier.compat.servers.in_process import in_process_policy
 from verl_hier.compat.servers.named import NamedPolicies
 from verl_hier.errors import HierError
 from verl_hier.graph import RolloutGraph, graph_rows
 from verl_hier.host.options import build_options
 from verl_hier.host.part import Part
+from verl_hier.host.servers import loader_of
 from verl_hier.host.specs import EnvironmentSpec, NoOptions
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.policies import PolicyOptions
@@ -63,9 +63,10 @@ def rollouts(
     """Tasks of one rollout worker, one after the other; `before` is called with the number of each."""
 
     async def all_of_them() -> list[RolloutGraph]:
-        beside = NamedPolicies(made.config, made.hier.policies, client=None)
+        load = loader_of(made.host, made.config)
+        beside = NamedPolicies(made, load)
         runner = replace(runner_of(made.config), recipe=made, limits=LIMITS, beside=beside)
-        policy, found = in_process_policy(made.config, model), []
+        policy, found = load(model), []
         for number in range(count):
             before(number)
             request = Request({"instruction": "go"}, {"uid": f"u{number}", "index": number}, n=2)

@@ -17,9 +17,13 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from tests.fixtures.small_models import plain_log_probs
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters
-from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.errors import RolloutError
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+from verl_hier.host.servers import rollout_server
 from verl_hier.rollout import Sampling
+from verl_hier.served.rollout_server import ServerPolicy
+
+HOST = PluginHost.load(DEFAULT_ENABLED)
 
 PROMPT = list(range(65, 95))
 TOKENS = [100, 3, 77, 12, 5]
@@ -63,7 +67,7 @@ class Altered:
 def policy(server: object, engine: str = "transformers", client: type = LLMServerClient) -> ServerPolicy:
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": engine, "response_length": 24}}})
     balancer = Handle(GlobalRequestLoadBalancer({"one": Handle(server)}))
-    return ServerPolicy(client(config=config, load_balancer_handle=balancer), engine)
+    return ServerPolicy(client(config=config, load_balancer_handle=balancer), rollout_server(HOST, engine))
 
 
 Body = Callable[[Any], Awaitable[None]]
@@ -157,7 +161,9 @@ def test_tokens_that_cannot_be_sampled_are_not_listed(serve):
 def test_the_client_of_a_sole_server_has_no_balancer_and_the_same_answers(serve):
     async def body(server):
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "transformers"}}})
-        sole = ServerPolicy(SingleServerClient(config=config, server=Handle(server)), "transformers")
+        sole = ServerPolicy(
+            SingleServerClient(config=config, server=Handle(server)), rollout_server(HOST, "transformers")
+        )
         sampling = Sampling(max_tokens=8, seed=3)
         answers = [await asked.generate(PROMPT, sampling, "c") for asked in (sole, policy(server))]
         assert answers[0].token_ids == answers[1].token_ids and answers[0].logprobs == answers[1].logprobs

@@ -18,12 +18,14 @@ from tests.fixtures import rollout_graphs
 from tests.fixtures.corridor import Corridor
 from verl_hier.compat.queue import EXAMPLES
 from verl_hier.compat.servers.client import SingleServerClient
-from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.compat.tracing import Tracing
 from verl_hier.graph.outline import outline
 from verl_hier.host.discovery import Candidate
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+from verl_hier.host.servers import rollout_server
 from verl_hier.recipe.schema import StoreOptions
 from verl_hier.rollout import Sampling
+from verl_hier.served.rollout_server import ServerPolicy
 from verl_hier.testing import roll_out_scripted
 from verl_hier.testing.rollout import ScriptedPolicy
 from verl_hier.training.schedule import Phase
@@ -164,7 +166,7 @@ class Served(ScriptedPolicy):
         super().__init__(*args)
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "transformers", "response_length": 24}}})
         client = SingleServerClient(server=Handle(Server(self)), config=config)
-        self.generate = ServerPolicy(client, "transformers").generate
+        self.generate = ServerPolicy(client, rollout_server(PluginHost.load(DEFAULT_ENABLED), "transformers")).generate
 
 
 def make_traced_worker():

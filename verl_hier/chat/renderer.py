@@ -9,10 +9,10 @@ from typing import Any
 
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
+from verl_hier.chat.end_ids import end_ids
 from verl_hier.chat.template import ChatTemplate
 from verl_hier.graph.nodes import CONTINUED
 from verl_hier.rollout.plain_renderer import completes
-from verl_hier.runtime_cpu.end_ids import end_ids
 
 _PREFIX = 3
 """Messages that verl's builder puts in front of a new one at most, so that the template sees a conversation."""

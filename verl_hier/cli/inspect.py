@@ -93,10 +93,12 @@ def doctor(
 def _model(model: str) -> None:
     with _keeping_garbage():
         from verl_hier.chat.examined.model import examine
+        from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
         from verl_hier.recipe.checks.resources import COPY_BYTES_PER_PARAMETER, TRAINED_BYTES_PER_PARAMETER
 
         heading(f"model {model}")
-        findings = list(examine(model, TRAINED_BYTES_PER_PARAMETER, COPY_BYTES_PER_PARAMETER))
+        host = PluginHost.load(DEFAULT_ENABLED)
+        findings = list(examine(model, host, TRAINED_BYTES_PER_PARAMETER, COPY_BYTES_PER_PARAMETER))
     table((finding.verdict, finding.about, finding.sentence) for finding in findings)
     line("hours to the last step: unknown, until `verl-hier train` has measured a step of your recipe")
     broken = [finding.about for finding in findings if finding.verdict == "fails"]

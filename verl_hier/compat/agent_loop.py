@@ -28,9 +28,8 @@ from verl_hier.compat.data_set import parted, score_of
 from verl_hier.compat.examples import example_of
 from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT
 from verl_hier.compat.runner import runner_of
-from verl_hier.compat.servers.in_process import SavedPolicies
 from verl_hier.compat.servers.named import NamedPolicies
-from verl_hier.compat.servers.policy import ServerPolicy
+from verl_hier.compat.servers.saved import SavedPolicies
 from verl_hier.compat.tracing import Tracing
 from verl_hier.compat.validation_success import accuracy
 from verl_hier.environments.pool import EnvironmentPool
@@ -39,9 +38,11 @@ from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
 from verl_hier.graph.columnar.held import HeldRollouts, Written
 from verl_hier.graph.columnar.light import light_of, pack
 from verl_hier.graph.rows import leaf_row
+from verl_hier.host.servers import loader_of
 from verl_hier.rollout import Request, Sampling
 from verl_hier.rollout.garbage import collect_rarely
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
+from verl_hier.served.rollout_server import ServerPolicy
 from verl_hier.training.refill import Group
 from verl_hier.training.schedule import Phase
 from verl_hier.training.sharing import Sharing
@@ -60,11 +61,12 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         runner = runner_of(self.config, self.tokenizer, self.hf_model_type, self.tools)
-        beside = NamedPolicies(self.config, runner.recipe.hier.policies, self.llm_client)
-        self._runner = replace(runner, opens=SavedPolicies(self.config), beside=beside)
-        recipe = self._runner.recipe
+        recipe = runner.recipe
+        load = loader_of(recipe.host, self.config)
+        beside = NamedPolicies(recipe, load, self.llm_client)
+        self._runner = replace(runner, opens=SavedPolicies(load), beside=beside)
         self._hier, self._host, self._parts = recipe.hier, recipe.host, recipe.parts
-        self._policy = ServerPolicy(self.llm_client, self.config.actor_rollout_ref.rollout.name)
+        self._policy = ServerPolicy(self.llm_client, recipe.server)
         self._pool: EnvironmentPool | None = None
         self._slots = asyncio.Semaphore(self._hier.rollout.concurrent_tasks)
         self._unfinished = UnfinishedEpisodes(self._hier.rollout.carried_episodes)

@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 from transfer_queue import interface
 
-from verl_hier.compat.servers.policy import RESUME_HINT
 from verl_hier.errors import RolloutError
+from verl_hier.served.rollout_server import RESUME_HINT
 
 LOOK_S = 2.0
 """Seconds between two looks; the trainer polls its queue many times a second."""

@@ -28,7 +28,7 @@ from verl_hier.compat.servers.named import OF_CLIENT
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.policies import PolicyOptions, learning
 from verl_hier.rollout.policy import DEFAULT_POLICY
-from verl_hier.runtime_cpu.options import FIRST_REPLICA
+from verl_hier.verl_facts.replicas import FIRST_REPLICA
 
 SUMMED = ("hier/rows/trained", "hier/rows/padding")
 """Metrics of a policy's batch that are added up over the policies of a step."""

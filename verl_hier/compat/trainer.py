@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,12 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
-from verl_hier.compat.critic import CriticHeads
 from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.liveness import Liveness, lost_actor, storage_units
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policies import SeveralPolicies
-from verl_hier.compat.probes import Probes
-from verl_hier.compat.process_reward import ProcessReward
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
-from verl_hier.compat.replay import ReplayCritic
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
@@ -45,7 +41,6 @@ from verl_hier.graph.columnar.light import Light, unpack
 from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.policies import learning
-from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.guards import RewardHistory
 from verl_hier.training.loss_table import PolicyLossOfRun
 from verl_hier.training.metrics import turn_metrics
@@ -63,16 +58,6 @@ NOTHING_TO_TRAIN = (
     "no row of this step can be trained: every episode was lost, or no turn belongs to the levels that learn; "
     "see hier/episodes/failed in the last metrics, and hier.schedule."
 )
-
-
-EXTENSIONS: tuple[tuple[Callable[[HierConfig], object], type[TrainerExtension]], ...] = (
-    (lambda hier: hier.value_heads and hier.replay is None, CriticHeads),
-    (lambda hier: hier.replay, ReplayCritic),
-    (lambda hier: hier.process_reward, ProcessReward),
-    (lambda hier: hier.probes, Probes),
-    (lambda hier: learning(hier.policies), SeveralPolicies),
-)
-"""Whether a recipe wants an extension, and the extension, in the order in which they are called."""
 
 
 class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
@@ -99,8 +84,11 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         self.hier, self.host, self.parts = recipe.hier, recipe.host, recipe.parts
         self.update_options = recipe.hier.update
         self._heads, self.probes = recipe.value_heads, recipe.probes
-        self.extensions = [extension(self) for wanted, extension in EXTENSIONS if wanted(recipe.hier)]
-        self._policies = next((each for each in self.extensions if isinstance(each, SeveralPolicies)), None)
+        self._policies = SeveralPolicies(self) if learning(recipe.hier.policies) else None
+        self.extensions: list[TrainerExtension] = [
+            *(spec.factory(self) for spec in recipe.extensions),
+            *(() if self._policies is None else (self._policies,)),
+        ]
         self._loss = PolicyLossOfRun.of(recipe.config, self.host)
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None

@@ -21,7 +21,19 @@ from verl_hier.errors import PluginError, did_you_mean
 from verl_hier.installed import points_of
 
 GROUP = "verl_hier.plugins"
-ROOMS = ("environments", "workers", "samplers", "estimators", "schedules", "losses", "value_heads", "probes")
+ROOMS = (
+    "environments",
+    "workers",
+    "samplers",
+    "estimators",
+    "schedules",
+    "losses",
+    "value_heads",
+    "probes",
+    "rollout_servers",
+    "engines",
+    "trainer_extensions",
+)
 """Subpackages of a package of plugins whose modules are plugins, sorted by the kind of their parts."""
 
 logger = logging.getLogger(__name__)

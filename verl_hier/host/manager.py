@@ -24,12 +24,15 @@ from verl_hier.host.loading import culprit, event_failure, implemented, import_p
 from verl_hier.host.specs import (
     REGISTERED,
     AnyKind,
+    EngineSpec,
     Kind,
     NoOptions,
     PolicyLossSpec,
     ProbeSpec,
     Registered,
+    RolloutServerSpec,
     Spec,
+    TrainerExtensionSpec,
     ValueHeadSpec,
     hook_of,
 )
@@ -147,6 +150,12 @@ class PluginHost:
     def specs(self, kind: typing.Literal["value_head"]) -> dict[str, ValueHeadSpec]: ...
     @typing.overload
     def specs(self, kind: typing.Literal["probe"]) -> dict[str, ProbeSpec]: ...
+    @typing.overload
+    def specs(self, kind: typing.Literal["rollout_server"]) -> dict[str, RolloutServerSpec]: ...
+    @typing.overload
+    def specs(self, kind: typing.Literal["engine"]) -> dict[str, EngineSpec]: ...
+    @typing.overload
+    def specs(self, kind: typing.Literal["trainer_extension"]) -> dict[str, TrainerExtensionSpec]: ...
     def specs(self, kind: AnyKind) -> Any:
         """All registered parts of a kind by name."""
         return dict(self._specs[kind])

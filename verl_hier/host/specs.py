@@ -17,7 +17,7 @@ from verl_hier.errors import RecipeError, did_you_mean, raised_at
 
 Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
 """The five parts of a method, each with a block of its own in a recipe."""
-AnyKind = Literal[Kind, "policy_loss", "value_head", "probe"]
+AnyKind = Literal[Kind, "policy_loss", "value_head", "probe", "rollout_server", "engine", "trainer_extension"]
 """Whatever a plugin registers."""
 Granularity = Literal["turn", "step", "token"]
 Fork = Literal["native", "recorded", "replay", "never"]
@@ -383,8 +383,7 @@ class PolicyLossSpec:
     aggregation: LossAggregation = "loss_agg_mode"
 
     def __post_init__(self) -> None:
-        if isinstance(self.function, str):
-            object.__setattr__(self, "function", lazy(self.function))
+        _make_lazy(self, "function")
 
 
 @dataclass(frozen=True)
@@ -436,11 +435,99 @@ class ProbeSpec:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.factory, str):
-            object.__setattr__(self, "factory", lazy(self.factory))
+        _make_lazy(self, "factory")
 
 
-Registered = Spec | PolicyLossSpec | ValueHeadSpec | ProbeSpec
+@dataclass(frozen=True)
+class RolloutServerSpec:
+    """The abilities of a rollout server that verl has registered, as far as recipes and requests depend on them.
+
+    A server that nobody describes is taken for one of verl's that returns the sampled tokens' log-probs and nothing
+    else.
+
+    Attributes:
+        name: value of `actor_rollout_ref.rollout.name`.
+        module: Python package that it needs, and the extra of verl-hier that installs it; None where it needs none.
+        on_cpu: runs on a machine without an accelerator.
+        top_logprobs: returns the log-probs of the likeliest tokens at each generated token; verl's own servers do not.
+        prompt_scores: returns the log-probs of the tokens of a prompt; verl's TensorRT-LLM server does not.
+        scores_from: takes `prompt_logprobs_start`: it computes only the scores from there on, the rest comes from its
+            cache.
+        scores_at_temperature: takes `prompt_logprobs_temperature`: its scores are at any temperature; those of other
+            servers are at 1.
+        seed: name of the sampling parameter for the seed of a request.
+        stop_strings_need_tokenizer: fails at the first stop string with `skip_tokenizer_init`
+            (sgl-project/sglang#27882).
+        opens: `opens(spec, config, model)` is a `rollout.Policy` that generates with a saved model in the process that
+            asks; None where the server cannot. A text `package.module:function` stands for `lazy` of
+            it.
+        refuses: `refuses(config, model_class)` is a sentence on why the server cannot have the architecture, None where
+            it can; as `opens`.
+    """
+
+    kind: ClassVar[AnyKind] = "rollout_server"
+    name: str
+    module: str | None = None
+    on_cpu: bool = False
+    top_logprobs: bool = False
+    prompt_scores: bool = False
+    scores_from: bool = False
+    scores_at_temperature: bool = False
+    seed: str = "seed"
+    stop_strings_need_tokenizer: bool = False
+    opens: Callable[..., Any] | None = None
+    refuses: Callable[[Any, Any], str | None] | None = None
+
+    def __post_init__(self) -> None:
+        _make_lazy(self, "opens", "refuses")
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """A training engine that verl chooses by the environment variable `VERL_ENGINE_VENDOR`.
+
+    Attributes:
+        name: how the group `hier/engine` calls it.
+        refuses: `refuses(config)` raises `RecipeError` where the engine is not exact on the layers of the
+            architecture. A text `package.module:function` stands for `lazy` of it.
+    """
+
+    kind: ClassVar[AnyKind] = "engine"
+    name: str
+    refuses: Callable[[Any], None]
+
+    def __post_init__(self) -> None:
+        _make_lazy(self, "refuses")
+
+
+@dataclass(frozen=True)
+class TrainerExtensionSpec:
+    """What learns or is asked beside verl's actor, in the trainer's process.
+
+    Attributes:
+        name: what messages call it.
+        block: the block of `hier` that asks for it, as in `hier.replay`.
+        factory: `factory(trainer)` returns a `compat.extension.TrainerExtension`. A text `package.module:function`
+            stands for `lazy` of it.
+    """
+
+    kind: ClassVar[AnyKind] = "trainer_extension"
+    name: str
+    block: str
+    factory: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        _make_lazy(self, "factory")
+
+
+def _make_lazy(spec: Any, *names: str) -> None:
+    """Replace fields of a spec that name a function by the function."""
+    for name in names:
+        if isinstance(getattr(spec, name), str):
+            object.__setattr__(spec, name, lazy(getattr(spec, name)))
+
+
+Registered = Spec | PolicyLossSpec | ValueHeadSpec | ProbeSpec | RolloutServerSpec | EngineSpec | TrainerExtensionSpec
 KINDS: dict[Kind, type[Spec]] = {
     "environment": EnvironmentSpec,
     "worker": WorkerSpec,
@@ -453,6 +540,9 @@ REGISTERED: dict[AnyKind, type[Registered]] = {
     "policy_loss": PolicyLossSpec,
     "value_head": ValueHeadSpec,
     "probe": ProbeSpec,
+    "rollout_server": RolloutServerSpec,
+    "engine": EngineSpec,
+    "trainer_extension": TrainerExtensionSpec,
 }
 """The whole registry: the class of each kind, which a plugin returns from the hook of that kind."""
 

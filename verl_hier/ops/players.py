@@ -17,6 +17,7 @@ from verl_hier.environments.blocking import build
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError
 from verl_hier.graph import RolloutGraph
+from verl_hier.host.servers import loader_of
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.runner import RolloutRunner
@@ -179,15 +180,14 @@ def in_process(recipe: ComposedRecipe, model: str | os.PathLike[str], name: str 
         RecipeError: when the model cannot be loaded.
     """
     from verl_hier.compat.runner import runner_of
-    from verl_hier.compat.servers.in_process import in_process_policy
     from verl_hier.compat.servers.named import NamedPolicies, learned_beside
 
     config, policies = with_model(recipe.config, model), recipe.hier.policies
-    runner = replace(runner_of(config), recipe=recipe)
+    runner, load = replace(runner_of(config), recipe=recipe), loader_of(recipe.host, config)
     if policies:
         learned = learned_beside(Path(model), policies)
-        runner = replace(runner, beside=NamedPolicies(config, policies, learned=learned))
-    return PolicyPlayer(name or str(model), runner, in_process_policy(config, model))
+        runner = replace(runner, beside=NamedPolicies(replace(recipe, config=config), load, learned=learned))
+    return PolicyPlayer(name or str(model), runner, load(model))
 
 
 def with_model(config: Any, model: str | os.PathLike[str]) -> Any:

@@ -29,7 +29,6 @@ from verl_hier.recipe.papers import contradictions
 from verl_hier.recipe.parts import Parts
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.recipe.sharing import ExpectedSharing, expected_sharing
-from verl_hier.verl_facts.servers import rollout_server
 from verl_hier.verl_facts.validation import require_registration, validate
 from verl_hier.verl_facts.versions import require_supported
 
@@ -180,8 +179,7 @@ def _check_model(recipe: ComposedRecipe, model: ModelFacts) -> None:
     from verl_hier.chat.examined.model import refuse_server, refuse_tokenizer
 
     config, line = recipe.config, "actor_rollout_ref.model.path"
-    if config["actor_rollout_ref"]["rollout"]["name"] == "transformers":
-        refuse_server(model.local, line)
+    refuse_server(model.local, recipe.server, line)
     tokenizer = Path(str(config["actor_rollout_ref"]["model"].get("tokenizer_path") or model.local)).expanduser()
     if recipe.hier.rollout.template == "chat" and tokenizer.exists():
         options = dict(config["data"].get("apply_chat_template_kwargs") or {})
@@ -197,7 +195,7 @@ def _notes(recipe: ComposedRecipe) -> list[str]:
             f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini} does not divide data.train_batch_size = {tasks}; "
             f"the step is cut into {max(1, tasks // mini)} equal part(s)."
         )
-    module = rollout_server(str(config["actor_rollout_ref"]["rollout"]["name"])).module
+    module = recipe.server.module
     if module and importlib.util.find_spec(module) is None:
         notes.append(
             f"{module} is not installed on this machine; `pip install 'verl-hier[{module}]'` where the recipe runs."

@@ -11,13 +11,17 @@ from verl_hier.graph.columnar.layout import TOKEN_LISTS
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_dataclass, build_options
 from verl_hier.host.part import Part
-from verl_hier.host.specs import ValueHeadSpec
+from verl_hier.host.servers import rollout_server
+from verl_hier.host.specs import RolloutServerSpec, TrainerExtensionSpec, ValueHeadSpec
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.parts import Parts, resolve
 from verl_hier.recipe.rewards import rewards_of
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.rollout import Limits
 from verl_hier.rollout.rewards import Reward
+
+EXTENDING = ("value_heads", "replay", "process_reward", "probes")
+"""Blocks of `hier` that ask for something beside verl's actor."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,29 @@ class ComposedRecipe:
     def named(cls, reference: str, overrides: Sequence[str] = ()) -> ComposedRecipe:
         """A shipped recipe by name or a user's own by path, with overrides. Raises what `compose` and `of` raise."""
         return cls.of(compose(reference, overrides))
+
+    @property
+    def server(self) -> RolloutServerSpec:
+        """The rollout server of the policy."""
+        return rollout_server(self.host, str(self.config["actor_rollout_ref"]["rollout"]["name"]))
+
+    @property
+    def extensions(self) -> list[TrainerExtensionSpec]:
+        """What the recipe wants beside verl's actor, in order.
+
+        Raises:
+            RecipeError: for a block that no enabled plugin obeys.
+        """
+        # The replay critic has heads of its own.
+        blocks = [name for name in EXTENDING if getattr(self.hier, name)]
+        wanted = [name for name in blocks if not (name == "value_heads" and self.hier.replay is not None)]
+        known = self.host.specs("trainer_extension").values()
+        missing = sorted(set(wanted) - {spec.block for spec in known})
+        if missing:
+            raise RecipeError(
+                f"hier.{missing[0]}: no enabled plugin has a trainer extension for it; the built-in one is `beside`."
+            )
+        return [spec for spec in known if spec.block in wanted]
 
     @property
     def value_heads(self) -> dict[str, ValueHeadSpec]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from verl_hier.recipe.checks.rule import needs_critic, needs_reference, value
 from verl_hier.recipe.checks.world import makes_tasks
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.verl_facts.servers import rollout_server
 
 VERL = "verl"
 """The reader of lines that verl reads as in a run without verl-hier."""
@@ -150,8 +149,8 @@ def _draws(recipe: ComposedRecipe) -> str:
 
 
 def _server(recipe: ComposedRecipe) -> str:
-    server = rollout_server(str(value(recipe.config, "actor_rollout_ref.rollout.name")))
-    return f"the rollout server {server.name!r} does not read it; remove it" if server.in_process else ""
+    server = recipe.server
+    return f"the rollout server {server.name!r} does not read it; remove it" if server.opens else ""
 
 
 _DATA = ("utils/dataset/rl_dataset.py",)

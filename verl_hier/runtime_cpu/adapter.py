@@ -11,9 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 
-from verl_hier.runtime_cpu.options import ServerOptions, first_replica
+from verl_hier.runtime_cpu.options import ServerOptions
 from verl_hier.runtime_cpu.replica import server_name
 from verl_hier.runtime_cpu.weights import pack_in_parts
+from verl_hier.verl_facts.replicas import first_replica
 
 logger = logging.getLogger(__name__)
 

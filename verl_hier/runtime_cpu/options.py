@@ -9,14 +9,6 @@ ROLLOUT_NAME = "transformers"
 _PREFIX_CACHE_BYTES = 512 * 1024**2
 _PREFIX_CACHE_TOKENS = 262_144
 
-FIRST_REPLICA = "first_replica"
-"""In `rollout.custom`: the number of the first server of these trainer ranks among all servers of the run."""
-
-
-def first_replica(config: Any) -> int:
-    """The number of the first server that the ranks of this rollout configuration feed; 0 where it says none."""
-    return int((config.custom or {}).get(FIRST_REPLICA, 0))
-
 
 @dataclass(frozen=True)
 class ServerOptions:

@@ -8,7 +8,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.plugin.platform import get_platform
 from verl.workers.rollout.replica import RolloutMode, RolloutReplica
 
-from verl_hier.runtime_cpu.options import ROLLOUT_NAME, ServerOptions, first_replica
+from verl_hier.runtime_cpu.options import ROLLOUT_NAME, ServerOptions
+from verl_hier.verl_facts.replicas import first_replica
 
 
 def server_name(replica_rank: int, suffix: str = "") -> str:

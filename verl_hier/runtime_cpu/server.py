@@ -14,7 +14,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
-from verl_hier.runtime_cpu.end_ids import end_ids
+from verl_hier.chat.end_ids import end_ids
 from verl_hier.runtime_cpu.generation.engine import GenerationEngine
 from verl_hier.runtime_cpu.generation.model import SlotModel, load_model
 from verl_hier.runtime_cpu.generation.request import Request, SamplingParams, derive_seed, draws

@@ -12,6 +12,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from verl_hier.errors import PluginError, RecipeError
@@ -79,21 +80,25 @@ def _asks_vllm(config: Any) -> bool:
 
 
 def require_registration() -> None:
-    """Refuse to go on when verl cannot load our entry point: verl swallows that, our entry point keeps it.
+    """Refuse to go on when verl cannot load our entry points: verl swallows that, our entry points keep it.
 
-    The entry point is run without verl, whose import takes ten seconds; the run imports it soon enough.
+    They are run without verl, whose import takes ten seconds; the run imports it soon enough.
 
     Raises:
-        PluginError: with what the entry point raised, or that there is none.
+        PluginError: with what an entry point raised, or that there is none.
     """
-    points = [point for point in points_of("verl.plugins") if point.name == "verl_hier"]
-    if not points:
+    points = [point for point in points_of("verl.plugins") if point.value.startswith("verl_hier.")]
+    if all(point.name != "verl_hier" for point in points):
         raise PluginError(
             "verl-hier is not among the installed plugins of verl (entry-point group verl.plugins), so that verl would "
             "not load it; reinstall verl-hier."
         )
-    failure: BaseException | None = points[0].load().FAILURE
-    if failure is not None:
+    for point in points:
+        if find_spec(point.module) is None:
+            continue  # a part of ours that somebody has left out; what needs it says so
+        failure: BaseException | None = point.load().FAILURE
+        if failure is None:
+            continue
         raise PluginError(f"verl-hier could not register itself with verl: {_words(failure)}.") from failure
 
 

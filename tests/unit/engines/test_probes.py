@@ -11,7 +11,7 @@ from verl.utils import tensordict_utils as tu
 
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.engines_alone import build_engine, process_group
-from verl_hier.compat.probes import answers_of, fields_of
+from verl_hier.beside.probes import answers_of, fields_of
 from verl_hier.training.probes import Question
 
 CONTEXTS = ([1, 2, 3], [1, 2, 3, 4, 5], [9], [1, 2, 3])

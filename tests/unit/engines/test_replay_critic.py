@@ -21,7 +21,7 @@ from verl.workers.config import (
 
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.engines_alone import EXACT, process_group
-from verl_hier.compat.replay import WorkerCritic, loss_of, worker_with_copy
+from verl_hier.beside.replay import WorkerCritic, loss_of, worker_with_copy
 from verl_hier.training.replay import HEADS, Row
 
 ROWS = [

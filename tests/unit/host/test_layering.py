@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 CORE = ROOT / "verl_hier"
 PLUGINS = ROOT / "plugins" / "verl_hier_plugins"
 # The rooms that may import verl.
-VERL_ROOMS = ("chat", "compat", "engines", "runtime_cpu", "verl_facts")
+VERL_ROOMS = ("beside", "chat", "compat", "engines", "runtime_cpu", "verl_facts")
 # Under every room.
 BOTTOM = {"errors", "http_clients", "installed", "text", "host.constraints", "host.specs", "__version__"}
 # What else of ours each room may import. The top rooms (cli, ops) may import all, and nothing imports them.
@@ -31,10 +31,10 @@ LAYERS = {
     "host": {"hookspecs", "graph"},
     "verl_facts": set(),
     "training": {"credit", "graph", "host"},
-    "chat": {"engines", "environments", "graph", "rollout", "runtime_cpu", "verl_facts"},
+    "chat": {"environments", "graph", "host", "rollout", "verl_facts"},
     "recipe": {"chat", "credit", "environments", "graph", "host", "rollout", "sandbox", "training", "verl_facts"},
-    "runtime_cpu": set(),
-    "engines": {"runtime_cpu", "training"},
+    "runtime_cpu": {"chat", "served", "verl_facts"},
+    "engines": {"recipe", "runtime_cpu", "training"},
     "compat": {
         "chat",
         "engines",
@@ -48,6 +48,7 @@ LAYERS = {
         "training",
         "verl_facts",
     },
+    "beside": {"compat", "engines", "graph", "host", "training"},
     "coldstart": {"chat", "compat", "environments", "graph", "host", "recipe", "rollout", "served"},
     "served": {"graph", "rollout"},
     "rewards": {"environments", "rollout", "served"},

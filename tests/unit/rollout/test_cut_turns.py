@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.fixtures.byte_model import write_byte_model
+from verl_hier.chat.end_ids import end_ids
 from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.chat.template import ChatTemplate
 from verl_hier.graph import RolloutGraph, build_table
@@ -19,7 +20,6 @@ from verl_hier.graph.columnar.light import light_of
 from verl_hier.graph.records import CUT
 from verl_hier.rollout import Sampler, Worker
 from verl_hier.rollout.plain_renderer import PlainRenderer, completes
-from verl_hier.runtime_cpu.end_ids import end_ids
 from verl_hier.served.policy import Messages
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, roll_out_scripted
 from verl_hier.training.metrics import cut_metrics

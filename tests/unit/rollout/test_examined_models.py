@@ -13,6 +13,9 @@ from tests.fixtures.byte_model import write_byte_model
 from verl_hier.chat.examined.finding import Finding
 from verl_hier.chat.examined.model import examine, of_tokenizer, refuse_server, refuse_tokenizer
 from verl_hier.errors import RecipeError
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+
+HOST = PluginHost.load(DEFAULT_ENABLED)
 
 _SMALL = {
     "vocab_size": 259,
@@ -36,7 +39,7 @@ def _by_subject(findings: Any) -> dict[str, Finding]:
 
 def _with_config(folder: Path, **config: Any) -> dict[str, Finding]:
     (folder / "config.json").write_text(json.dumps({**_SMALL, **config}))
-    return _by_subject(examine(folder))
+    return _by_subject(examine(folder, HOST))
 
 
 def _template(folder: Path, template: str) -> Any:
@@ -48,7 +51,7 @@ def _template(folder: Path, template: str) -> Any:
 def test_a_sound_model_has_no_failure(folder: Path) -> None:
     for weights in folder.glob("*.safetensors"):
         weights.unlink()  # none are read
-    found = _by_subject(examine(folder))
+    found = _by_subject(examine(folder, HOST))
     assert {"round trip", "end of a turn", "roles", "four turns", "server transformers", "adapters"} <= set(found)
     assert not [finding for finding in found.values() if finding.verdict == "fails"]
     assert found["four turns"].verdict == "ok"
@@ -82,9 +85,9 @@ def test_what_servers_and_engines_can_do_with_an_architecture(
     assert (found["server transformers"].verdict == "ok") == (server == "ok"), sentence
     if server == "refused":
         with pytest.raises(RecipeError, match=r"model\.path: .*'transformers'.*server=vllm"):
-            refuse_server(folder, "actor_rollout_ref.model.path")
+            refuse_server(folder, HOST.specs("rollout_server")["transformers"], "actor_rollout_ref.model.path")
     else:
-        refuse_server(folder, "actor_rollout_ref.model.path")
+        refuse_server(folder, HOST.specs("rollout_server")["transformers"], "actor_rollout_ref.model.path")
     assert found["engine tree"].verdict == tree, found["engine tree"]
     assert "bytes" in found["memory, size=cpu"].sentence
 

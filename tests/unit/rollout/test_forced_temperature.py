@@ -8,16 +8,17 @@ import random
 
 import pytest
 
-from verl_hier.compat.servers.policy import scoring_params
 from verl_hier.errors import RecipeError, RolloutError
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
 from verl_hier.recipe.checks.parts import check_forced_tokens
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.rollout import Generation, Rollout, Sampler, Scored
+from verl_hier.served.rollout_server import scoring_params
 from verl_hier.testing.rollout import ScriptedPolicy, WordTokenizer, roll_out_scripted
-from verl_hier.verl_facts.servers import SERVERS
 from verl_hier_plugins.workers.react import React, ReactOptions
 
+SERVERS = PluginHost.load(DEFAULT_ENABLED).specs("rollout_server")
 WORDS = ("right", "left", "<end>")
 
 
@@ -81,9 +82,9 @@ def test_a_server_that_reads_at_temperature_1_alone_is_refused(name: str, temper
     assert recipe.parts.sampler.spec.needs("needs_scores", recipe.parts.sampler.options)
     if temperature == 1.0 or server.scores_at_temperature:
         check_forced_tokens(recipe)
-        assert scoring_params(name, 3, 0, temperature).get("prompt_logprobs_temperature", 1.0) == temperature
+        assert scoring_params(server, 3, 0, temperature).get("prompt_logprobs_temperature", 1.0) == temperature
         return
     with pytest.raises(RecipeError, match=rf"rollout\.temperature: {temperature}: sampler 'rollback'"):
         check_forced_tokens(recipe)
     with pytest.raises(RolloutError, match=r"actor_rollout_ref\.rollout\.temperature"):
-        scoring_params(name, 3, 0, temperature)
+        scoring_params(server, 3, 0, temperature)

@@ -19,6 +19,7 @@ from tests.fixtures.real_tokenizers import FILES, LOCK, real_tokenizer, unpack
 from verl_hier.chat.examined.model import examine, refuse_tokenizer
 from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.errors import RecipeError
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
 from verl_hier.rollout import Generation, Limits
 from verl_hier.testing.rollout import ScriptedPolicy
 
@@ -108,7 +109,7 @@ def test_what_is_found_about_a_family(family: str, tmp_path: Path) -> None:
     for name in FILES:
         shutil.copy(real_tokenizer(family) / name, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**_SMALL, **_CONFIGS[family]}))
-    found = {finding.about: finding for finding in examine(tmp_path)}
+    found = {finding.about: finding for finding in examine(tmp_path, PluginHost.load(DEFAULT_ENABLED))}
     for about, words in _FOUND[family].items():
         assert words in found[about].sentence, found[about]
     assert not [finding for finding in found.values() if finding.verdict == "fails"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures.duel import Duel, Trio
-from verl_hier.compat.servers.in_process import SavedPolicies
+from verl_hier.compat.servers.saved import SavedPolicies
 from verl_hier.credit.tables import make_table
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import HierError
@@ -197,8 +197,8 @@ def test_seats_of_the_past_need_a_schedule_that_chooses_and_a_model_that_is_ther
     with pytest.raises(HierError, match="the worker asks for the policy 'saved:/gone'"):
         past_game({"opponent": {"step": 1, "path": "/gone"}})
     with pytest.raises(HierError, match=r"trainer\.max_actor_ckpt_to_keep: the checkpoint in /gone is gone"):
-        SavedPolicies({})("saved:/gone")
-    assert SavedPolicies({})("other") is None
+        SavedPolicies(str)("saved:/gone")
+    assert SavedPolicies(str)("other") is None
     for seat in ({"by": "past", "policy": "x"}, {"evaluated_by": "past"}):
         with pytest.raises(HierError, match=r"seats\.b\."):
             build_options(SELF_PLAY, {"seats": {"a": {}, "b": seat}})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from verl_hier.chat.examined.finding import Finding
 from verl_hier.errors import RecipeError, first_line
+from verl_hier.host.specs import EngineSpec, RolloutServerSpec
 
 GIB = 2**30
 ON_GPUS = "On GPUs take server=vllm or server=sglang."
@@ -27,26 +28,28 @@ def skeleton(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
-def served(model: Any) -> Iterator[Finding]:
-    """What the CPU server, vLLM and SGLang say about the architecture."""
-    from verl_hier.runtime_cpu.generation.model import unsupported
-
-    why = unsupported(model.config, type(model))
+def served(model: Any, servers: Iterable[RolloutServerSpec]) -> Iterator[Finding]:
+    """What the rollout servers that judge architectures, and vLLM and SGLang, say about this one."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if why:
-        yield Finding("server transformers", "note", f"{why} {ON_GPUS}")
-    elif window:
-        yield Finding(
-            "server transformers",
-            "note",
-            f"attention looks at {window} tokens and the CPU server at whole rows: keep rows below {window} tokens.",
-        )
-    else:
-        yield Finding("server transformers", "ok", "the CPU server takes the architecture.")
+    for server in servers:
+        if server.refuses is None:
+            continue
+        about, name = f"server {server.name}", f"the {'CPU ' * server.on_cpu}server"
+        why = server.refuses(model.config, type(model))
+        if why:
+            yield Finding(about, "note", f"{why} {ON_GPUS}")
+        elif window:
+            yield Finding(
+                about,
+                "note",
+                f"attention looks at {window} tokens and {name} at whole rows: keep rows below {window} tokens.",
+            )
+        else:
+            yield Finding(about, "ok", f"{name} takes the architecture.")
     names = list(model.config.architectures or [type(model).__name__])
-    for server in ("vllm", "sglang"):
-        yield _of_server(server, names)
+    for package in ("vllm", "sglang"):
+        yield _of_server(package, names)
 
 
 def _of_server(server: str, names: list[str]) -> Finding:
@@ -65,17 +68,17 @@ def _of_server(server: str, names: list[str]) -> Finding:
     return Finding(about, "note", f"the installed {server} does not list {names[0]}; take a version that does.")
 
 
-def trained(model: Any) -> Iterator[Finding]:
-    """What the tree engine and adapters can do."""
+def trained(model: Any, engines: Iterable[EngineSpec]) -> Iterator[Finding]:
+    """What engines beside verl's own, and adapters, can do."""
     import torch
 
-    from verl_hier.engines.refusals import refuse_config
-
-    try:
-        refuse_config(model.config)
-        yield Finding("engine tree", "ok", "the tree engine is exact on the layers of this model.")
-    except RecipeError as error:
-        yield Finding("engine tree", "note", str(error))
+    for engine in engines:
+        about = f"engine {engine.name}"
+        try:
+            engine.refuses(model.config)
+            yield Finding(about, "ok", f"the {engine.name} engine is exact on the layers of this model.")
+        except RecipeError as error:
+            yield Finding(about, "note", str(error))
     linear = sum(
         part.weight.numel()
         for name, part in model.named_modules()

@@ -14,13 +14,18 @@ from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.chat.template import ChatTemplate
 from verl_hier.chat.tokenizer import configs, load_tokenizer
 from verl_hier.errors import RecipeError, first_line
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import RolloutServerSpec
 
 
-def examine(model: str | os.PathLike[str], trained_bytes: int = 16, copy_bytes: int = 4) -> Iterator[Finding]:
+def examine(
+    model: str | os.PathLike[str], host: PluginHost, trained_bytes: int = 16, copy_bytes: int = 4
+) -> Iterator[Finding]:
     """What is found about a model; no weights are read.
 
     Args:
         model: folder, or name on the hub.
+        host: the plugins whose rollout servers and engines are asked.
         trained_bytes, copy_bytes: see `architecture.memory`.
 
     Raises:
@@ -46,8 +51,8 @@ def examine(model: str | os.PathLike[str], trained_bytes: int = 16, copy_bytes: 
             "or a version of transformers that knows it.",
         )
         return
-    yield from architecture.served(skeleton)
-    yield from architecture.trained(skeleton)
+    yield from architecture.served(skeleton, host.specs("rollout_server").values())
+    yield from architecture.trained(skeleton, host.specs("engine").values())
     yield from architecture.memory(sum(each.numel() for each in skeleton.parameters()), trained_bytes, copy_bytes)
 
 
@@ -107,23 +112,24 @@ def refuse_tokenizer(folder: Path, tokenizer_folder: Path, line: str, options: d
                 raise RecipeError(f"{line}: {finding.about} of {str(folder)!r}: {finding.sentence}")
 
 
-def refuse_server(folder: Path, line: str) -> None:
-    """Refuse an architecture that the CPU server cannot have; a config that transformers does not read passes.
+def refuse_server(folder: Path, server: RolloutServerSpec, line: str) -> None:
+    """Refuse an architecture that a rollout server cannot have; a config that transformers does not read passes.
 
     Args:
         folder: of the model.
+        server: the server.
         line: of the recipe, for errors.
 
     Raises:
         RecipeError: with what the server would say after the weights were loaded.
     """
+    if server.refuses is None:
+        return
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    from verl_hier.runtime_cpu.generation.model import unsupported
 
     config, _ = configs(folder)
     if config is None or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
-    why = unsupported(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    why = server.refuses(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     if why:
         raise RecipeError(f"{line}: {why} {architecture.ON_GPUS}")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from verl_hier.chat.end_ids import end_ids
 from verl_hier.chat.examined.finding import Finding
 from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.chat.template import ChatTemplate
 from verl_hier.errors import first_line
-from verl_hier.runtime_cpu.end_ids import end_ids
 
 _PLAIN = "Two words, and  two spaces."
 _TEXTS = (_PLAIN, "def f(x):\n\treturn {'a': [x, 1.5]}\n", "Grüße, 你好 🙂", "<answer>42</answer>")

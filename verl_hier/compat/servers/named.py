@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_hier.compat.servers.in_process import in_process_policy
-from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.errors import HierError
+from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.policies import Declared, learning
 from verl_hier.recipe.runner import Beside
 from verl_hier.rollout import Policy, Renderer
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.served.client import ChatClient
 from verl_hier.served.policy import Messages, ServedPolicy
+from verl_hier.served.rollout_server import ServerPolicy
 
 OF_CLIENT = "policies_of_run"
 """Attribute of verl's client of the rollout servers: the clients of the other policies that learn, by name."""
@@ -48,8 +49,8 @@ class NamedPolicies:
     """Makes the policies of one task; models and connections are those of the rollout worker.
 
     Args:
-        config: the whole composed verl configuration.
-        declared: `hier.policies`.
+        recipe: the recipe.
+        load: loads the model of a folder or name.
         client: the trainer's client of the rollout servers, with those of other policies in `OF_CLIENT`; None where
             nothing is trained.
         learned: the models of policies that have learned, where nothing is trained. One that is not among them is
@@ -61,12 +62,16 @@ class NamedPolicies:
     """
 
     def __init__(
-        self, config: Any, declared: Declared, client: Any = None, learned: Mapping[str, Path] | None = None
+        self,
+        recipe: ComposedRecipe,
+        load: Callable[[str | os.PathLike[str]], Policy],
+        client: Any = None,
+        learned: Mapping[str, Path] | None = None,
     ) -> None:
-        rollout, clients = config.actor_rollout_ref.rollout, getattr(client, OF_CLIENT, {})
+        clients = getattr(client, OF_CLIENT, {})
         self._fixed: dict[str, Policy] = {}
         self._endpoints: dict[str, ChatClient] = {}
-        for name, options in declared.items():
+        for name, options in recipe.hier.policies.items():
             if name == DEFAULT_POLICY:
                 continue
             if options.url is not None:
@@ -78,12 +83,11 @@ class NamedPolicies:
                     most_unheard=_ALWAYS,
                 )
             elif options.train == "none":
-                path = options.model or config.actor_rollout_ref.model.path
-                self._fixed[name] = in_process_policy(config, path)
+                self._fixed[name] = load(options.model or recipe.config.actor_rollout_ref.model.path)
             elif name in clients:
-                self._fixed[name] = ServerPolicy(clients[name], rollout.name)
+                self._fixed[name] = ServerPolicy(clients[name], recipe.server)
             elif learned is not None and name in learned:
-                self._fixed[name] = in_process_policy(config, learned[name])
+                self._fixed[name] = load(learned[name])
 
     def __call__(self) -> Beside:
         """The policies of one task, each endpoint with messages of its own."""

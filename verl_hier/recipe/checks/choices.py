@@ -9,7 +9,6 @@ from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.recipe.checks.rule import needs_critic, rule, there, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.verl_facts import names
-from verl_hier.verl_facts.servers import SERVERS
 
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."
@@ -49,7 +48,12 @@ SETS: dict[str, tuple[str, ...]] = {
 def check_rollout_server(recipe: ComposedRecipe) -> None:
     """Refuse a rollout server that neither verl nor verl-hier has."""
     line = ROLLOUT + "name"
-    _require(line, value(recipe.config, line), {*SERVERS, *names.ROLLOUT_SERVERS.names()}, "rollout server")
+    _require(
+        line,
+        value(recipe.config, line),
+        {*recipe.host.specs("rollout_server"), *names.ROLLOUT_SERVERS.names()},
+        "rollout server",
+    )
 
 
 @rule
@@ -61,6 +65,12 @@ def check_policy_loss(recipe: ComposedRecipe) -> None:
     if there(recipe.config, line) and not open_ended:
         known = {*names.POLICY_LOSSES.names(), *recipe.host.specs("policy_loss")}
         _require(line, value(recipe.config, line), known, "policy loss")
+
+
+@rule
+def check_extensions(recipe: ComposedRecipe) -> None:
+    """Refuse a block that asks for something beside verl's actor which no enabled plugin has."""
+    recipe.extensions  # noqa: B018 - raises
 
 
 @rule

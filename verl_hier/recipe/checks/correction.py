@@ -9,7 +9,6 @@ from typing import Any
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.verl_facts.servers import rollout_server
 
 LINE = "algorithm.rollout_correction"
 LEVELS = ("token", "sequence")
@@ -96,8 +95,8 @@ def check_adapter(recipe: ComposedRecipe) -> None:
     model = recipe.config["actor_rollout_ref"]["model"]
     lora = model.get("lora") or {}
     rank = lora.get("rank") or model.get("lora_rank") or 0
-    server = rollout_server(str(value(recipe.config, "actor_rollout_ref.rollout.name")))
-    if rank > 0 and server.in_process and not lora.get("merge"):
+    server = recipe.server
+    if rank > 0 and server.opens and not lora.get("merge"):
         raise RecipeError(
             f"actor_rollout_ref.model.lora_rank: the rollout server {server.name!r} serves merged weights alone; set "
             "actor_rollout_ref.model.lora.merge: true."

@@ -21,14 +21,13 @@ from verl_hier.recipe.checks.resources import (
     plan_of,
 )
 from verl_hier.recipe.checks.rows import data_files
-from verl_hier.recipe.checks.rule import needs_critic, needs_reference, value
+from verl_hier.recipe.checks.rule import needs_critic, needs_reference
 from verl_hier.recipe.checks.tasks import require_tasks
 from verl_hier.recipe.checks.world import first_answer, missing_module
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.policies import PolicyOptions, learning
 from verl_hier.sandbox.scripts import choose
-from verl_hier.verl_facts.servers import rollout_server
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def _environment(recipe: ComposedRecipe) -> Iterator[Missing]:
 
 
 def _server(recipe: ComposedRecipe) -> Iterator[Missing]:
-    module = rollout_server(str(value(recipe.config, "actor_rollout_ref.rollout.name"))).module
+    module = recipe.server.module
     if module and importlib.util.find_spec(module) is None:
         command = f"pip install 'verl-hier[{module}]'"
         yield Missing(

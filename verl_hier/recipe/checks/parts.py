@@ -8,12 +8,12 @@ from verl_hier.credit.columns import missing_column
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.graph.turn_table import EPISODE_COLUMNS, TURN_COLUMNS
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.servers import TOP_LOGPROBS, servers_with
 from verl_hier.host.specs import EnvironmentSpec, SamplerSpec, ScheduleSpec, Spec, WorkerSpec
 from verl_hier.recipe.checks.rule import needs_critic, rule, value
 from verl_hier.recipe.checks.world import first_task, info_names, names_states
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.replay import HEADS, heads_of
-from verl_hier.verl_facts.servers import TOP_LOGPROBS, rollout_server, servers_with
 
 TOKEN_COLUMNS = ("turn", "logprob", "entropy")
 CRITIC_COLUMNS = ("value", "tokens.value")
@@ -216,8 +216,8 @@ def check_saved_roles(recipe: ComposedRecipe) -> None:
     """Refuse turns of saved models where no second model can be served beside the policy."""
     worker = recipe.parts.worker
     roles = [] if worker.spec.saved_roles is None else list(worker.spec.saved_roles(worker.options))
-    server = rollout_server(str(recipe.config["actor_rollout_ref"]["rollout"]["name"]))
-    if roles and not server.in_process:
+    server = recipe.server
+    if roles and not server.opens:
         raise RecipeError(
             f"hier.worker: {roles[0]} is played by past checkpoints, and the rollout server {server.name!r} serves the "
             "weights of now alone; use `transformers`, which loads saved models beside it, or give the role to the "
@@ -230,14 +230,14 @@ def check_forced_tokens(recipe: ComposedRecipe) -> None:
     """Refuse a sampler that lets turns begin with given tokens at a temperature at which the server cannot say how
     likely these are: their log-probs would be at another one than those of training."""
     sampler, rollout = recipe.parts.sampler, recipe.config["actor_rollout_ref"]["rollout"]
-    server, temperature = rollout_server(str(rollout["name"])), rollout.get("temperature", 1.0)
+    server, temperature = recipe.server, rollout.get("temperature", 1.0)
     if not sampler.spec.needs("needs_scores", sampler.options) or not server.prompt_scores:
         return
     if temperature not in (0, 1) and not server.scores_at_temperature:
         raise RecipeError(
             f"actor_rollout_ref.rollout.temperature: {temperature}: sampler {sampler.spec.name!r} needs the log-probs "
             f"of given tokens, which the rollout server {server.name!r} returns at temperature 1 alone; set it to 1, "
-            f"or use {servers_with('scores_at_temperature')}."
+            f"or use {servers_with(recipe.host, 'scores_at_temperature')}."
         )
 
 
@@ -253,7 +253,7 @@ def check_sampler(recipe: ComposedRecipe) -> None:
             f"choose hier.sampler.name: independent, or an environment that can "
             f"({', '.join(able) or 'none installed'})."
         )
-    server = rollout_server(str(recipe.config["actor_rollout_ref"]["rollout"]["name"]))
+    server = recipe.server
     if sampler.needs_top_logprobs and not server.top_logprobs:
         raise RecipeError(
             f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of the likeliest tokens, "
@@ -264,13 +264,13 @@ def check_sampler(recipe: ComposedRecipe) -> None:
     if sampler.needs("needs_scores", parts.sampler.options) and not server.prompt_scores:
         raise RecipeError(
             f"actor_rollout_ref.rollout.name: sampler {sampler.name!r} needs the log-probs of given tokens, which the "
-            f"rollout server {server.name!r} does not return; use one of {servers_with('prompt_scores')}."
+            f"rollout server {server.name!r} does not return; use one of {servers_with(recipe.host, 'prompt_scores')}."
         )
     worker = parts.worker.spec
     if worker.needs_scores is not None and worker.needs_scores(parts.worker.options) and not server.prompt_scores:
         raise RecipeError(
             f"actor_rollout_ref.rollout.name: worker {worker.name!r} needs the log-probs of given texts, which the "
-            f"rollout server {server.name!r} does not return; use one of {servers_with('prompt_scores')}."
+            f"rollout server {server.name!r} does not return; use one of {servers_with(recipe.host, 'prompt_scores')}."
         )
     if parts.estimator.spec.needs_tree and not sampler.needs_fork:
         able = [name for name, spec in host.specs("sampler").items() if getattr(spec, "needs_fork", False)]
@@ -310,7 +310,7 @@ def check_stand_ins(recipe: ComposedRecipe) -> None:
 @rule
 def check_entropy(recipe: ComposedRecipe) -> None:
     """Refuse entropies from log-probs that the server does not return."""
-    server = rollout_server(str(recipe.config["actor_rollout_ref"]["rollout"]["name"]))
+    server = recipe.server
     if recipe.hier.rollout.entropy.source == "top_k" and not server.top_logprobs:
         raise RecipeError(
             f"hier.rollout.entropy.source: top_k needs the log-probs of the likeliest tokens, which the rollout server "
@@ -321,7 +321,7 @@ def check_entropy(recipe: ComposedRecipe) -> None:
         raise RecipeError(
             f"hier.rollout.entropy.source: prefill needs the log-probs of prompts, which the rollout server "
             f"{server.name!r} does not return; use sampled, or set actor_rollout_ref.rollout.name to one of "
-            f"{servers_with('prompt_scores')}."
+            f"{servers_with(recipe.host, 'prompt_scores')}."
         )
 
 
@@ -330,7 +330,7 @@ def check_stop_strings(recipe: ComposedRecipe) -> None:
     """Refuse a worker that ends turns at strings on SGLang without a tokenizer, which dies of the first request
     (sgl-project/sglang#27882)."""
     worker, rollout = recipe.parts.worker.spec, recipe.config["actor_rollout_ref"]["rollout"]
-    needs = worker.needs_stop_strings and rollout_server(str(rollout["name"])).stop_strings_need_tokenizer
+    needs = worker.needs_stop_strings and recipe.server.stop_strings_need_tokenizer
     if needs and rollout.get("skip_tokenizer_init", True):
         raise RecipeError(
             f"actor_rollout_ref.rollout.skip_tokenizer_init: worker {worker.name!r} ends its turns at strings, which "

@@ -15,7 +15,6 @@ from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.engine import wants_tree
 from verl_hier.recipe.policies import NAME, OWN_LINES, PolicyOptions, is_own, learning, lines_of
 from verl_hier.rollout.policy import DEFAULT_POLICY
-from verl_hier.verl_facts.servers import SERVERS
 
 SERVED = "transformers"
 """The rollout server that can have several policies."""
@@ -152,7 +151,7 @@ def _alone(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
         yield "trainer.v1.trainer_mode", "the rollout nodes of hier_separate_async serve one policy"
     server = value(config, ROLLOUT + "name")
     if server != SERVED:
-        known = ", ".join(sorted(SERVERS))
+        known = ", ".join(sorted(recipe.host.specs("rollout_server")))
         yield ROLLOUT + "name", f"of {known}, only {SERVED} numbers the servers of several policies, and not {server!r}"
     if value(config, "actor_rollout_ref.model.lora_rank"):
         yield "actor_rollout_ref.model.lora_rank", "an adapter is that of one policy"

@@ -29,7 +29,6 @@ from verl_hier.recipe.checks.updates import Step, step_of
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.policies import learning
-from verl_hier.verl_facts.servers import SERVERS
 
 MANAGER = "verl_hier.compat.agent_loop.HierAgentLoopManager"
 ALSO_ON_CPU = ("vllm",)
@@ -137,7 +136,7 @@ def check_separate(recipe: ComposedRecipe) -> None:
 def check_device(recipe: ComposedRecipe) -> None:
     """Refuse a rollout server that does not run on the recipe's device."""
     device, name = value(recipe.config, "trainer.device"), value(recipe.config, ROLLOUT + "name")
-    on_cpu = [server.name for server in SERVERS.values() if server.on_cpu]
+    on_cpu = [server.name for server in recipe.host.specs("rollout_server").values() if server.on_cpu]
     if device == "cpu" and name not in (*on_cpu, *ALSO_ON_CPU):
         raise RecipeError(
             f"{ROLLOUT}name: the rollout server {name!r} needs an accelerator, and trainer.device is cpu; use "

@@ -9,15 +9,14 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 
 from verl_hier.errors import RolloutError
+from verl_hier.host.specs import RolloutServerSpec
 from verl_hier.rollout import Generation, Sampling, Scored
-from verl_hier.verl_facts.servers import rollout_server, servers_with
 
 RESUME_HINT = "start the same command again: with `trainer.resume_mode: auto` it goes on from the last checkpoint"
 
 
-def sampling_params(engine: str, sampling: Sampling) -> dict[str, Any]:
-    """verl's `sampling_params` for a server (`actor_rollout_ref.rollout.name`)."""
-    server = rollout_server(engine)
+def sampling_params(server: RolloutServerSpec, sampling: Sampling) -> dict[str, Any]:
+    """verl's `sampling_params` for a server."""
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -37,7 +36,7 @@ def sampling_params(engine: str, sampling: Sampling) -> dict[str, Any]:
     return params
 
 
-def scoring_params(engine: str, start: int, top: int, temperature: float = 1.0) -> dict[str, Any]:
+def scoring_params(server: RolloutServerSpec, start: int, top: int, temperature: float = 1.0) -> dict[str, Any]:
     """verl's `sampling_params` for reading a prompt from token `start` on: a request that generates one token.
 
     `prompt_logprobs` is what verl's own servers take (`extract_prompt_logprobs` for vLLM, its twin for SGLang).
@@ -45,11 +44,10 @@ def scoring_params(engine: str, start: int, top: int, temperature: float = 1.0) 
     Raises:
         RolloutError: when the server reads prompts at temperature 1 alone.
     """
-    server = rollout_server(engine)
     if temperature != 1 and not server.scores_at_temperature:
         raise RolloutError(
-            f"actor_rollout_ref.rollout.temperature: {temperature:g}: the rollout server {engine!r} returns log-probs "
-            f"of given tokens at temperature 1 alone; set it to 1, or use {servers_with('scores_at_temperature')}."
+            f"actor_rollout_ref.rollout.temperature: {temperature:g}: the rollout server {server.name!r} returns "
+            "log-probs of given tokens at temperature 1 alone; set it to 1."
         )
     params = {
         "temperature": 1.0,
@@ -72,16 +70,16 @@ class ServerPolicy:
 
     Args:
         client: the trainer's client.
-        engine: `actor_rollout_ref.rollout.name`.
+        server: what it can do.
     """
 
-    def __init__(self, client: Any, engine: str) -> None:
+    def __init__(self, client: Any, server: RolloutServerSpec) -> None:
         self._client = client
-        self._engine = engine
+        self._server = server
 
     async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
         """See `rollout.Policy.generate`."""
-        output = await self._ask(prompt, sampling_params(self._engine, sampling), conversation)
+        output = await self._ask(prompt, sampling_params(self._server, sampling), conversation)
         extra = output.extra_fields
         return Generation(
             token_ids=list(output.token_ids),
@@ -124,13 +122,12 @@ class ServerPolicy:
     ) -> tuple[list[list[int]], list[list[float]], list[float] | None, tuple[int, int]]:
         """Ids and log-probs at the position of each of `tokens`, the log-probs of `tokens` themselves where the server
         returns them, and the weight versions that took part."""
-        params = scoring_params(self._engine, len(prompt), top, temperature)
+        params = scoring_params(self._server, len(prompt), top, temperature)
         extra = (await self._ask(prompt + tokens, params, conversation)).extra_fields
         if "prompt_logprobs" not in extra:
             raise RolloutError(
-                f"actor_rollout_ref.rollout.name: the rollout server {self._engine!r} returned no log-probs of a "
-                f"prompt; use {servers_with('prompt_scores')}, or an entropy of sampled tokens, which every "
-                "server returns."
+                f"actor_rollout_ref.rollout.name: the rollout server {self._server.name!r} returned no log-probs "
+                "of a prompt; use a server that does, or an entropy of sampled tokens, which every server returns."
             )
         # Entry i belongs to token i + 1, the last one is a dummy; the CPU server has left out what was not asked for.
         last = len(extra["prompt_logprobs"]) - 1

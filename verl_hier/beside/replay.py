@@ -22,9 +22,9 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.workers.utils.padding import response_from_nested
 
-from verl_hier.compat.critic import worker_with_heads
+from verl_hier.beside.critic import worker_with_heads
+from verl_hier.beside.probes import contexts_of, fields_of
 from verl_hier.compat.extension import TrainerExtension, put_values, without_values
-from verl_hier.compat.probes import contexts_of, fields_of
 from verl_hier.compat.updates import ranks_of
 from verl_hier.training.options import ReplayOptions
 from verl_hier.training.probes import Asked, Question

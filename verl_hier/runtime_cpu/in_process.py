@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from verl_hier.compat.servers.policy import ServerPolicy
 from verl_hier.errors import RecipeError
-from verl_hier.rollout.policy import saved_in
+from verl_hier.host.specs import RolloutServerSpec
+from verl_hier.runtime_cpu.options import ROLLOUT_NAME
+from verl_hier.served.rollout_server import ServerPolicy
 
-_NAME = "transformers"
-_OPEN = 4
-"""Saved models that stay in memory."""
 _SMALL_BYTES = 64 * 1024**2
 """Weights below this are computed by one thread: more would only wait for each other."""
 
@@ -28,10 +25,11 @@ class _Client:
         return await self._server.generate(prompt_ids, sampling_params, request_id)
 
 
-def in_process_policy(config: Any, model: str | os.PathLike[str]) -> ServerPolicy:
+def in_process_policy(spec: RolloutServerSpec, config: Any, model: str | os.PathLike[str]) -> ServerPolicy:
     """A policy that generates with a transformers model on this machine's CPU, as training on a CPU does.
 
     Args:
+        spec: what the server can do.
         config: the whole composed verl configuration; lengths, data type and options of the server are its own.
         model: folder or Hugging Face name of the model.
 
@@ -43,17 +41,17 @@ def in_process_policy(config: Any, model: str | os.PathLike[str]) -> ServerPolic
     from verl_hier.runtime_cpu.server import TransformersServer
 
     rollout, trust = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.get("trust_remote_code", False)
-    options = dict((rollout.engine_kwargs or {}).get(_NAME) or {}) if rollout.name == _NAME else {}
+    options = dict((rollout.engine_kwargs or {}).get(ROLLOUT_NAME) or {}) if rollout.name == ROLLOUT_NAME else {}
     options["num_threads"] = _threads(Path(model))
     try:
         settings = RolloutConfig(
-            name=_NAME,
+            name=ROLLOUT_NAME,
             dtype=rollout.dtype,
             tensor_model_parallel_size=1,
             prompt_length=rollout.prompt_length,
             response_length=rollout.response_length,
             max_num_seqs=min(rollout.max_num_seqs, 128),
-            engine_kwargs={_NAME: options},
+            engine_kwargs={ROLLOUT_NAME: options},
         )
         served = HFModelConfig(
             path=str(model),
@@ -61,43 +59,10 @@ def in_process_policy(config: Any, model: str | os.PathLike[str]) -> ServerPolic
             override_config={"attn_implementation": "sdpa"},
             use_remove_padding=False,
         )
-        return ServerPolicy(_Client(TransformersServer(settings, served, replica_rank=0)), _NAME)
+        return ServerPolicy(_Client(TransformersServer(settings, served, replica_rank=0)), spec)
     except (OSError, ValueError, AssertionError) as error:  # verl asserts that config.json names one architecture
         said = str(error).strip() or type(error).__name__
         raise RecipeError(f"the model {model} cannot be loaded: {said.splitlines()[0]}") from error
-
-
-class SavedPolicies:
-    """Saved models as further policies of a rollout, such as past checkpoints: those that were used last stay open.
-
-    Args:
-        config: the whole composed verl configuration.
-    """
-
-    def __init__(self, config: Any) -> None:
-        self._config = config
-        self._open: OrderedDict[str, ServerPolicy] = OrderedDict()
-
-    def __call__(self, name: str) -> ServerPolicy | None:
-        """The policy of `rollout.policy.saved`, None for any other name.
-
-        Raises:
-            RecipeError: when the model cannot be loaded.
-        """
-        folder = saved_in(name)
-        if folder is None:
-            return None
-        if name not in self._open:
-            if not Path(folder).is_dir():
-                raise RecipeError(
-                    f"trainer.max_actor_ckpt_to_keep: the checkpoint in {folder} is gone, and an episode plays against "
-                    "it; keep more checkpoints, and where there are several nodes keep them on a disk that all reach."
-                )
-            self._open[name] = in_process_policy(self._config, folder)
-        self._open.move_to_end(name)
-        while len(self._open) > _OPEN:
-            self._open.popitem(last=False)
-        return self._open[name]
 
 
 def _threads(folder: Path) -> int:

@@ -1,0 +1,1 @@
+"""Training engines beside verl's own."""

@@ -1,0 +1,1 @@
+"""What rollout servers can do."""
