@@ -11,7 +11,7 @@ import yaml
 from docs_markdown import cell, table
 from omegaconf import OmegaConf
 
-from verl_hier.recipe.authors import authors, whole
+from verl_hier.recipe.authors import authors, unread, whole
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.checks.rule import there, value
 from verl_hier.recipe.compose import compose
@@ -101,6 +101,9 @@ def paper_groups() -> Iterator[str]:
             (f"`{group}`", cell(value(config, "hier.paper.source")), str(len(settings_of(group))), str(differs))
         )
     yield from table(("group", "source", "settings taken over", "different"), *rows)
+    for reason in dict.fromkeys(unread().values()):
+        names = " and ".join(f"`{group}`" for group, why in unread().items() if why == reason)
+        yield from ("", f"Not compared with files of the authors: {names}, since {reason}.")
 
 
 def claims(folder: str = "") -> Iterator[str]:

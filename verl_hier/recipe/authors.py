@@ -136,6 +136,11 @@ def authors(content: Mapping[str, Any] | None = None) -> dict[str, Authors]:
     return {group: _authors(group, entry, content["words"]) for group, entry in content["groups"].items()}
 
 
+def unread() -> dict[str, str]:
+    """Why the authors' files could not be read, by the groups of `hier/paper` for which that is so."""
+    return dict(_shipped()["unread"])
+
+
 def deviations(theirs: Authors, config: Mapping[str, Any]) -> list[str]:
     """A sentence for each value in which a composed recipe has neither the authors' value nor an entry in `differs`.
 
@@ -179,7 +184,7 @@ def whole(group: str, config: Mapping[str, Any]) -> str:
     """
     theirs = authors().get(group)
     if theirs is None:
-        return str(_shipped()["unread"].get(group, "its values are not recorded from the authors' files"))
+        return unread().get(group, "its values are not recorded from the authors' files")
     if wrong := deviations(theirs, config):
         return wrong[0]
     return "; ".join(f"`{each.name}` is not confirmed: {each.unconfirmed}" for each in theirs.unconfirmed)
@@ -271,7 +276,7 @@ def _read(line: str, key: str) -> list[Any]:
     found = []
     start = r"(?<!\w)" if key[0].isalnum() else ""
     for text in re.findall(rf"{start}{re.escape(key)}['\"]?(?:\s*[:=*]\s*|\s+)(?:\$\[)?(\[.*?\]|[^\s,\])#}}]+)", line):
-        text = text.rstrip(":;")
+        text = text.rstrip(":;\\")
         text = text[:-1] if text[-1:] in "'\"" and text.count(text[-1]) == 1 else text
         try:
             found.append(yaml.safe_load(text))
