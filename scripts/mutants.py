@@ -91,46 +91,52 @@ class Room:
         self.tests = f"tests/unit/{name}"
         self.environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'plugins'}", "OMP_NUM_THREADS": "1"}
         self.seconds, self.tests_of = self._executed()
+        self.useful: set[str] = set()
 
     def _executed(self) -> tuple[dict[str, float], dict[str, dict[int, set[str]]]]:
         """Seconds of each test, and who executes each line: tests by name, "" for what no test calls itself."""
         kept = FOLDER / f"{self.name}.json"
-        state = _digest(self.name)
-        if not kept.is_file() or json.loads(kept.read_text())["state"] != state:
-            seconds, data = self.tree / "seconds.json", self.tree / ".coverage"
-            config = self.tree / "coverage.ini"
-            # Processes that tests start say which lines they execute, and not for which test.
-            config.write_text(f"[run]\nsource = verl_hier/{self.name}\nrelative_files = true\npatch = subprocess\n")
-            measure = [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report="]
-            command = [*PYTEST, self.tests, *measure, f"--seconds-of-tests={seconds}"]
-            done = subprocess.run(command, cwd=self.tree, env=self.environment, capture_output=True, text=True)
-            if done.returncode not in (0, 1):
-                sys.exit(f"The tests of {self.name} do not run:\n{done.stdout[-3000:]}")
-            useless = re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-            names = {name: f"{place}" for place, name in enumerate(json.loads(seconds.read_text()))}
-            stored = {"state": state, "seconds": json.loads(seconds.read_text()), "lines": _lines_by_test(data, names)}
-            kept.write_text(json.dumps({**stored, "useless": useless + self._fail_in_a_fork(stored["seconds"])}))
-        stored = json.loads(kept.read_text())
+        code, files = _digests(self.name)
+        stored = json.loads(kept.read_text()) if kept.is_file() else {}
+        if stored.get("code") != code:
+            stored = {"code": code, "files": {}, "seconds": {}, "useless": [], "lines": {}}
+        changed = [file for file, digest in files.items() if stored["files"].get(file) != digest]
+        if changed or stored["files"].keys() - files.keys():
+            _forget(stored, {*changed} | (stored["files"].keys() - files.keys()))
+            tests = [file for file in changed if Path(file).name.startswith("test_")]
+            if tests:
+                self._measure(stored, tests if len(tests) < len(files) else [self.tests])
+            kept.write_text(json.dumps({**stored, "files": files}))
         for useless in stored["useless"]:
             print(f"  left out, as it fails without a change: {useless}")
-            stored["seconds"][useless] = -1.0
+        seconds = {test: seconds for test, seconds in stored["seconds"].items() if test not in stored["useless"]}
         names = ["", *stored["seconds"]]
         tests_of = {
-            path: {
-                int(line): {names[place + 1] for place in places} - {*stored["useless"]}
-                for line, places in lines.items()
-            }
+            path: {int(line): {names[place + 1] for place in places} for line, places in lines.items()}
             for path, lines in stored["lines"].items()
         }
-        return {test: seconds for test, seconds in stored["seconds"].items() if seconds >= 0}, tests_of
+        return seconds, {
+            path: {line: who & {"", *seconds} for line, who in lines.items()} for path, lines in tests_of.items()
+        }
 
-    def _fail_in_a_fork(self, seconds: dict[str, float]) -> list[str]:
-        """The tests that fail in a fork even of the code as it is: they would seem to catch every change."""
-        path = next((self.tree / "verl_hier" / self.name).glob("*.py"))
-        tests = sorted(seconds, key=lambda test: seconds[test])
-        job = {"key": "", "path": str(path), "text": path.read_text("utf-8"), "tests": tests, "all": True}
-        (verdict,) = self._forked([{**job, "seconds": 60 + 5 * sum(seconds.values())}])
-        return [line for line in verdict.get("by", "").splitlines() if line]
+    def _measure(self, stored: dict[str, Any], tests: list[str]) -> None:
+        """Add what these files of tests take, execute, and say of the code as it is."""
+        seconds, data = self.tree / "seconds.json", self.tree / ".coverage"
+        config = self.tree / "coverage.ini"
+        # Processes that tests start say which lines they execute, and not for which test.
+        config.write_text(f"[run]\nsource = verl_hier/{self.name}\nrelative_files = true\npatch = subprocess\n")
+        measure = [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report="]
+        command = [*PYTEST, *tests, *measure, f"--seconds-of-tests={seconds}"]
+        done = subprocess.run(command, cwd=self.tree, env=self.environment, capture_output=True, text=True)
+        if done.returncode not in (0, 1):
+            sys.exit(f"The tests of {self.name} do not run:\n{done.stdout[-3000:]}")
+        stored["useless"] += re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        stored["seconds"].update(json.loads(seconds.read_text()))
+        names = {name: place for place, name in enumerate(stored["seconds"])}
+        for path, lines in _lines_by_test(data, names).items():
+            known = stored["lines"].setdefault(path, {})
+            for line, places in lines.items():
+                known[f"{line}"] = sorted({*known.get(f"{line}", []), *places})
 
     def try_all(self, mutants: list[Mutant]) -> None:
         """Try each change and write down what became of it."""
@@ -148,6 +154,7 @@ class Room:
         mutant_of = {mutant.key: mutant for mutant in mutants}
         for verdict in self._forked(jobs):
             mutant = mutant_of[verdict["key"]]
+            self._leave_out(verdict.pop("useless"))
             if verdict["status"] == "survived":
                 # Something computed while the tests were collected may have hidden it.
                 alone.append(mutant)
@@ -160,9 +167,23 @@ class Room:
         lines = self.tests_of.get(mutant.path, {})
         return set().union(*(lines.get(line, set()) for line in mutant.lines))
 
+    def _leave_out(self, useless: list[str]) -> None:
+        """Take no more notice of tests that fail without a change, now and in later runs."""
+        kept = FOLDER / f"{self.name}.json"
+        for test in useless:
+            if self.seconds.pop(test, None) is not None:
+                print(f"  left out, as it fails without a change: {test}")
+                stored = json.loads(kept.read_text())
+                kept.write_text(json.dumps({**stored, "useless": [*stored["useless"], test]}))
+
     def _job(self, mutant: Mutant, text: str) -> dict[str, Any]:
-        tests = sorted(self._who(mutant) - {""}, key=lambda test: self.seconds[test])
-        return {**self._changed(mutant, text, tests), "key": mutant.key, "tests": tests, "all": False}
+        tests = self._in_order(self._who(mutant))
+        seconds = [(test, self.seconds[test]) for test in tests]
+        return {**self._changed(mutant, text, tests), "key": mutant.key, "tests": seconds}
+
+    def _in_order(self, tests: Iterable[str]) -> list[str]:
+        """Those that say something, the quickest first."""
+        return sorted({*tests} & self.seconds.keys(), key=lambda test: self.seconds[test])
 
     def _changed(self, mutant: Mutant, text: str, tests: Iterable[str]) -> dict[str, Any]:
         path = str(self.tree / mutant.path)
@@ -193,32 +214,56 @@ class Room:
         who = self._who(mutant)
         everybody = mutant.at_import or "" in who
         of_module = set().union(*self.tests_of.get(mutant.path, {}).values())
-        tests = sorted((of_module or {*self.seconds}) - {""} if everybody else who, key=lambda test: self.seconds[test])
+        tests = self._in_order((of_module or {*self.seconds}) if everybody else who)
         if mutant.at_import:
             # A number that a class is given when it is defined is read where no line of the module runs.
-            quick = [test for test, seconds in self.seconds.items() if seconds < 0.2]
-            tests += [test for test in quick if test not in of_module]
+            tests += [test for test in self._in_order({*self.seconds} - of_module) if self.seconds[test] < 0.2]
         job = self._changed(mutant, text, tests)
-        command = [*PYTEST, "-x", *tests]
-        with changed_file(Path(job["path"]), job["text"]), tempfile.TemporaryFile("w+") as output:
+        with changed_file(Path(job["path"]), job["text"]):
+            verdict, failed = self._process(tests, job["seconds"])
+        if failed and failed not in self.useful:
+            again, _ = self._process([failed], job["seconds"])
+            if again["status"] != "survived":
+                self._leave_out([failed])
+                return self._in_a_process(mutant, text)
+            self.useful.add(failed)
+        return verdict
+
+    def _process(self, tests: list[str], seconds: float) -> tuple[dict[str, str], str]:
+        """What the tests say in a process of their own, and the test that fails."""
+        with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
-                command,
+                [*PYTEST, "-x", *tests],
                 **{"cwd": self.tree, "env": self.environment, "stdout": output, "stderr": output},
-                **{"start_new_session": True, "preexec_fn": lambda: limit_processor_time(job["seconds"])},
+                **{"start_new_session": True, "preexec_fn": lambda: limit_processor_time(seconds)},
             )
-            ended = wait_for(process.pid, job["seconds"])
+            ended = wait_for(process.pid, seconds)
             output.seek(0)
             failures = [line for line in output.read().splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
-        return verdict_of(ended, failures[-1][:300] if failures and ended else "")
+        last = failures[-1][:300] if failures and ended else ""
+        named = [test for test in tests if last.startswith((f"FAILED {test}", f"ERROR {test}"))]
+        return verdict_of(ended, last), max(named, key=len, default="")
 
     def _write(self, mutant: Mutant, verdict: dict[str, Any]) -> None:
-        record = {**verdict, "key": mutant.key, "module": _module(mutant), "tests": _digest(self.name)}
+        record = {**verdict, "key": mutant.key, "module": _module(mutant), "tests": _state(self.name)}
         with open(FOLDER / "verdicts.jsonl", "a") as verdicts:
             verdicts.write(json.dumps(record) + "\n")
         print(f"  {verdict['status']:10}{mutant.key}  {verdict.get('by', '')}", flush=True)
 
 
-def _lines_by_test(data: Path, names: dict[str, str]) -> dict[str, dict[int, list[int]]]:
+def _forget(stored: dict[str, Any], files: set[str]) -> None:
+    """Take out what was measured of tests in these files; the places of the others stay."""
+    gone = {place for place, test in enumerate(stored["seconds"]) if test.partition("::")[0] in files}
+    left = {place: test for place, test in enumerate(stored["seconds"]) if place not in gone}
+    moved = {-1: -1, **{place: number for number, place in enumerate(left)}}
+    stored["seconds"] = {test: stored["seconds"][test] for test in left.values()}
+    stored["useless"] = [test for test in stored["useless"] if test in stored["seconds"]]
+    for lines in stored["lines"].values():
+        for line, places in lines.items():
+            lines[line] = [moved[place] for place in places if place in moved]
+
+
+def _lines_by_test(data: Path, names: dict[str, int]) -> dict[str, dict[int, list[int]]]:
     """Per module and line the places of the tests that execute it, -1 for none of them."""
     from coverage import CoverageData
 
@@ -226,20 +271,32 @@ def _lines_by_test(data: Path, names: dict[str, str]) -> dict[str, dict[int, lis
     measured.read()
     return {
         Path(path).as_posix(): {
-            line: sorted({int(names.get(context.rpartition("|")[0], -1)) for context in contexts})
+            line: sorted({names.get(context.rpartition("|")[0], -1) for context in contexts})
             for line, contexts in measured.contexts_by_lineno(path).items()
         }
         for path in measured.measured_files()
     }
 
 
-def _digest(room: str) -> str:
-    """Of the room, its tests and their fixtures: what was measured of others stays true."""
+def _digests(room: str) -> tuple[str, dict[str, str]]:
+    """Of the room with what its tests share, and of each file of tests: what was measured of others stays true."""
+    own = ROOT / f"tests/unit/{room}"
+    files = {file: not file.name.startswith("test_") for file in sorted(own.rglob("*.py"))}
+    shared = [*sorted((ROOT / "tests/fixtures").rglob("*.py")), *(file for file, common in files.items() if common)]
+    tests = {file.relative_to(ROOT).as_posix(): _digest([file]) for file, common in files.items() if not common}
+    return _digest([*sorted((ROOT / "verl_hier" / room).rglob("*.py")), *shared]), tests
+
+
+def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for folder in (f"verl_hier/{room}", f"tests/unit/{room}", "tests/fixtures"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(f"{file.relative_to(ROOT)}".encode() + file.read_bytes())
+    for file in files:
+        digest.update(f"{file.relative_to(ROOT)}".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _state(room: str) -> str:
+    """A digest of everything that may change what the tests of a room notice."""
+    return hashlib.sha256(json.dumps(_digests(room)).encode()).hexdigest()[:16]
 
 
 def _module(mutant: Mutant) -> str:
@@ -257,7 +314,7 @@ def _known(room: str, mutant: Mutant) -> bool:
     last = _verdicts().get(mutant.key)
     if last is None or last["module"] != _module(mutant):
         return False
-    return last["status"] != "survived" or last["tests"] == _digest(room)
+    return last["status"] != "survived" or last["tests"] == _state(room)
 
 
 def _report(samples: dict[str, list[Mutant]], reasons: dict[str, str]) -> int:

@@ -247,7 +247,7 @@ def equal_scores(scores: ArrayLike, keys: Ints) -> Bools:
     with np.errstate(invalid="ignore", over="ignore"):
         mean = _mean(data, keys, None, votes)
         spread = _spread(data, keys, None, votes, mean, "sample", None)
-    found: Bools = (votes > 1 + _TINY) & no_spread(spread, mean)
+    found: Bools = (votes > 1) & no_spread(spread, mean)
     return found
 
 
