@@ -155,8 +155,8 @@ class Room:
         for verdict in self._forked(jobs):
             mutant = mutant_of[verdict["key"]]
             self._leave_out(verdict.pop("useless"))
-            if verdict["status"] == "survived":
-                # Something computed while the tests were collected may have hidden it.
+            if verdict["status"] == "survived" and "" in self._who(mutant):
+                # What was computed while the tests were collected may have hidden it.
                 alone.append(mutant)
             else:
                 self._write(mutant, verdict)
@@ -283,6 +283,7 @@ def _digests(room: str) -> tuple[str, dict[str, str]]:
     own = ROOT / f"tests/unit/{room}"
     files = {file: not file.name.startswith("test_") for file in sorted(own.rglob("*.py"))}
     shared = [*sorted((ROOT / "tests/fixtures").rglob("*.py")), *(file for file, common in files.items() if common)]
+    shared = [file for file in shared if file.stem not in ("mutant_runs", "mutations")]
     tests = {file.relative_to(ROOT).as_posix(): _digest([file]) for file, common in files.items() if not common}
     return _digest([*sorted((ROOT / "verl_hier" / room).rglob("*.py")), *shared]), tests
 

@@ -111,14 +111,17 @@ def subtrees(parents: Sequence[int]) -> tuple[list[int], list[int]]:
     for node in range(len(parents) - 1, -1, -1):
         if parents[node] >= 0:
             size[parents[node]] += size[node]
-    first, free, root = [0] * len(parents), [0] * len(parents), 0
+    first: list[int] = []
+    free: list[int] = []
+    root = 0
     for node, parent in enumerate(parents):
         if parent < 0:
-            first[node], root = root, root + size[node]
+            first.append(root)
+            root += size[node]
         else:
-            first[node] = free[parent]
+            first.append(free[parent])
             free[parent] += size[node]
-        free[node] = first[node] + 1
+        free.append(first[node] + 1)
     return first, size
 
 
@@ -145,10 +148,12 @@ def _check_episodes(nodes: Sequence[Node], episodes: Sequence[EpisodeRecord]) ->
 
 
 def _ancestor(nodes: Sequence[Node], depth: Sequence[int], leaf: int, turns: int) -> int | None:
-    """The last of the first `turns` nodes of a path, -1 for none of them; None when the path is shorter."""
-    if turns == 0:
-        return -1
-    if leaf < 0 or depth[leaf] < turns:
+    """The last of the first `turns` nodes of a path, -1 for none of them; None when the path is shorter.
+
+    Args:
+        depth: of each node, and 0 as the last entry, which is that of no node.
+    """
+    if not 0 <= turns <= depth[leaf]:
         return None
     while depth[leaf] > turns:
         leaf = nodes[leaf].parent

@@ -154,6 +154,29 @@ def test_paths_have_as_many_turns_as_are_visited(monkeypatch, make):
             check()
 
 
+def test_contexts_that_start_anew_are_repeated(monkeypatch):
+    """The turns of every context that is not that of the parent are read again."""
+    graph = small_graph()
+    repeated = sum(len(graph.chain(node.id)) for node in graph.nodes if 0 <= node.context != node.parent)
+    assert repeated > 0
+    for node in graph.nodes:
+        node.episode = 0
+    graph.episodes = graph.episodes[-1:]
+    graph.episodes[0].id = 0
+    monkeypatch.setattr(invariants, "MOST_STEPS", repeated)
+    graph.check()
+    monkeypatch.setattr(invariants, "MOST_STEPS", repeated - 1)
+    with pytest.raises(GraphError, match=f"have {repeated} turns together; at most {repeated - 1} are read"):
+        graph.check()
+
+
+def test_no_episode_shares_less_than_nothing():
+    graph = small_graph()
+    graph.episodes[1].shared = -1
+    with pytest.raises(GraphError, match="episode 1 does not share -1 turns with its source"):
+        graph.check()
+
+
 def test_a_fork_of_an_episode_without_a_turn_has_no_path_of_its_source(monkeypatch):
     graph = small_graph()
     graph.episodes.append(EpisodeRecord(4, source=3, leaf=6))

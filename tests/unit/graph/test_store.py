@@ -4,6 +4,7 @@ import copy
 import os
 import random
 import shutil
+import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -340,24 +341,34 @@ def columns_equal(folder, expected):
     return table_difference(table, expected) is None
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("flips", [12, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["nodes-trainer-0", "episodes-trainer-0", "tasks-trainer-0", "credit"])
-def test_no_bit_can_change_unseen_or_end_the_process(tmp_path, kind):
+def test_no_bit_can_change_unseen_or_end_the_process(tmp_path, kind, flips):
     graphs = recorded()
     write_step(tmp_path, 12, graphs)
     expected, file = number_turns(graphs)[0], step(tmp_path) / f"{kind}.parquet"
     content = file.read_bytes()
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     dice = random.Random(kind)
-    for number in range(150):
+    for number in range(flips):
         changed = bytearray(content)
-        changed[dice.randrange(footer if number % 2 else 0, len(content))] ^= 1 << dice.randrange(8)
+        changed[dice.randrange(footer, len(content)) if number % 2 else dice.randrange(footer)] ^= 1 << number % 8
         file.write_bytes(changed)
         try:
             assert list(read_graphs(tmp_path)) == graphs, number
             assert columns_equal(step(tmp_path), expected), number
         except HierError as error:
             assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("length", [0, 1, 300])
+def test_the_checksum_of_a_footer_is_that_of_its_bytes_whatever_comes_before(tmp_path, length):
+    """A file ends with its footer, the length of the footer in four bytes, and PAR1."""
+    file, footer = tmp_path / "some.parquet", bytes(range(100)) * 3
+    end = footer[:length] + length.to_bytes(4, "little") + b"PAR1"
+    for before in (b"", b"PAR1", b"PAR1" + b"x" * 50):
+        file.write_bytes(before + end)
+        assert writing.footer_checksum(file) == zlib.crc32(end)
 
 
 def test_columns_of_another_type_are_refused(tmp_path):

@@ -46,7 +46,7 @@ def _require_finite(where: str, column: pa.ChunkedArray, nan: bool) -> None:
         inside = _inside(part)
         if any(each.null_count for each in inside):
             raise GraphError(f"{where} has nulls in its lists.")
-        for values in (each.to_numpy(zero_copy_only=False) for each in (part, *inside) if _floating(each)):
+        for values in (each.to_numpy() for each in (part, *inside) if _floating(each)):
             if (np.isinf(values) if nan else ~np.isfinite(values)).any():
                 raise GraphError(f"{where} has a number that is not finite.")
 
@@ -103,8 +103,8 @@ def _check_masks(nodes: pa.Table, n_action: Ints) -> None:
     lists = nodes["masks"].combine_chunks()
     spans = lists.flatten().field("value")
     owner = np.repeat(np.arange(len(nodes)), pc.list_value_length(lists).to_numpy())
-    most = n_action[np.repeat(owner, pc.list_value_length(spans).to_numpy(zero_copy_only=False))]
-    start, stop = (spans.flatten().field(name).to_numpy(zero_copy_only=False) for name in ("start", "stop"))
+    most = n_action[np.repeat(owner, pc.list_value_length(spans).to_numpy())]
+    start, stop = (spans.flatten().field(name).to_numpy() for name in ("start", "stop"))
     if ((start < 0) | (stop < start) | (stop > most)).any():
         raise GraphError("a mask has a span beyond the tokens of its action.")
 

@@ -35,12 +35,11 @@ def token_columns(columns: Columns, kept: pa.Table, chosen: Ints, count: Ints) -
     if given.any() and "entropy" in columns.tokens:
         makers["entropy"] = int(given.argmax()), partial(_numbers, columns, "entropy", chosen, count, 0.0)
     makers |= _masks(kept, count)
+    found: dict[str, Callable[[], Array]] = {"turn": lambda: np.repeat(np.arange(len(count)), count)}
     if "logprobs" in columns.tokens:
-        makers["logprob"] = -1, partial(_numbers, columns, "logprobs", chosen, count, np.nan)
+        found["logprob"] = partial(_numbers, columns, "logprobs", chosen, count, np.nan)
     ordered = sorted(makers.items(), key=lambda item: item[1][0])
-    return LazyColumns(
-        {"turn": lambda: np.repeat(np.arange(len(count)), count), **{name: make for name, (_, make) in ordered}}
-    )
+    return LazyColumns({**found, **{name: make for name, (_, make) in ordered}})
 
 
 def _numbers(columns: Columns, name: str, chosen: Ints, count: Ints, missing: float) -> Array:
@@ -65,7 +64,7 @@ def _masks(kept: pa.Table, count: Ints) -> dict[str, tuple[int, Callable[[], Arr
     owner = np.repeat(np.arange(len(kept)), _lengths(lists))
     spans = entries.field("value")
     entry = np.repeat(np.arange(len(entries)), _lengths(spans))
-    ends = [spans.flatten().field(name).to_numpy(zero_copy_only=False) for name in ("start", "stop")]
+    ends = [spans.flatten().field(name).to_numpy() for name in ("start", "stop")]
     first = (np.cumsum(count) - count)[owner[entry]]
     names = entries.field("name").to_numpy(zero_copy_only=False)
     found: dict[str, tuple[int, Callable[[], Array]]] = {}
@@ -77,7 +76,7 @@ def _masks(kept: pa.Table, count: Ints) -> dict[str, tuple[int, Callable[[], Arr
 
 
 def _lengths(lists: pa.ListArray) -> NDArray[Any]:
-    found: NDArray[Any] = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    found: NDArray[Any] = pc.list_value_length(lists).to_numpy()
     return found
 
 
