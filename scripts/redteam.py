@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.fixtures.probes import Probe, probes  # noqa: E402
-from verl_hier.sandbox import isolation, local  # noqa: E402
-from verl_hier.sandbox.local import LocalSandbox, promises_of  # noqa: E402
+from verl_hier.local_sandbox import isolation, local  # noqa: E402
+from verl_hier.local_sandbox.local import LocalSandbox, promises_of  # noqa: E402
 from verl_hier.sandbox.provider import Outcome, SandboxError, SandboxLimits  # noqa: E402
 
 CONFIGURATIONS = {
@@ -46,7 +46,7 @@ STRANGER = 54321
 
 PLAIN_PYTHON = "/usr/bin/python3"
 BARE = (
-    "from verl_hier.sandbox import audit, script; audit.guard = lambda *_: lambda *_: None; "
+    "from verl_hier.local_sandbox import audit, script; audit.guard = lambda *_: lambda *_: None; "
     "script.OWN_NAMES = ('verl_hier',); main()"
 )
 """What a sandbox does instead of `main()` so that its scripts have no audit hook, and ctypes."""

@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 
-from verl_hier.sandbox.local import run_python
+from verl_hier.local_sandbox.local import run_python
 
 WARM_UP = 10
 

@@ -204,7 +204,7 @@ def _machine() -> None:
 
 def _sandbox() -> str:
     """Which layers the sandbox for model-written Python has here, and what that promises."""
-    from verl_hier.sandbox.local import promises_of, run_python
+    from verl_hier.local_sandbox.local import promises_of, run_python
     from verl_hier.sandbox.provider import SandboxError
 
     try:

@@ -33,8 +33,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _DAEMON = re.compile(r"(?:.*/)?(raylet|gcs_server)$")
 _ACTOR = re.compile(r"(ray::(?!IDLE|SPILL|RESTORE|DELETE|UTIL)\w+)(?:\.\w+(?:\(\))?)?$")
 """Ray names a process after its actor, and the method that it runs; functions and idle workers come and go."""
-_TEMPLATE = "verl_hier.runtime_cpu.prefork"
-"""Beginning of the modules whose processes Ray's workers are forks of; see `runtime_cpu/prefork`."""
+_LAUNCHERS = tuple(filter(None, os.environ.get("VERL_HIER_LAUNCHERS", "").split(",")))
+"""Beginnings of the modules whose processes Ray's workers may be forks of; see `compat/launch.py`."""
 
 
 class Keeper:
@@ -174,7 +174,7 @@ def _needed(pid: int) -> str:
     below_daemon = bool(_DAEMON.match(parent[0]))
     if daemon:
         return "" if below_daemon else daemon[1]
-    return actor[1] if actor and (below_daemon or any(word.startswith(_TEMPLATE) for word in parent)) else ""
+    return actor[1] if actor and (below_daemon or any(word.startswith(_LAUNCHERS) for word in parent)) else ""
 
 
 def _words(pid: int) -> list[str]:

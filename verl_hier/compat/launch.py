@@ -12,19 +12,21 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
 from verl_hier.errors import FileError, RolloutError
 from verl_hier.graph.bounded_reading import parse_json, require_regular
+from verl_hier.installed import points_of
 from verl_hier.recipe.compose import MAIN
 
 Records = list[dict[str, Any]]
 Watch = Callable[["subprocess.Popen[bytes]"], bool]
 POLL_S = 0.2
-_WITH_TEMPLATE = ("verl_hier.runtime_cpu.prefork",)
-"""Runs a module after making the process that Ray's workers on a CPU are forks of."""
+LAUNCHERS = "verl_hier.launchers"
+"""The group of entry points of modules that run verl's main: `python -m LAUNCHER MODULE …`."""
 MARK = "VERL_HIER_RUN"
 """Variable in the environment of every process of a run, by which those are found that have left its session."""
 GRACE_S = 30.0
@@ -71,12 +73,20 @@ def launch(
             output.truncate(0)
         ends, held = os.pipe()
         mark = uuid.uuid4().hex
+        launchers = [point.module for point in points_of(LAUNCHERS) if find_spec(point.module) is not None]
         keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(ends)]
         process = subprocess.Popen(
-            [*keeper, sys.executable, "-m", *(_WITH_TEMPLATE if arguments[0] == MAIN else ()), *arguments],
+            [*keeper, sys.executable, "-m", *(launchers if arguments[0] == MAIN else ()), *arguments],
             cwd=folder,
-            # Lines reach the log as they are printed, in the order of both streams.
-            env={"PYTHONUNBUFFERED": "1", **os.environ, **variables, "VERL_HIER_GRACE_S": str(GRACE_S), MARK: mark},
+            env={
+                # Lines reach the log as they are printed, in the order of both streams.
+                "PYTHONUNBUFFERED": "1",
+                **os.environ,
+                **variables,
+                "VERL_HIER_GRACE_S": str(GRACE_S),
+                "VERL_HIER_LAUNCHERS": ",".join(launchers),
+                MARK: mark,
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

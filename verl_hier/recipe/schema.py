@@ -77,7 +77,8 @@ class SandboxOptions:
     """Where scripts run that a model wrote; see docs/environments.md."""
 
     provider: str = LOCAL
-    """`local`, or `package.module:function`, which returns a `verl_hier.sandbox.provider.SandboxProvider`."""
+    """`local` or another entry point of the group `verl_hier.sandboxes`, or `package.module:function`, which returns a
+    `verl_hier.sandbox.provider.SandboxProvider`."""
     require: tuple[Promise, ...] = ()
     """What the sandbox must protect on every machine of the run, of network, files, processes and memory; a run does
     not start where it protects less."""

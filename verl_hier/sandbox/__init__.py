@@ -1,1 +1,1 @@
-"""Isolated execution of Python that a model wrote: a provider interface and the local provider."""
+"""Isolated execution of Python that a model wrote: the interface of providers, and the choice of one."""

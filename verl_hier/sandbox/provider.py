@@ -1,6 +1,6 @@
 """What a sandbox for model-written Python offers: run one script under limits and report what came of it.
 
-The built-in provider is `verl_hier.sandbox.local`. A container or a remote service can take its place: it has to
+The built-in provider is `verl_hier.local_sandbox.local`. A container or a remote service can take its place: it has to
 implement `SandboxProvider`, pass `verl_hier.testing.check_sandbox`, and be named by `hier.sandbox.provider`.
 """
 

@@ -6,9 +6,10 @@ import functools
 import importlib
 import os
 from collections.abc import Collection
+from importlib.metadata import EntryPoint
 
 from verl_hier.errors import RecipeError
-from verl_hier.sandbox.local import LocalSandbox
+from verl_hier.installed import points_of
 from verl_hier.sandbox.provider import Outcome, Promise, SandboxError, SandboxLimits, SandboxProvider
 
 KEPT_OUTCOMES = 2048
@@ -18,7 +19,10 @@ WALL_PER_CPU = 3
 PROVIDER_VARIABLE = "VERL_HIER_SANDBOX"
 """Environment variable with the provider's name, through which it reaches the processes of environments."""
 
+GROUP = "verl_hier.sandboxes"
+"""The group of entry points that name the providers of installed packages."""
 LOCAL = "local"
+"""The name of the built-in one."""
 
 
 def provider() -> SandboxProvider:
@@ -30,7 +34,8 @@ def choose(name: str, required: Collection[Promise]) -> None:
     """Use a provider in this process and in those that it starts from now on.
 
     Args:
-        name: `local`, or `package.module:function`, a function without arguments that returns a `SandboxProvider`.
+        name: an entry point of the group `verl_hier.sandboxes`, or `package.module:function`: a function without
+            arguments that returns a `SandboxProvider`.
         required: what it must promise.
 
     Raises:
@@ -52,16 +57,23 @@ def choose(name: str, required: Collection[Promise]) -> None:
 
 @functools.cache
 def _made(name: str) -> SandboxProvider:
-    if name == LOCAL:
-        return LocalSandbox()
     module, _, function = name.partition(":")
+    known = installed()
     try:
-        made: SandboxProvider = getattr(importlib.import_module(module), function)()
+        made: SandboxProvider = (
+            known[name].load() if name in known else getattr(importlib.import_module(module), function)
+        )()
     except (ImportError, AttributeError, ValueError) as error:
         raise RecipeError(
-            f"hier.sandbox.provider: {name!r} is neither `local` nor a function `package.module:function` ({error})."
+            f"hier.sandbox.provider: {name!r} is neither an installed sandbox ({', '.join(sorted(known)) or 'none'}) "
+            f"nor a function `package.module:function` ({error})."
         ) from error
     return made
+
+
+def installed() -> dict[str, EntryPoint]:
+    """The providers of installed packages by name, unread."""
+    return {point.name: point for point in points_of(GROUP)}
 
 
 class _NotSettled(Exception):

@@ -227,7 +227,6 @@ def check_estimator(
     *,
     columns: Mapping[str, Fill] | None = None,
     timing: bool = True,
-    learns: bool = False,
 ) -> None:
     """Hold an estimator against everything that the trainer relies on.
 
@@ -241,7 +240,6 @@ def check_estimator(
         options: its options, the defaults when omitted.
         columns: fills for columns of your own, `name` or `tokens.name` to `fill(rng, n)`.
         timing: whether to check the growth of the time, which needs a machine that is not overloaded.
-        learns: whether to let it learn a world of two turns in the lab, in the second of which the reward comes.
 
     Raises:
         AssertionError: one sentence that names the estimator and what it broke.
@@ -253,10 +251,6 @@ def check_estimator(
     for check in CHECKS:
         if timing or check is not check_linear:
             check(subject)
-    if learns:
-        from verl_hier.lab.smoke import check_learns
-
-        check_learns(spec, chosen)
 
 
 def check_needs(subject: _Subject) -> None:

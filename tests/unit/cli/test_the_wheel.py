@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.host.test_layering import UPPER
+
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.slow
 
@@ -82,6 +84,30 @@ def test_a_recipe_is_checked(command: tuple[list[str], dict[str, str]], tmp_path
     words, variables = command
     done = subprocess.run([*words, "check", "himac_shop"], env=variables, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("himac_shop can run:"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def core(
+    command: tuple[list[str], dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[str], dict[str, str]]:
+    """The same command in an environment whose package has the lower floor alone."""
+    words, variables = command
+    home = tmp_path_factory.mktemp("core")
+    shutil.copytree(variables["HOME"], home, dirs_exist_ok=True, symlinks=True)
+    (package,) = home.glob("lib/python*/site-packages/verl_hier")
+    for room in UPPER:
+        shutil.rmtree(package / room)
+    return [str(home / "bin/python"), *words[1:]], {**variables, "PATH": str(home / "bin"), "HOME": str(home)}
+
+
+@pytest.mark.parametrize("recipe", ["himac_alfworld", "tree_grpo_search", "grpo_math"])
+def test_the_lower_floor_alone_checks_recipes_for_gpus(
+    core: tuple[list[str], dict[str, str]], tmp_path: Path, recipe: str
+) -> None:
+    words, variables = core
+    asked = [*words, "check", recipe, "size=node"]
+    done = subprocess.run(asked, env=variables, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(f"{recipe} can run:"), done.stderr
 
 
 def test_new_writes_a_package(command: tuple[list[str], dict[str, str]], tmp_path: Path) -> None:

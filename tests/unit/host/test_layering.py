@@ -25,6 +25,7 @@ LAYERS = {
     "graph": set(),
     "environments": set(),
     "sandbox": set(),
+    "local_sandbox": {"sandbox"},
     "credit": {"graph"},
     "hookspecs": {"credit", "graph"},
     "rollout": {"environments", "graph"},
@@ -54,8 +55,10 @@ LAYERS = {
     "rewards": {"environments", "rollout", "served"},
     "viewer": {"credit", "graph"},
     "lab": {"credit", "environments", "graph", "host", "rollout", "training"},
-    "testing": {"credit", "environments", "graph", "host", "hookspecs", "lab", "rollout", "sandbox", "training"},
+    "testing": {"credit", "environments", "graph", "host", "hookspecs", "rollout", "sandbox", "training"},
 }
+# The upper floor: plugged into the rooms below, which do without it.
+UPPER = ("beside", "coldstart", "engines", "lab", "local_sandbox", "runtime_cpu", "viewer")
 OPEN_TO_PLUGINS = {
     *("graph", "credit", "rollout", "environments", "sandbox", "training"),
     *("hookspecs", "host.constraints", "host.specs", "errors", "http_clients", "text"),
@@ -185,6 +188,11 @@ def test_a_layer_imports_only_what_is_below_it(room: str) -> None:
 def test_no_room_imports_itself_through_others() -> None:
     """Imports within functions and for types count, and so do the modules that every room may import."""
     assert [sorted(ring) for ring in circles(room_graph())] == []
+
+
+@pytest.mark.parametrize("room", sorted({*LAYERS} - {*UPPER}))
+def test_the_lower_floor_knows_nothing_of_the_upper_one(room: str) -> None:
+    assert not {*UPPER} & LAYERS[room]
 
 
 def test_every_room_has_its_layer() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_hier.sandbox import local
-from verl_hier.sandbox.local import LocalSandbox
+from verl_hier.local_sandbox import local
+from verl_hier.local_sandbox.local import LocalSandbox
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verl_hier.sandbox import audit, local, runner
-from verl_hier.sandbox.local import LocalSandbox, run_python
+from verl_hier.local_sandbox import audit, local, runner
+from verl_hier.local_sandbox.local import LocalSandbox, run_python
 from verl_hier.sandbox.provider import SandboxError, SandboxLimits
 
 # Processor time tells on every machine; wall time is short only where nothing but it can end a script.
@@ -243,8 +243,8 @@ def test_a_killed_zygote_is_started_again():
 def test_the_script_ends_with_the_process_that_asked_for_it():
     code = (
         "import threading, time, os\n"
-        "from verl_hier.sandbox import local\n"
-        "from verl_hier.sandbox.local import run_python\n"
+        "from verl_hier.local_sandbox import local\n"
+        "from verl_hier.local_sandbox.local import run_python\n"
         "from verl_hier.sandbox.provider import SandboxLimits\n"
         "limits = SandboxLimits(cpu_s=60, wall_s=60)\n"
         "threading.Thread(target=run_python, args=('while True: pass', limits), daemon=True).start()\n"
@@ -312,7 +312,7 @@ def test_the_interpreters_own_files_cannot_be_changed():
 def without_hook(monkeypatch):
     """Sandboxes without audit hook and seccomp filter, so that what stands behind them is on its own."""
     bare = (
-        "from verl_hier.sandbox import audit, script, syscalls\n"
+        "from verl_hier.local_sandbox import audit, script, syscalls\n"
         "def none(*arguments): raise OSError\n"
         "syscalls.install = none; audit.guard = lambda *_: lambda *_: None; script.OWN_NAMES = ('verl_hier',)\n"
         "main()"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from verl_hier.errors import RecipeError
-from verl_hier.sandbox import folders, local, scripts, syscalls
-from verl_hier.sandbox.local import LocalSandbox, promises_of, run_python
+from verl_hier.local_sandbox import folders, local, syscalls
+from verl_hier.local_sandbox.local import LocalSandbox, promises_of, run_python
+from verl_hier.sandbox import scripts
 from verl_hier.sandbox.provider import Outcome, SandboxLimits
 from verl_hier.testing import check_sandbox
 
@@ -194,7 +195,7 @@ def test_a_private_root_where_python_is_below_tmp(monkeypatch, tmp_path):
     (library / "there.txt").write_text("read me")
     (library / "there.txt").chmod(0o666)
     try:
-        more = f"from verl_hier.sandbox import isolation; isolation.SHARED += ({str(library)!r},); main()"
+        more = f"from verl_hier.local_sandbox import isolation; isolation.SHARED += ({str(library)!r},); main()"
         monkeypatch.setattr(local, "START", local.START.replace("main()", more))
         outcome = LocalSandbox().run_python(
             f"print(open({str(library / 'there.txt')!r}).read())\nopen('mine', 'w').write('x')\n"
@@ -230,7 +231,7 @@ def test_a_traceback_does_not_name_files_of_ours():
 def test_a_timeout_is_one_even_if_the_supervisor_comes_late(monkeypatch):
     """Under load the kernel's own limit may end the script first, which was reported as `killed`."""
     late = (
-        "from verl_hier.sandbox import runner; import os, time, select; slept = []; wait = runner.watch\n"
+        "from verl_hier.local_sandbox import runner; import os, time, select; slept = []; wait = runner.watch\n"
         "def watch(*a):\n    time.sleep(6); return wait(*a)\n"
         "runner.watch = watch; main()"
     )

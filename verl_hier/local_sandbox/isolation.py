@@ -1,8 +1,8 @@
 """The isolation layers of a script: namespaces, a private root, a user of its own, Landlock, limits, seccomp, a hook.
 
-This runs in the supervisor and in the script process of `verl_hier.sandbox.runner`. Each layer is tried, and the names
-of those that could be set up are `Outcome.layers`. Constants are the kernel's; system calls without a function in the C
-library are made by number.
+This runs in the supervisor and in the script process of `runner`. Each layer is tried, and the names of those that
+could be set up are `Outcome.layers`. Constants are the kernel's; system calls without a function in the C library are
+made by number.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verl_hier.sandbox import audit, syscalls
-from verl_hier.sandbox.audit import HIDDEN
+from verl_hier.local_sandbox import audit, syscalls
+from verl_hier.local_sandbox.audit import HIDDEN
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1 << 1, 1 << 2, 1 << 3, 1 << 12, 1 << 14, 1 << 18
@@ -144,7 +144,7 @@ def _attempt(step: Callable[..., None], *arguments: Any) -> bool:
 def readable_paths() -> tuple[str, ...]:
     """The paths that a script has to read: Python's standard library.
 
-    The C libraries that its modules need are loaded before, by `verl_hier.sandbox.runner`.
+    The C libraries that its modules need are loaded before, by `verl_hier.local_sandbox.runner`.
     """
     found = [path for path in dict.fromkeys((*sys.path, *SHARED)) if os.path.exists(path)]
     return tuple(p for p in found if not any(p.startswith(other + "/") for other in found))

@@ -1,10 +1,9 @@
-"""The program that runs sandboxed scripts; started by `verl_hier.sandbox.local`.
+"""The program that runs sandboxed scripts; started by `verl_hier.local_sandbox.local`.
 
 There are three kinds of process. The zygote is started once, loads the usual modules and waits for calls; for each it
 forks a supervisor. The supervisor reads the request, enters new namespaces where the kernel permits, starts the script
 process, kills it when its time is over or when the caller hangs up, and reports the cause of its end. The script
-process sets up the layers of `verl_hier.sandbox.isolation` and takes verl-hier out of itself before it looks at the
-script.
+process sets up the layers of `isolation` and takes verl-hier out of itself before it looks at the script.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import time
 from importlib.machinery import PathFinder
 from typing import Any
 
-from verl_hier.sandbox import folders, isolation, script, syscalls
-from verl_hier.sandbox.folders import is_too_full
-from verl_hier.sandbox.script import OUT_OF_MEMORY, STATUS
+from verl_hier.local_sandbox import folders, isolation, script, syscalls
+from verl_hier.local_sandbox.folders import is_too_full
+from verl_hier.local_sandbox.script import OUT_OF_MEMORY, STATUS
 
 # The modules that scripts use most, loaded once here instead of in every call.
 PRELOADED = (

@@ -3,8 +3,8 @@
     outcome = run_python("print(6 * 7)")
     outcome.kind, outcome.stdout        # ("ok", "42\\n")
 
-The script runs in a fresh interpreter (see `verl_hier.sandbox.runner`), never in this process. The isolation layers
-depend on the machine; `Outcome.layers` names them and docs/environments.md says what each one protects against.
+The script runs in a fresh interpreter (see `runner`), never in this process. The isolation layers depend on the
+machine; `Outcome.layers` names them and docs/environments.md says what each one protects against.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast, get_args
 
-from verl_hier.sandbox.folders import remove
+from verl_hier.local_sandbox.folders import remove
 from verl_hier.sandbox.provider import Cause, Kind, Outcome, Promise, SandboxError, SandboxLimits
 
 logger = logging.getLogger(__name__)
 
 START = (
-    "import sys; sys.path = [*sys.path[1:], {root!r}]; from verl_hier.sandbox.runner import main; "
+    "import sys; sys.path = [*sys.path[1:], {root!r}]; from verl_hier.local_sandbox.runner import main; "
     "sys.path.pop(); main()"
 )
 ROOT = str(Path(__file__).parents[2])

@@ -1,0 +1,1 @@
+"""The built-in sandbox: processes of this machine, behind what its kernel offers to keep them in."""
