@@ -34,6 +34,7 @@ COLUMNS: dict[str, Column] = {
     "level": Column("level of the role, 0 is the highest", "worker", _WORKER),
     "role": Column("role of the turn", "worker", _WORKER),
     "agent": Column("agent of the turn", "worker", _WORKER),
+    "policy": Column("policy of the turn", "worker", "hier.policies"),
     "value": Column("critic at the first action token", "critic", _CRITIC),
     "tokens.value": Column("critic at every action token", "critic", _CRITIC),
     "value_low": Column("critic behind the subgoal of the turn", "critic", "hier.value_heads: {low: 1.0}"),

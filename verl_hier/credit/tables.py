@@ -132,7 +132,7 @@ def _last_steps(step_episode: Array) -> Array:
 
 def _fill(columns: dict[str, Array], step_episode: Array, step_turn: Array, count: int) -> None:
     """Neutral values for the standard columns that are missing."""
-    for name in ("agent", "role", "level"):
+    for name in ("agent", "role", "policy", "level"):
         columns.setdefault(name, np.zeros(count, np.int64))
     columns.setdefault("segment", np.zeros(count, np.int64))
     columns.setdefault("plan", np.full(count, -1, np.int64))

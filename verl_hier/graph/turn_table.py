@@ -22,6 +22,7 @@ TURN_COLUMNS: dict[str, str] = {
     "episode": "int; episode that made the turn first (its owner), a row of `episodes`",
     "agent": "int; index into `names['agent']`: one holder of a role",
     "role": "int; index into `names['role']`",
+    "policy": "int; index into `names['policy']`: the policy that generated the turn, see `hier.policies`",
     "level": "int; 0 is the highest level",
     "turn": "int; 0-based number of the turn on its path",
     "row": "int; number of the token sequence that trains it, of the first one where several do",

@@ -108,6 +108,7 @@ def random_table(
     count = len(base["group"])
     base["role"] = np.where(base["level"] == 0, 0, rng.integers(1, len(ROLES), count))
     base["agent"] = base["role"].copy()
+    base["policy"] = base["role"] % 2
     sparse = np.where(rng.random(count) < 0.4, np.round(rng.random(count), 2), 0.0)
     base["reward"] = np.zeros(count) if flat else rng.random(count) if distinct else sparse
     base["valid"] = rng.random(count) < 0.9

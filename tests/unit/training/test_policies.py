@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from tests.fixtures import rollout_graphs
 from tests.fixtures.light import sent
 from verl_hier.credit import Credit
+from verl_hier.credit.tables import make_table
 from verl_hier.training.ledger import Ledger
+from verl_hier_plugins.estimators import grpo
 
 UNITS = ("row", "turn", "episode", "role", "token")
 RULES = ("once", "first_owner", "repeat", "average")
@@ -61,6 +63,29 @@ def test_weights_of_a_policy_are_those_that_it_would_have_alone(batch, unit, row
             assert np.array_equal(weights[mine], alone[mine]) and not alone[~mine].any()
             if not row_mean and not (unit == "token" and batch[1] == "first_owner"):
                 assert weights[mine].sum() == pytest.approx(mask[mine].sum())
+
+
+@quick
+@given(batches())
+def test_the_turn_table_says_whose_each_turn_is(batch):
+    graphs = {graph.task["uid"]: graph for graph in batch[0]}
+    ledger, _, _ = made(*batch)
+    table = ledger.table
+    if len(table):
+        names = np.asarray(table.names["policy"])[table["policy"]]
+        assert {*names} <= {node.policy for graph in graphs.values() for node in graph.nodes}
+        owner = np.asarray(ledger.policies)
+        assert [*names[ledger.turn[ledger.turn >= 0]]] == [*owner[ledger.row[ledger.turn >= 0]]]
+
+
+def test_turns_are_compared_within_their_policy():
+    """Two policies whose scores differ by 10: within each, the better half is above 0."""
+    table = make_table(
+        {"group": [0] * 4, "episode": [0, 1, 2, 3], "policy": ["a", "b", "a", "b"], "reward": [1.0, 11.0, 3.0, 13.0]}
+    )
+    credit = grpo.advantage(table, grpo.GRPOOptions(group_by=("group", "policy")))
+    assert [*np.sign(credit.values)] == [-1, -1, 1, 1]
+    assert [*np.sign(grpo.advantage(table, grpo.GRPOOptions()).values)] == [-1, 1, -1, 1]
 
 
 @quick

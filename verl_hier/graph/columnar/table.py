@@ -47,7 +47,8 @@ def table_of(columns: Columns, learns: Sequence[Learns] | None = None) -> tuple[
     turn_of = np.where(used, np.cumsum(used) - 1, -1)
     parts = np.split(turn_of, ends[:-1]) if len(sizes) else []
     if not used.any():
-        return TurnTable({}, {}, paths.episode, paths.node, names={"agent": (), "role": (), "source": ()}), parts
+        names: dict[str, tuple[str, ...]] = dict.fromkeys(("agent", "role", "policy", "source"), ())
+        return TurnTable({}, {}, paths.episode, paths.node, names=names), parts
     chosen = np.flatnonzero(used)
     kept = nodes if used.all() else nodes.take(pa.array(chosen))
     trees = np.zeros(len(sizes), np.int64)
@@ -128,18 +129,18 @@ def _episode_columns(
 
 
 def _node_columns(nodes: pa.Table) -> tuple[dict[str, Array], dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """The columns that each node has for itself, the names of agents and roles, and those of anchors."""
-    agent, agents = _codes(nodes["agent"])
-    role, roles = _codes(nodes["role"])
-    anchor, anchors = _codes(nodes["anchor"])
-    columns: dict[str, Array] = {"agent": agent, "role": role, "anchor": anchor}
+    """The columns that each node has for itself, the names of agents, roles and policies, and those of anchors."""
+    coded = {name: _codes(nodes[name]) for name in ("agent", "role", "policy", "anchor")}
+    columns: dict[str, Array] = {name: codes for name, (codes, _) in coded.items()}
+    names = {name: known for name, (_, known) in coded.items()}
+    anchors = names.pop("anchor")
     columns |= {name: column_numbers(nodes[name]) for name in ("level", "turn", "segment")}
     columns |= {"reward": column_numbers(nodes["reward"], np.float64)}
     columns |= {name: column_numbers(nodes[name], bool) for name in NODE_BOOLS if name != "partial"}
     columns["complete"] = ~cut_nodes(nodes)
     columns |= {"n_tokens": column_numbers(nodes["n_action"]), "n_prompt": column_numbers(nodes["n_observation"])}
     columns["entropy"] = column_numbers(nodes["mean_entropy"], np.float64)
-    return columns, {"agent": agents, "role": roles}, anchors
+    return columns, names, anchors
 
 
 def _means(values: NDArray[np.float64], turn: Ints) -> NDArray[np.float64]:
