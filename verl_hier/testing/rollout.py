@@ -188,13 +188,15 @@ async def roll_out_scripted(
     unfinished: Sequence[UnfinishedEpisode] = (),
     forks: Fork = "native",
     renderer: Renderer | None = None,
+    assigned: Mapping[str, str] | None = None,
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are those it was given.
 
     A worker that is given as its spec is held to the roles that the spec declares and gets `options`, or its default
     ones; a function that makes a worker says nothing about roles, so that every context is on level 0. Without a
     sampler, `n` episodes are played side by side. `forks` is as in `EnvironmentSpec.fork`.
-    Without a renderer, texts are rendered without a template.
+    Without a renderer, texts are rendered without a template. `assigned` gives roles to further policies by name, as
+    `hier.policies` does; all of them learn, and the script speaks for all.
     """
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
     request = Request(
@@ -209,6 +211,9 @@ async def roll_out_scripted(
     setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy, world)
     if renderer is not None:
         setup = replace(setup, renderer=renderer)
+    if assigned:
+        policies = dict.fromkeys((DEFAULT_POLICY, *assigned.values()), scripted)
+        setup = replace(setup, policies=policies, assigned=dict(assigned), trained=frozenset(policies))
     return await roll_out(Rollout(request, setup, *_worker_of(worker, options)), sampler or SideBySide()), scripted
 
 

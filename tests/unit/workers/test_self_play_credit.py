@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from tests.conformance.builtin_parts import part
+from tests.fixtures.rows_of_policies import check_rows
 from verl_hier.environments.base import Environment, StepResult
-from verl_hier.graph.build_table import number_turns
+from verl_hier.graph import RolloutGraph
+from verl_hier.graph.build_table import build_table, number_turns
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits
@@ -81,9 +83,20 @@ class Cuts(ScriptedPolicy):
 
 
 def table_of(
-    games: Sequence[Played], seats: Sequence[str], trained: Sequence[str] = (), learns: Sequence[bool] = ()
+    games: Sequence[Played],
+    seats: Sequence[str],
+    trained: Sequence[str] = (),
+    learns: Sequence[bool] = (),
 ) -> Any:
     """The turn table of one task whose episodes are the games; `trained` names seats, `learns` says it turn by turn."""
+    graph = graph_of(games, seats)
+    for node, flag in zip(graph.nodes, learns, strict=False):
+        node.trained = flag
+    return number_turns([graph], [lambda role, level: role in (trained or seats)])[0]
+
+
+def graph_of(games: Sequence[Played], seats: Sequence[str], assigned: Mapping[str, str] | None = None) -> RolloutGraph:
+    """The graph of one task whose episodes are the games; `assigned` gives seats policies of their own."""
     said = iter([text for game in games for text in game.said])
     left = [games[0], *games]  # episodes begin as forks of an environment that was reset once
     names = {name: {"by": "policy"} for name in seats}
@@ -98,13 +111,12 @@ def table_of(
             tokenizer=CharacterTokenizer(),
             limits=Limits(40, 100, 5000),
             policy=Cuts,
+            assigned=assigned,
         )
     )
     assert next(said, None) is None, "every text was spoken"
     graph.task["data_source"] = "game"
-    for node, flag in zip(graph.nodes, learns, strict=False):
-        node.trained = flag
-    return number_turns([graph], [lambda role, level: role in (trained or seats)])[0]
+    return graph
 
 
 @pytest.mark.parametrize(("given", "expected"), cases("mars"))
@@ -121,15 +133,18 @@ def test_mars_from_two_seats(given, expected):
         earned = [0.0 if turn == 2 else rewards[first + seat][turn] for seat, turn in turns]
         said = ["x" * (sizes[first + seat][turn] - 1) for seat, turn in turns]
         games.append(Played([seat for seat, _ in turns], said, last, earned))
-    table = table_of(games, ("p0", "p1"))
+    graph = graph_of(games, ("p0", "p1"), {"p1": "second"})
+    table = build_table([graph])
     names = ("reward_norm", "separate_players", "whiten_rewards", "whiten_advantages", "advantage_norm", "gamma")
-    values = full_credit("mars", table, **{name: given[name] for name in names}).values
+    credit = full_credit("mars", table, **{name: given[name] for name in names})
+    values = credit.values
     turn = np.asarray(table["tokens.turn"])
     episode, agent = np.asarray(table["episode"])[turn], np.asarray(table["agent"])[turn]
     for row, (tokens, recorded) in enumerate(zip(mask, expected["advantages"], strict=True)):
         found = values[(episode == row // 2) & (agent == row % 2)]
         wanted = np.asarray(recorded)[np.flatnonzero(tokens) - 1]
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
+    check_rows([graph], credit, {"p1": "second"})
 
 
 def seats_of(given: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
-"""Recorded cases of team methods by the whole way: worker, turn table, estimator.
+"""Recorded cases of team methods by the whole way: worker, turn table, estimator, rows of each policy.
 
 Each trajectory of a case is spoken by scripted roles in the same order, and the environment pays what the case says.
+One of the roles has a policy of its own, which changes no credit.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fixtures.rows_of_policies import check_rows
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.graph.build_table import build_table
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits
 from verl_hier.rollout.sampler import Sampler
-from verl_hier.testing.builtin import credit_of, full_credit
+from verl_hier.testing.builtin import full_credit
 from verl_hier.testing.rollout import CharacterTokenizer, roll_out_scripted
 
 TEAM = PluginHost.load({"builtin": True}).spec("worker", "team")
@@ -55,6 +57,7 @@ def play(
     episodes: Sequence[Sequence[str]],
     limits: Limits | None = None,
     sampler: Sampler | None = None,
+    assigned: Mapping[str, str] | None = None,
 ) -> Any:
     """The graph of one task whose episodes say these texts."""
     said = iter([text for texts in episodes for text in texts])
@@ -68,6 +71,7 @@ def play(
             n=len(episodes),
             tokenizer=CharacterTokenizer(),
             limits=limits or Limits(40, 100, 5000),
+            assigned=assigned,
         )
     )
     assert next(said, None) is None, "every text was spoken"
@@ -109,14 +113,16 @@ def test_solver_and_verifier_of_dr_mas(given, expected):
             texts[-1] = "approve" if given["agent_id"][last] == "verifier" else texts[-1]
             sound = [score > paid - 0.05 for score in scores]
             episodes.append([f"<say>{t}</say>" if ok else t for t, ok in zip(texts, sound, strict=True)])
-        graphs.append(play(options, episodes))
+        graphs.append(play(options, episodes, assigned=(second := {"verifier": "second"})))
     table, order = build_table(graphs), flat(found)
     assert len(table) == len(order)
     assert [table.names["agent"][a] for a in table["agent"]] == [given["agent_id"][row] for row in order]
     for base in ("grpo", "rloo"):
         options = {"agent_wise": given["group_by_agent_id"], "norm_by_std": given["norm_by_std"], "baseline": base}
         want = np.asarray(expected[f"{base}_adv"])[order]
-        assert credit_of("dr_mas", table, **options) == pytest.approx(want, rel=2e-4, abs=2e-5)
+        credit = full_credit("dr_mas", table, **options)
+        assert credit.values == pytest.approx(want, rel=2e-4, abs=2e-5)
+        check_rows(graphs, credit, second)
 
 
 @pytest.mark.parametrize(("given", "expected"), cases("at_grpo"))
@@ -130,9 +136,12 @@ def test_agents_and_turns_of_at_grpo(given, expected):
     found, graphs = trajectories(problems, "problem", "env_idx"), []
     for task in found:
         texts = [[f"pay {given['reward'][row]}" for row in rows] for rows in task]
-        graphs.append(play(options, [[*said[:-1], said[-1].replace("pay", "end")] for said in texts]))
+        texts = [[*said[:-1], said[-1].replace("pay", "end")] for said in texts]
+        graphs.append(play(options, texts, assigned={"second": "second"}))
     want = np.asarray(expected["grpo_adv"])[flat(found)]
-    assert credit_of("at_grpo", build_table(graphs)) == pytest.approx(want, rel=2e-4, abs=2e-5)
+    credit = full_credit("at_grpo", build_table(graphs))
+    assert credit.values == pytest.approx(want, rel=2e-4, abs=2e-5)
+    check_rows(graphs, credit, {"second": "second"})
 
 
 @pytest.mark.parametrize(
@@ -148,7 +157,9 @@ def test_agents_in_order_of_marft(given, expected):
     options = {"roles": roles, "topology": {"each": "step"}}
     paths = [rewards[:, thread].ravel() for thread in range(rewards.shape[1])]
     limits = Limits(rewards.shape[0] * rewards.shape[2], 100, 5000)
-    table = build_table([play(options, [[f"pay {paid}" for paid in path] for path in paths], limits)])
+    second = {"agent1": "second"}
+    graph = play(options, [[f"pay {paid}" for paid in path] for path in paths], limits, assigned=second)
+    table = build_table([graph])
     table.turns["value"] = np.concatenate([values[:-1, thread].ravel() for thread in range(rewards.shape[1])])
     bootstrap = [np.repeat(given["next_value"][thread][0], len(path)) for thread, path in enumerate(paths)]
     table.turns["bootstrap"] = np.concatenate(bootstrap)
@@ -156,6 +167,7 @@ def test_agents_in_order_of_marft(given, expected):
     for found, name in ((credit.values, "advantages"), (credit.returns, "returns")):
         want = np.moveaxis(np.asarray(expected[name]), 1, 0).ravel()
         assert found == pytest.approx(want, rel=2e-4, abs=2e-5)
+    check_rows([graph], credit, second)
 
 
 @pytest.mark.parametrize(("given", "expected"), cases("matpo"))
@@ -172,17 +184,18 @@ def test_planner_and_workers_of_matpo(given, expected):
             episodes.append([*asks, *reports, f"<answer>end {given['accuracy'][planner]}</answer>"])
             forms += [given["tool_format"][planner]] * (1 + len(asks))
         roles = {**LEAD["roles"], "helper": {"message_tag": "result", "level": 1}}
-        graphs.append(play({**LEAD, "roles": roles}, episodes))
+        graphs.append(play({**LEAD, "roles": roles}, episodes, assigned={"helper": "second"}))
     table = build_table(graphs)
     lead = np.asarray(table["level"]) == 0
     table.turns["format"] = np.asarray(table["format"], np.float64)
     table.turns["format"][lead] = forms
     options = {name: given[name] for name in ("accuracy_weight", "format_weight", "gate", "norm_by_std")}
-    credit = credit_of("matpo", table, **options)
+    credit = full_credit("matpo", table, **options)
     planners = [rows[0] for task in found for rows in task]
     want = np.asarray([expected["main_advantage"][row] for row in planners])
     episode = np.asarray(table["episode"])
-    assert credit == pytest.approx(want[episode], rel=2e-4, abs=2e-5)
+    assert credit.values == pytest.approx(want[episode], rel=2e-4, abs=2e-5)
+    check_rows(graphs, credit, {"helper": "second"})
 
 
 ASK = "<helper>a</helper><helper>b</helper>"
