@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.hostile_outputs import LONG, hostile
-from tests.fixtures.hostile_rollouts import cost, roll, roll_in_byte_pairs, workers
+from tests.fixtures.hostile_rollouts import cost, of_several_roles, roles_of, roll, roll_in_byte_pairs, workers
+from tests.fixtures.light import sent
 from verl_hier.graph import read_graphs, write_graphs, write_step
+from verl_hier.training.ledger import Ledger
 
 OUTPUTS = 10_000
 IN_BYTE_PAIRS = 200
@@ -52,6 +54,24 @@ def test_outputs_of_random_pieces(name, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()), "an output was executed"
     if name not in ("react", "rlvmr", "single_turn", "planner_executor", "tool_agent", "gateway"):
         assert failures, "what is wrong has a name"
+
+
+@pytest.mark.parametrize("name", of_several_roles())
+def test_outputs_of_two_policies(name, tmp_path, monkeypatch):
+    """Every other role has a policy of its own; each row is that of one policy, with the turns of its roles alone."""
+    monkeypatch.chdir(tmp_path)
+    chance, outputs = random.Random(f"{name} of two policies"), 0
+    assigned = dict.fromkeys(roles_of(name)[1::2], "second")
+    while outputs < OUTPUTS // len(of_several_roles()) + 1:
+        graph = roll(name, lambda prompt, sampling: hostile(chance), 20, assigned)
+        graph.check()
+        outputs += len(graph.nodes)
+        assert {episode.status for episode in graph.episodes} <= {"finished", "truncated"}
+        assert all(node.policy == assigned.get(node.role, "default") for node in graph.nodes)
+        light, keys, rows = sent([graph])
+        for policy, (_, row) in zip(Ledger(light, keys).policies, rows, strict=True):
+            assert {graph.nodes[node].policy for node in row.nodes} == {policy}
+    assert not list(tmp_path.iterdir()), "an output was executed"
 
 
 @pytest.mark.parametrize("name", workers())
