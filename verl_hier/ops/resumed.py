@@ -18,8 +18,11 @@ from verl_hier.recipe.catalogue import CHOICES, Recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.overrides import key_of
 
-_SILENT = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir", "data.hier", "hier.recipe")
-"""Lines that say where a run is, or repeat others."""
+_SILENT = (
+    *("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir", "data.hier", "hier.recipe"),
+    "hier.paper",
+)
+"""Lines that say where a run is, or repeat others, or change nothing."""
 _MEASURES = (
     *("trainer.logger", "trainer.project_name", "trainer.experiment_name", "trainer.total_training_steps"),
     *("trainer.total_epochs", "trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.val_only"),
@@ -30,6 +33,13 @@ _MEASURES = (
     *("actor_rollout_ref.actor.optim.total_training_steps", "critic.optim.total_training_steps"),
 )
 """Lines that decide how long a run is and what it measures and keeps, and not what a step learns."""
+_PARTS = (
+    *("hier.environment", "hier.worker", "hier.sampler", "hier.estimator", "hier.schedule", "hier.rewards"),
+    *("hier.probes", "hier.update", "hier.guards", "hier.refill", "hier.rollout", "hier.value_heads"),
+    "hier.curriculum",
+)
+"""Blocks of recipes alone: a line that one of two versions does not have was not set there. A line of verl's that one
+does not have is verl's newer option."""
 _SHOWN = 6
 """Differences that a sentence names."""
 _NOTHING = object()
@@ -74,12 +84,31 @@ class Since:
     """How a run that goes on is related to its record.
 
     Attributes:
-        kept: recorded values by line, which the run keeps although the recipe now has others.
+        kept: recorded values by line, which the run keeps although the recipe now has others, or none.
+        left_out: lines that the recipe now has, and the run goes on without.
         notes: sentences for the user.
     """
 
     kept: Mapping[str, Any]
+    left_out: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def keep(self, config: Any) -> None:
+        """Change a composed recipe to what the run keeps."""
+        from omegaconf import OmegaConf, open_dict
+
+        for line in self.left_out:
+            *above, key = line.split(".")
+            blocks = [config]
+            for name in above:
+                blocks.append(blocks[-1][name])
+            with open_dict(config):
+                del blocks[-1][key]
+                for block, name in zip(reversed(blocks[:-1]), reversed(above), strict=True):
+                    if not block[name]:
+                        del block[name]
+        for line, held in self.kept.items():
+            OmegaConf.update(config, line, held, force_add=True)
 
 
 def since(folder: Path, recorded: Any, record_file: Path, recipe: Recipe, config: Any, asked: Asked) -> Since:
@@ -103,7 +132,7 @@ def since(folder: Path, recorded: Any, record_file: Path, recipe: Recipe, config
     wanted = asked.lines(recipe)
     origin = record.get("recipe_file")
     same_file = recipe.shipped if not isinstance(origin, str) else origin == fingerprint(recipe)
-    refused, kept, notes = [], {}, []
+    refused, kept, left_out, notes = list[str](), dict[str, Any](), list[str](), list[str]()
     for line in sorted({*then, *now}):
         before, after = then.get(line, _NOTHING), now.get(line, _NOTHING)
         if before == after or line in derived or _below(line, _SILENT) or _below(line, wanted):
@@ -113,8 +142,9 @@ def since(folder: Path, recorded: Any, record_file: Path, recipe: Recipe, config
         if _below(line, _MEASURES):
             notes += [told] if both else []
         elif same_file and asked.repeated:
-            if both:
-                kept[line] = before
+            if both or _below(line, _PARTS):
+                left_out += [line] if before is _NOTHING else []
+                kept |= {} if before is _NOTHING else {line: before}
                 notes.append(f"{line}: the recipe now says {_shown(after)}; the run keeps {_shown(before)}")
         elif both or (isinstance(origin, str) and None not in (before, after)):
             refused.append(told)
@@ -129,7 +159,7 @@ def since(folder: Path, recorded: Any, record_file: Path, recipe: Recipe, config
             f"{folder} was begun with something else than it would go on with: {'; '.join(refused[:_SHOWN])}{more}. "
             f"Undo it, or ask for it by naming the line in this command (`{first}=…`), or choose another --name."
         )
-    return Since(kept, tuple(f"since the run was begun: {note}" for note in notes))
+    return Since(kept, tuple(left_out), tuple(f"since the run was begun: {note}" for note in notes))
 
 
 def fingerprint(recipe: Recipe) -> str:

@@ -142,13 +142,10 @@ def _compared(plan: Plan, given: tuple[str, ...], resume: bool) -> Plan:
     Raises:
         RecipeError: when it would go on with something else than it was begun with.
     """
-    from omegaconf import OmegaConf
-
     run, config = plan.run, plan.config
     asked = Asked(tuple(run.command[1:]), given, resume)
     changes = since(run.folder, run.recipe(), run.folder / RECORD, find(plan.recipe), config, asked)
-    for line, value in changes.kept.items():
-        OmegaConf.update(config, line, value)
+    changes.keep(config)
     return replace(plan, notes=changes.notes)
 
 

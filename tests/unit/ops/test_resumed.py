@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from tests.fixtures.distributions import model_folder
 from tests.fixtures.played_trainer import SOURCE
@@ -29,7 +30,7 @@ LINES = [
 
 @pytest.fixture
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
-    """`go(resume=…)` trains `mine.yaml`, whose lines are `write(line=value)`'s."""
+    """`go(resume=…)` trains `mine.yaml`, whose lines are `write(line=value)`'s, or another `recipe`."""
     (tmp_path / "played.py").write_text(SOURCE)
     model = model_folder(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
@@ -38,10 +39,10 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
     write()
     place = [f"actor_rollout_ref.model.path={model}", "trainer.total_training_steps=2", "trainer.save_freq=1"]
 
-    def run(*overrides: str, **options: object) -> tuple[Run, list[str]]:
+    def run(*overrides: str, recipe: str = "mine.yaml", **options: object) -> tuple[Run, list[str]]:
         said: list[str] = []
         given = overrides if options.get("resume") else (*place, *overrides)
-        return start(plan_run("mine.yaml", given, name="one", **options), said.append), said
+        return start(plan_run(recipe, given, name="one", **options), said.append), said
 
     return run
 
@@ -121,3 +122,25 @@ def test_what_a_newer_verl_hier_has_changed_is_kept_as_recorded(go: Go) -> None:
     run, said = go(MORE, resume=True)
     assert run.recipe().actor_rollout_ref.actor.optim.lr == 0.125
     assert any("actor_rollout_ref.actor.optim.lr: the recipe now says" in text for text in said)
+
+
+def test_a_run_of_a_recipe_that_was_shipped_otherwise_goes_on_with_its_own(go: Go) -> None:
+    """IGPO as it was shipped before its authors' reward and mini-batches were: those lines are neither in the run that
+    goes on nor hidden from its user."""
+    run, _ = go("paper=igpo_search", "data.train_batch_size=4", recipe="igpo_search")
+    shipped = run.recipe()
+    kept = yaml.safe_load(run.recipe_file.read_text())
+    del kept["hier"]["rewards"], kept["hier"]["environment"]["reward"]
+    kept["hier"]["environment"]["invalid_penalty"] = 0.1
+    kept["hier"]["update"]["mini_batch"] = {"prompts": 4}
+    run.recipe_file.write_text(yaml.safe_dump(kept))
+    run, said = go(MORE, recipe="igpo_search", resume=True)
+    assert run.step == 4
+    before, after = (OmegaConf.to_container(held.hier, resolve=True) for held in (OmegaConf.create(kept), run.recipe()))
+    assert {name: after[name] for name in before if name != "store"} == {
+        name: before[name] for name in before if name != "store"
+    }
+    assert "rewards" not in after and shipped.hier.rewards.answer.options.wrong_format == -2.0
+    changed = "rewards.answer.function", "environment.reward", "environment.invalid_penalty", "update.mini_batch.rows"
+    for line in changed:
+        assert any(text.startswith(f"since the run was begun: hier.{line}: ") for text in said), line
