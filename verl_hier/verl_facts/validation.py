@@ -32,6 +32,8 @@ _REFERENCE_KEYS = {
     "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
     "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
 }
+_POINTS = {"verl_hier", "verl_hier_cpu", "verl_hier_tree"}
+"""Our entry points; an installation that is older than the code lacks the latest."""
 _MODELS = ("actor_rollout_ref.model", "critic.model")
 
 
@@ -88,10 +90,11 @@ def require_registration() -> None:
         PluginError: with what an entry point raised, or that there is none.
     """
     points = [point for point in points_of("verl.plugins") if point.value.startswith("verl_hier.")]
-    if all(point.name != "verl_hier" for point in points):
+    missing = sorted(_POINTS - {point.name for point in points})
+    if missing:
         raise PluginError(
-            "verl-hier is not among the installed plugins of verl (entry-point group verl.plugins), so that verl would "
-            "not load it; reinstall verl-hier."
+            f"{', '.join(missing)} of verl-hier is not among the installed plugins of verl (entry-point group "
+            "verl.plugins), so that verl would not load it; reinstall verl-hier (`pip install -e .` in a checkout)."
         )
     for point in points:
         if find_spec(point.module) is None:

@@ -333,7 +333,7 @@ def test_a_server_that_scores_nothing(refused: Refused) -> None:
     sentence = refused("hier.sampler={name: rollback}", server, recipe="grpo_alfworld")
     assert sentence == (
         "actor_rollout_ref.rollout.name: sampler 'rollback' needs the log-probs of given tokens, which the rollout "
-        "server 'trtllm' does not return; use one of `transformers`, `vllm`, `vllm_topk`, `sglang`."
+        "server 'trtllm' does not return; use one of `vllm`, `vllm_topk`, `sglang`, `transformers`."
     )
     sentence = refused("hier.rollout.entropy.source=prefill", server)
     assert sentence.startswith("hier.rollout.entropy.source: prefill needs the log-probs of prompts")

@@ -13,6 +13,8 @@ from verl_hier import hookspecs
 from verl_hier.errors import PluginError
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.servers import rollout_server, servers_with
+from verl_hier.recipe.composed import ComposedRecipe
 
 HOOKS = {
     name: function
@@ -106,6 +108,57 @@ def test_hook_hier_value_heads(install: Install) -> None:
     host = PluginHost.load({"head": True})
     assert host.specs("value_head")["mine"].column == "tokens.value_mine"
     assert host.provenance("value_head", "mine").distribution == "head-dist"
+
+
+def test_hook_hier_rollout_servers(install: Install) -> None:
+    source = """
+        from verl_hier.hookspecs import hookimpl
+        from verl_hier.host.specs import RolloutServerSpec
+
+        @hookimpl
+        def hier_rollout_servers():
+            return RolloutServerSpec("mine", on_cpu=True, opens="builtins:print")
+        """
+    install("server-dist", {"server": "server_plugin"}, {"server_plugin.py": source})
+    host = PluginHost.load({"server": True})
+    assert rollout_server(host, "mine").on_cpu and not rollout_server(host, "other").on_cpu
+    assert servers_with(host, "on_cpu") == "`mine`"
+    assert host.specs("rollout_server")["mine"].opens is not None
+    assert host.provenance("rollout_server", "mine").distribution == "server-dist"
+
+
+def test_hook_hier_engines(install: Install) -> None:
+    source = """
+        from verl_hier.hookspecs import hookimpl
+        from verl_hier.host.specs import EngineSpec
+
+        @hookimpl
+        def hier_engines():
+            return EngineSpec("mine", "builtins:len")
+        """
+    install("engine-dist", {"engine": "engine_plugin"}, {"engine_plugin.py": source})
+    host = PluginHost.load({"engine": True})
+    assert host.specs("engine")["mine"].refuses([1, 2]) == 2
+    assert host.provenance("engine", "mine").distribution == "engine-dist"
+
+
+def test_hook_hier_trainer_extensions(install: Install) -> None:
+    source = """
+        from verl_hier.hookspecs import hookimpl
+        from verl_hier.host.specs import TrainerExtensionSpec
+
+        @hookimpl
+        def hier_trainer_extensions():
+            return [TrainerExtensionSpec(name, "probes", "builtins:str") for name in ("second", "first")]
+        """
+    install("beside-dist", {"mine": "beside_plugin"}, {"beside_plugin.py": source})
+    recipe = ComposedRecipe.named(
+        "igpo_search", ["hier.plugins={builtin: true, beside: false, mine: true}", "size=node", "server=vllm"]
+    )
+    assert [spec.factory(3) for spec in recipe.extensions] == ["3", "3"]
+    assert [spec.name for spec in recipe.extensions] == ["second", "first"]
+    recipe = ComposedRecipe.named("grpo_math", ["hier.plugins={builtin: true, mine: true}"])
+    assert not recipe.extensions
 
 
 def test_hook_hier_probes(install: Install) -> None:
