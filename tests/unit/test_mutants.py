@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from tests.fixtures import mutant_runs
 from tests.fixtures.mutant_runs import adopt_code, verdict_of, wait_for
-from tests.fixtures.mutations import mutants_of, mutants_of_room, sample
+from tests.fixtures.mutations import TUNED, mutants_of, mutants_of_room, sample
 
 ROOT = Path(__file__).parents[2]
 MODULE = """\
@@ -50,6 +51,26 @@ def test_each_place_that_runs_is_changed_and_no_other() -> None:
             n for n, (a, b) in enumerate(zip(MODULE.split("\n"), changed.split("\n"), strict=True), 1) if a != b
         ]
         assert place in mutant.lines
+
+
+def test_what_was_tuned_or_is_not_told_is_left_alone() -> None:
+    source = "BLOCK = 4096\nOTHER = 1\nzip(a, b, strict=True)\nzip(a, strict=False)\nrun(timeout=60, daemon=x + 1)\n"
+    changes = {each.key.split(": ", 1)[1] for each in mutants_of("verl_hier/training/ledger.py", source)}
+    assert changes == {
+        "OTHER = 1 [1 -> 2]",
+        "zip(a, strict=False) [False -> True]",
+        *("run(timeout=60, daemon=x + 1) [+ -> -]", "run(timeout=60, daemon=x + 1) [1 -> 2]"),
+    }
+    assert "BLOCK = 4096 [4096 -> 4097]" in {each.key.split(": ", 1)[1] for each in mutants_of("a.py", source)}
+
+
+@pytest.mark.parametrize("path", TUNED)
+def test_tuned_constants_are_there(path: str) -> None:
+    assigned = [
+        node for node in ast.parse((ROOT / "verl_hier" / path).read_text()).body if isinstance(node, ast.Assign)
+    ]
+    names = {each.id for node in assigned for each in ast.walk(node) if isinstance(each, ast.Name)}
+    assert {*TUNED[path].split()} <= names
 
 
 def test_keys_tell_changes_apart_and_do_not_move_with_lines() -> None:
