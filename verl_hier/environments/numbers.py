@@ -56,7 +56,7 @@ def number_of(text: str, written_out: bool = True) -> Fraction | None:
         written_out: whether fractions and powers of ten count too, which say how a number is computed.
     """
     text = _plainly(text).strip().removesuffix(".").strip()
-    if len(text) > 1 and text[0] == text[-1] == "$":
+    if text.startswith("$") and text.endswith("$"):
         text = text.strip("$").strip()
     text = re.sub(r"^([-+]) (?=[\d.$])", r"\1", re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", text))
     found = _NUMBER.fullmatch(text)

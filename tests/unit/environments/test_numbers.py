@@ -81,6 +81,60 @@ def test_the_last_number_of_a_text(text, number):
     assert last_number(text) == number
 
 
+HALF = Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "computed"),
+    [
+        *(("5", 5, False), (" 5. ", 5, False), ("5 .", 5, False), ("5..", None, False), ("five 5", None, False)),
+        *(("$5$", 5, False), ("$ 5 $", 5, False), ("$5", 5, False), ("5$", None, False), ("$-5$", -5, False)),
+        *(("", None, False), (" ", None, False), ("$", None, False), ("$$", None, False), (".", None, False)),
+        *(("- 5", -5, False), ("+ .5", HALF, False), ("- $5", -5, False), ("-$5", -5, False), ("$-5", -5, False)),
+        *(("-$-5", 5, False), ("+5", 5, False), ("--5", None, False), ("- x", None, False)),
+        *(("1 234 567", 1234567, False), ("12 34", None, False), ("1 2345", None, False), ("1\\ 234", 1234, False)),
+        *(("1,234.5", Fraction(2469, 2), False), ("1.234,5", Fraction(2469, 2), False), ("1,234", 1234, False)),
+        *(("0,5", HALF, False), ("12,34", Fraction(617, 50), False), ("1.234.567", 1234567, False)),
+        *(("1,234,567.25", Fraction(4938269, 4), False), ("0,234", Fraction(117, 500), False), ("1,23,4", None, False)),
+        *(("2e-3", Fraction(1, 500), False), ("2E3", 2000, False), ("2e3x", None, False)),
+        *(("1/2", HALF, True), ("-1/2", -HALF, True), ("1/-2", -HALF, True), ("1 1/2", Fraction(3, 2), True)),
+        *(
+            ("½", HALF, True),
+            ("1½", Fraction(3, 2), True),
+            ("1/0", None, True),
+            ("0/5", 0, True),
+            ("1/2/3", None, True),
+        ),
+        *(("\\frac{1}{2}", HALF, True), ("\\dfrac12", HALF, True), ("\\tfrac{1}2", HALF, True)),
+        *(("-\\frac1{2}", -HALF, True), ("\\frac{-1}{-2}", HALF, True), ("\\frac{ 1 }{ 2 }", HALF, True)),
+        *(("2 × 10^3", 2000, True), ("2*10**-3", Fraction(1, 500), True), ("2\\cdot10^{ 3 }", 2000, True)),
+        *(("1e1000", 10**1000, False), ("1e-1001", None, False)),
+        *(("1e1001", None, False), ("1e-1000", Fraction(1, 10**1000), False)),
+        *(("7" * 1000, int("7" * 1000), False), ("7" * 1001, None, False)),
+    ],
+)
+def test_a_whole_text_is_one_number(text, number, computed):
+    """`computed` for what says how a number is computed, which is none where only what is written out counts."""
+    assert number_of(text) == number
+    assert number_of(text, written_out=False) == (None if computed else number)
+
+
+@pytest.mark.parametrize("text", ["2 0/5", "2 5/5"])
+def test_a_part_behind_a_whole_number_is_above_0_and_below_1(text):
+    """Others stand by themselves: these are two numbers, and the last one counts."""
+    assert last_number(text) == Fraction(text.split()[1])
+
+
+def test_a_long_text_is_read_from_its_end():
+    """As docs/rewards.md says: the last 4,000 characters."""
+    digits = "1" * 1000
+    assert last_number(digits) == int(digits) and last_number(f"1{digits}") is None
+    for more, found in ((0, 7), (1, None)):
+        text = "7" + "." * (3999 + more)
+        assert last_number(text) == found
+        assert scoring.number(text, ["7"]) is (found == 7)
+
+
 @pytest.mark.parametrize(
     ("given_", "true"), [("1,2", "12"), ("10/2", "5"), ("5 or 6", "6"), ("-5", "5"), ("nan", "nan")]
 )
