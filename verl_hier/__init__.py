@@ -6,7 +6,7 @@ notebooks and scripts need is here by name; docs/python.md explains it, and `__i
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "compose": "verl_hier.ops.python",

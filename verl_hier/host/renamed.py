@@ -19,6 +19,7 @@ RENAMED: dict[str, str] = {
     "verl_hier.runtime_cpu.end_ids": "`verl_hier.chat.end_ids`",
     "verl_hier.compat.servers.policy": "`verl_hier.served.rollout_server`",
     "verl_hier.verl_facts.servers": "`verl_hier.host.servers`",
+    "verl_hier.compat.servers.in_process": "`verl_hier.runtime_cpu.in_process`",
     "EpisodeView.say": "`generate`",
     "WorkerSpec.tell": "`transcribe`",
     "EnvironmentSpec.can_fork": "`fork`: native, replay or recorded",
