@@ -16,8 +16,8 @@ from verl_hier.compat.servers.named import learned_beside
 from verl_hier.errors import HierError, RecipeError
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.policies import PolicyOptions
-from verl_hier.runtime_cpu.options import first_replica
 from verl_hier.runtime_cpu.replica import TransformersReplica
+from verl_hier.verl_facts.replicas import first_replica
 
 
 def several(*names: str) -> SeveralPolicies:

@@ -131,7 +131,7 @@ def test_an_engine_that_answers_as_verls_vllm_server_does(serve):
 
 def test_what_cannot_be_scored(serve):
     async def body(server):
-        with pytest.raises(RolloutError, match=r"'trtllm' returned no log-probs of a prompt; use `transformers`"):
+        with pytest.raises(RolloutError, match=r"'trtllm' returned no log-probs of a prompt; use a server that does"):
             await policy(Altered(server, "prompt_logprobs"), "trtllm").score(PROMPT, TOKENS, "c")
         with pytest.raises(RolloutError, match=r"could not answer a request: ValueError.*max_position_embeddings"):
             await policy(server).score(PROMPT * 20, TOKENS, "c")

@@ -1,4 +1,4 @@
-"""verl's own rollout servers, vLLM and SGLang, and vLLM as we extend it. Imports none of them."""
+"""verl's own rollout servers, vLLM and SGLang, and vLLM as we extend it; docs/vllm.md. Imports none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollout server of the CPU runtime."""
+"""The rollout server of the CPU runtime; docs/cpu_runtime.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Critics, a second model and probes, in the order in which a trainer calls them."""
+"""Critics, a second model and probes, in the order in which a trainer calls them; docs/critics.md."""
 
 from __future__ import annotations
 
