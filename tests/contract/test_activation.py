@@ -122,8 +122,8 @@ def test_importing_verl_stays_light(imported):
         "verl_hier.runtime_cpu.prefork",
         "verl_hier.runtime_cpu.prefork.driver",
         "verl_hier.runtime_cpu.activation",
-        "verl_hier.runtime_cpu.entry",
         "verl_hier.runtime_cpu.platform",
+        "verl_hier.runtime_cpu.entry",
     ]
 
 
