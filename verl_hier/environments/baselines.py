@@ -82,7 +82,8 @@ def measure(world: Environment, tasks: Sequence[Task], baselines: Baselines, mos
         baselines: how the environment is measured; its variants are not read.
         most: how many of the tasks are played, at equal distances.
     """
-    played = [tasks[number * len(tasks) // most] for number in range(most)] if len(tasks) > most else tasks
+    most = min(most, len(tasks))
+    played = [tasks[number * len(tasks) // most] for number in range(most)]
     possible: list[str] = []
     if baselines.answers is not None:
         answers = [tuple(baselines.answers(task)) for task in tasks]
