@@ -133,6 +133,8 @@ def test_a_long_text_is_read_from_its_end():
         text = "7" + "." * (3999 + more)
         assert last_number(text) == found
         assert scoring.number(text, ["7"]) is (found == 7)
+    for spaces, negative in ((3997, True), (3998, False)):
+        assert scoring.number("- 5" + " " * spaces, ["-5"]) is negative, "one number as a whole, or the last one in it"
 
 
 @pytest.mark.parametrize(
