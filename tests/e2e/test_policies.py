@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.e2e.test_critic import AGENTS
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.trainer import Run, Trainer
-from verl_hier.graph import read_graphs
+from verl_hier.graph import Node, RolloutGraph, read_graphs
+from verl_hier.host.servers import loader_of
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.rollout import Sampling
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +121,91 @@ def test_a_resumed_run_of_two_policies_is_the_run_in_one_go(two: tuple[Run, Path
         check_equal(*(saved_parts(at, policy, STEPS) for at in (folder, train.folder / "resumed")))
 
 
+ADAPTERS = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=true"]
+
+
+@pytest.fixture(scope="module")
+def adapters(byte_model: Path, probes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """Three steps of two policies that are adapters on one model, and greedy rollouts of what they have become."""
+    folder = tmp_path_factory.mktemp("adapters")
+    name = write_recipe(probes, {"second": {"roles": ["actor"], "train": "adapter"}}, "two_adapters")
+    greedy = ["trainer.test_freq=3", "actor_rollout_ref.rollout.val_kwargs.do_sample=false"]
+    stored = [f"hier.store.path={folder}/run/graphs", "hier.store.validation=true"]
+    run = Trainer(folder, byte_model, probes)(name, [*ADAPTERS, *greedy, *stored])
+    return run, folder / "run"
+
+
+def test_each_role_learns_an_adapter_on_one_model(adapters: tuple[Run, Path], byte_model: Path) -> None:
+    run, folder = adapters
+    steps = trained_steps(run)
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
+        # The weights are served in bfloat16.
+        assert max(step[f"hier/logprob_difference/{role}"] for role in ROLES) < 1e-2
+    assert steps[-1]["actor/kl_loss"] > 0 and steps[-1]["policy/second/actor/kl_loss"] > 0
+    first, second = (saved_parts(folder, policy, STEPS)[0] for policy in ("default", "second"))
+    for tensor, value in second.items():
+        assert not torch.equal(value.to_local(), first[tensor.replace(".second.", ".default.")].to_local())
+    start = AutoModelForCausalLM.from_pretrained(byte_model).state_dict()
+    below = {name: value.to_local() for name, value in first.items() if "lora_" not in name}
+    assert below and all(torch.equal(value, start[plain(name)]) for name, value in below.items())
+
+
+def test_the_saved_policies_say_what_the_servers_of_the_run_said(adapters: tuple[Run, Path]) -> None:
+    """The validation after the last step was greedy; each turn is generated again by the model of the checkpoint."""
+    run, folder = adapters
+    assert run.code == 0
+    recipe = ComposedRecipe.named("grpo_sokoban", ["size=cpu"])
+    load, saved = loader_of(recipe.host, recipe.config), folder / f"checkpoints/global_step_{STEPS}"
+    places = {"default": saved / "actor/huggingface", "second": saved / "policies/second/actor/huggingface"}
+    policies = {name: load(place) for name, place in places.items()}
+    seen = set()
+    for graph in read_graphs(folder / f"graphs/validation/step_{STEPS:06}"):
+        for node in graph.nodes[:8]:
+            prompt = [token for at in contexts_of(graph, node) for token in (*at.observation, *at.action)]
+            prompt = prompt[: len(prompt) - len(node.action)]
+            greedy = Sampling(0.0, 1.0, -1, max_tokens=len(node.action), stop_tokens=(0,))
+            said = asyncio.run(policies[node.policy].generate(prompt, greedy, "again"))
+            assert said.token_ids == node.action, node
+            seen.add(node.policy)
+    assert seen == {*policies}
+
+
+def contexts_of(graph: RolloutGraph, node: Node) -> list[Node]:
+    """The turns of a node's context, from the first one to the node itself."""
+    before = [] if node.context < 0 else contexts_of(graph, graph.nodes[node.context])
+    return [*before, node]
+
+
+@pytest.mark.long
+def test_a_resumed_run_of_adapters_is_the_run_in_one_go(adapters: tuple[Run, Path], train: Trainer) -> None:
+    _, folder = adapters
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/checkpoints/global_step_1"]
+    greedy = ["trainer.test_freq=3", "actor_rollout_ref.rollout.val_kwargs.do_sample=false"]
+    assert len(trained_steps(train("two_adapters", [*ADAPTERS, *greedy, *resume], "resumed"))) == STEPS - 1
+    for policy in ("default", "second"):
+        check_equal(*(saved_parts(at, policy, STEPS) for at in (folder, train.folder / "resumed")))
+
+
+@pytest.mark.long
+def test_exchanged_names_of_adapters_exchange_what_is_learned(
+    adapters: tuple[Run, Path], train: Trainer, probes: Path
+) -> None:
+    run, _ = adapters
+    name = write_recipe(probes, {"second": {"roles": ["reasoner"], "train": "adapter"}}, "exchanged_adapters")
+    exchanged = trained_steps(train(name, ADAPTERS))
+    for here, there in zip(trained_steps(run), exchanged, strict=True):
+        for metric in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy"):
+            assert here[metric] == there[f"policy/second/{metric}"], metric
+            assert there[metric] == here[f"policy/second/{metric}"], metric
+
+
+def plain(tensor: str) -> str:
+    """The name of a weight below an adapter in the model without adapters."""
+    return tensor.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
 @pytest.mark.long
 def test_a_run_without_the_policies_of_its_checkpoint_is_refused(two: tuple[Run, Path], train: Trainer) -> None:
     _, folder = two
@@ -141,12 +231,33 @@ def test_exchanged_names_exchange_what_is_learned(two: tuple[Run, Path], train: 
 def test_one_policy_declared_is_none_declared(train: Trainer, probes: Path) -> None:
     none = trained_steps(train(write_recipe(probes, {}, "none_declared", 2), [], "none"))
     one = trained_steps(train(write_recipe(probes, {"default": {"roles": [*ROLES]}}, "one_declared", 2), [], "one"))
-    left_out = ("timing", "perf/", "hier/server")
+    left_out = ("timing", "perf/", "hier/server", "hier/time/")
     for here, there in zip(none, one, strict=True):
         names = {name for name in here if not any(part in name for part in left_out)}
         assert names == {name for name in there if not any(part in name for part in left_out)}
         assert {name: here[name] for name in names} == {name: there[name] for name in names}
     check_equal(*(saved_parts(train.folder / at, "default", 2) for at in ("none", "one")))
+
+
+ELSEWHERE = {
+    "on two ranks": ["trainer.n_gpus_per_node=2"],
+    "colocated and asynchronous": ["trainer.v1.trainer_mode=hier_colocate_async", "data.gen_batch_size=1"],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["full", "adapter"])
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_two_policies_elsewhere(train: Trainer, probes: Path, how: str, where: str) -> None:
+    name = write_recipe(probes, {"second": {"roles": ["actor"], "train": how}}, "elsewhere", 2)
+    lines = [*ELSEWHERE[where], *(ADAPTERS if how == "adapter" else []), "trainer.save_freq=2"]
+    steps = trained_steps(train(name, lines, f"{how} {where}".replace(" ", "_")))
+    assert len(steps) == 2
+    for step in steps:
+        assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
+        # An asynchronous run trains turns of the weights before too.
+        if where == "on two ranks":
+            assert max(step[f"hier/logprob_difference/{role}"] for role in ROLES) < (1e-4 if how == "full" else 1e-2)
 
 
 @pytest.mark.long

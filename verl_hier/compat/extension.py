@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 import transfer_queue as tq
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from verl_hier.training.probes import Asked
@@ -69,6 +70,18 @@ class TrainerExtension:
             probes with their answers.
         """
         return ()
+
+    def after_credit(
+        self, batch: Any, step: TrainingStep, fields: dict[str, list[NDArray[Any]]], metrics: dict[str, Any]
+    ) -> None:
+        """Change the token fields that verl's update reads, such as `advantages`.
+
+        Args:
+            batch: rows of the step, padded and balanced.
+            step: its rows and turn table, credited.
+            fields: what `train_step` returns.
+            metrics: to which those of the extension are added.
+        """
 
     @property
     def server_managers(self) -> list[Any]:

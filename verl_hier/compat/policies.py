@@ -1,15 +1,16 @@
 """Policies beside verl's own: workers, rollout servers and checkpoints of their own in one run of stock verl.
 
-A policy of `hier.policies` that learns has a worker group beside that of `actor_rollout_ref`, on the same devices, and
-rollout servers of its own. What verl does with the rows of a step (padding, old and reference log-probs, the update) it
-does for the rows of each policy by themselves: on a copy of the trainer whose configuration and worker groups are those
-of the policy. All else of a step sees one batch.
+A policy of `hier.policies` that learns weights of its own has a worker group beside that of `actor_rollout_ref`, on the
+same devices; one that learns an adapter shares that group. Each has rollout servers of its own. What verl does with the
+rows of a step (padding, old and reference log-probs, the update) it does for the rows of each policy by themselves: on
+a copy of the trainer whose configuration and worker groups are those of the policy. All else of a step sees one batch.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,19 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
-from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
-from verl.single_controller.ray.base import create_colocated_worker_cls
-from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.llm_server import LLMServerManager
 
 from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.servers.named import OF_CLIENT
+from verl_hier.compat.worker_groups import role_of_actor, started_group
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.policies import PolicyOptions, learning
+from verl_hier.recipe.policies import PolicyOptions, full, learning, lines_of_adapters
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.verl_facts.replicas import FIRST_REPLICA
 
+ADAPTER = "adapter_of_policy"
+"""What the request of a batch calls the adapter that it is for."""
 SUMMED = ("hier/rows/trained", "hier/rows/padding")
 """Metrics of a policy's batch that are added up over the policies of a step."""
 
@@ -40,15 +41,15 @@ class Trained:
 
     Attributes:
         config: the whole configuration with the policy's lines.
-        group: its workers.
+        group: its workers; those of verl's own policy for an adapter.
         servers: its rollout servers.
-        weights: brings its weights to them.
+        weights: brings its weights to them; None for an adapter, which its workers bring with those of verl's own.
     """
 
     config: Any
     group: Any
     servers: Any
-    weights: Any
+    weights: Any | None
 
 
 class Each:
@@ -79,11 +80,17 @@ def config_of(config: Any, options: PolicyOptions, first_replica: int) -> Any:
     """
     found = copy.deepcopy(config)
     with open_dict(found):
-        block = OmegaConf.merge(found.actor_rollout_ref, dict(options.actor_rollout_ref))
+        found.actor_rollout_ref = with_lines(found.actor_rollout_ref, options.actor_rollout_ref, first_replica)
         if options.model is not None:
-            block.model.path = options.model
-        block.rollout.custom = {**(block.rollout.get("custom") or {}), FIRST_REPLICA: first_replica}
-        found.actor_rollout_ref = block
+            found.actor_rollout_ref.model.path = options.model
+    return found
+
+
+def with_lines(block: Any, lines: Mapping[str, Any], first_replica: int) -> Any:
+    """A copy of `actor_rollout_ref` with the lines of a policy and the number of its first rollout server."""
+    found = OmegaConf.merge(block, dict(lines))
+    with open_dict(found):
+        found.rollout.custom = {**(found.rollout.get("custom") or {}), FIRST_REPLICA: first_replica}
     return found
 
 
@@ -93,6 +100,7 @@ class SeveralPolicies(TrainerExtension):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)
         self._declared: Mapping[str, PolicyOptions] = trainer.hier.policies
+        self._adapters = lines_of_adapters(self._declared)
         self._trained: dict[str, Trained] = {}
         self._owner: dict[str, str] = {}
         self._kept: dict[str, dict[str, Any]] = {}
@@ -103,19 +111,21 @@ class SeveralPolicies(TrainerExtension):
         return {name: self._declared[name].train for name in learning(self._declared)}
 
     def choose_workers(self) -> None:
-        # The workers of each policy are one more group of processes on the devices.
-        self.trainer.resource_pool_manager.max_colocate_count += len(self.learns_beside)
+        # The workers of each policy with weights of its own are one more group of processes on the devices.
+        self.trainer.resource_pool_manager.max_colocate_count += len(full(self._declared))
 
     # ---- workers and servers -----------------------------------------------------------------------------------------
 
     def build(self) -> None:
         trainer = self.trainer
-        roles = (Role.ActorRolloutRef, Role.ActorRollout)
-        role = next(role for role in roles if role in trainer.role_worker_mapping)
+        role = role_of_actor(trainer)
         first = len(trainer.llm_server_manager.get_replicas())
-        for name in self.learns_beside:
+        for name, how in self.learns_beside.items():
             config = config_of(trainer.config, self._declared[name], first)
-            group = self._workers(config, role, name)
+            group = trainer.actor_rollout_wg
+            if how == "full":
+                worker = trainer.role_worker_mapping[role]
+                group = started_group(trainer, worker, role, config.actor_rollout_ref, f"policy_{name}")
             pool = trainer.resource_pool_manager.get_resource_pool(role)
             servers = LLMServerManager.create(
                 config=config, worker_group=group, rollout_resource_pool=pool, start_rank=first
@@ -125,29 +135,12 @@ class SeveralPolicies(TrainerExtension):
             engine.backend = "naive"
             weights = CheckpointEngineManager(config=engine, actor_wg=group, replicas=servers.get_replicas())
             weights.sleep_replicas()
-            self._trained[name] = Trained(config, group, servers, weights)
-        managers = [trainer.checkpoint_manager, *(policy.weights for policy in self._trained.values())]
-        if len(managers) > 1:
-            trainer.checkpoint_manager = Each(managers)
-
-    def _workers(self, config: Any, role: Role, name: str) -> Any:
-        """A worker group like verl's own for the actor (trainer_base.py, `_setup`), with the models loaded."""
-        trainer = self.trainer
-        made = RayClassWithInitArgs(
-            cls=trainer.role_worker_mapping[role],
-            config=config.actor_rollout_ref,
-            distillation_config=config.get("distillation"),
-            role=str(role),
-        )
-        group = RayWorkerGroup(
-            resource_pool=trainer.resource_pool_manager.get_resource_pool(role),
-            ray_cls_with_init=create_colocated_worker_cls(class_dict={str(role): made}),
-            name_prefix=f"policy_{name}",
-            device_name=trainer.config.trainer.device,
-        )
-        workers = group.spawn(prefix_set={str(role)})[str(role)]
-        workers.init_model()
-        return workers
+            if how == "adapter":
+                trainer.checkpoint_manager.add_replicas(servers.get_replicas())
+            self._trained[name] = Trained(config, group, servers, None if how == "adapter" else weights)
+        further = [policy.weights for policy in self._trained.values() if policy.weights is not None]
+        if further:
+            trainer.checkpoint_manager = Each([trainer.checkpoint_manager, *further])
 
     @property
     def server_managers(self) -> list[Any]:
@@ -185,6 +178,8 @@ class SeveralPolicies(TrainerExtension):
             if not places:
                 continue
             rows, found, trainer = part_of(batch, places), dict[str, Any](), self._view(name)
+            if self._adapters:
+                rows.extra_info[ADAPTER] = name
             rows = call(trainer, rows, found)
             self._kept[name] = {"_division": trainer._division}
             self._owner |= dict.fromkeys(rows.keys, name)
@@ -216,16 +211,30 @@ class SeveralPolicies(TrainerExtension):
         most = 1 if trainer.get("remove_previous_ckpt_in_save", False) else trainer.get("max_actor_ckpt_to_keep", None)
         for name, policy in self._trained.items():
             folder = str(folder_of(checkpoint, name))
-            policy.group.save_checkpoint(folder, None, self.trainer.global_steps, max_ckpt_to_keep=most)
+            with self._used(name):
+                policy.group.save_checkpoint(folder, None, self.trainer.global_steps, max_ckpt_to_keep=most)
 
     def load(self, checkpoint: Path) -> None:
         for name, policy in self._trained.items():
             folder = folder_of(checkpoint, name)
             if not folder.is_dir():
                 raise RecipeError(f"hier.policies.{name}: the checkpoint {checkpoint} has no folder policies/{name}.")
-            policy.group.load_checkpoint(
-                local_path=str(folder), del_local_after_load=self.trainer.config.trainer.del_local_ckpt_after_load
-            )
+            with self._used(name):
+                policy.group.load_checkpoint(
+                    local_path=str(folder), del_local_after_load=self.trainer.config.trainer.del_local_ckpt_after_load
+                )
+
+    @contextmanager
+    def _used(self, name: str) -> Iterator[None]:
+        """Within it, the workers of a policy save and load the policy, also where they have an adapter for each."""
+        group = self._trained[name].group
+        if name in self._adapters:
+            group.use_policy(name)
+        try:
+            yield
+        finally:
+            if name in self._adapters:
+                group.use_policy(DEFAULT_POLICY)
 
 
 def folder_of(checkpoint: Path, policy: str) -> Path:

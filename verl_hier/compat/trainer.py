@@ -19,14 +19,13 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
-from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
+from verl_hier.compat.actor_worker import actor_worker
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.liveness import Liveness, lost_actor, storage_units
-from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policies import SeveralPolicies
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
@@ -143,16 +142,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        mode = self.config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla")
-        worker: type = ActorRolloutRefWorker
-        if mode in self.host.specs("policy_loss"):
-            worker = worker_with_losses(worker, self.hier.plugins)
-        if self.update_options.max_kl is not None:
-            # A run without the line imports nothing of the engines.
-            from verl_hier.engines.kl_limit import worker_with_limit
-
-            worker = worker_with_limit(worker, self.update_options.max_kl, self.update_options.kl_per == "action")
-        if worker is not ActorRolloutRefWorker:
+        worker = actor_worker(self.config, self.hier, self.host)
+        if worker is not None:
             for role in {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
                 self.role_worker_mapping[role] = ray.remote(worker)
         for extension in self.extensions:
@@ -302,6 +293,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
             process_reward=self.hier.process_reward,
             loss=self._loss,
         )
+        for extension in self.extensions:
+            extension.after_credit(batch, self._step, result, metrics)
         for name, rows in result.items():
             ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
             # Only the masks and the loss weights may exist already: verl's correction makes them too.

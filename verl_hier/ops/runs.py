@@ -219,10 +219,10 @@ class Run:
 
     def _policy_of_checkpoint(self) -> Path | None:
         checkpoint = self.checkpoint()
-        # verl writes the weights of adapters under names that transformers does not know.
-        if checkpoint is None or self.recipe().actor_rollout_ref.model.get("lora_rank"):
+        if checkpoint is None:
             return None
-        return checkpoint / POLICY if any((checkpoint / POLICY).glob("*.safetensors")) else None
+        files = [*(checkpoint / POLICY).glob("*.safetensors")]
+        return checkpoint / POLICY if files and not any(map(is_below_adapter, files)) else None
 
     def rewind(self, step: int) -> None:
         """Go back to the checkpoint of a step: keep the metrics up to it, and not the policy of a later end."""
@@ -240,6 +240,15 @@ class Run:
         for record in (*read_metrics(self.metrics_before_file), *read_metrics(self.metrics_file)):
             records.setdefault(int(record["step"]), {}).update(record)
         return [records[step] for step in sorted(records)]
+
+
+def is_below_adapter(file: Path) -> bool:
+    """Whether a file of safetensors has weights under the names of peft, as verl itself and earlier versions of ours
+    wrote the policy of a run with adapters: transformers would take none of them."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        # The header is JSON with the names of the tensors.
+        return b'"base_model.' in opened.read(min(size, 2**24))
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -27,6 +27,7 @@ from verl_hier.recipe.hydra_cache import interpolations_parsed_once
 from verl_hier.recipe.hydra_words import unresolved
 from verl_hier.recipe.papers import contradictions
 from verl_hier.recipe.parts import Parts
+from verl_hier.recipe.policies import learning
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.recipe.sharing import ExpectedSharing, expected_sharing
 from verl_hier.verl_facts.validation import require_registration, validate
@@ -241,13 +242,17 @@ def _further(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
         yield "second model", f"replay  {_options(hier.replay)}".rstrip()
     for name, probe in recipe.probes.items():
         yield f"probe {name}", _options(probe.options) or "with its defaults"
+    for name, teacher in hier.teachers.items():
+        told = f"roles {', '.join(teacher.roles)}" if teacher.roles else "all roles"
+        yield f"teacher {name}", f"{teacher.model}, {told}, weight {teacher.weight:g}, credit {teacher.credit:g}"
     for name, policy in hier.policies.items():
         where = f"served at {policy.url}" if policy.url else f"from {policy.model or 'the model of actor_rollout_ref'}"
-        learns = "never learns" if policy.url or policy.train == "none" else "learns"
+        learns = {"none": "never learns", "adapter": "learns an adapter"}.get(policy.train, "learns")
         yield f"policy {name}", f"{where}, {learns}, roles {', '.join(policy.roles) or '-'}"
     rank = config["actor_rollout_ref"]["model"].get("lora_rank")
     if rank:
-        yield "adapter", f"of rank {rank}, which every role shares"
+        shared = "which each policy has for itself" if learning(hier.policies) else "which every role shares"
+        yield "adapter", f"of rank {rank}, {shared}"
     store = hier.store
     if store.path is None:
         yield "rollouts", "not stored, so there will be nothing to view; hier.store.path=graphs stores them"

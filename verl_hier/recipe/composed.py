@@ -20,7 +20,7 @@ from verl_hier.recipe.schema import HierConfig
 from verl_hier.rollout import Limits
 from verl_hier.rollout.rewards import Reward
 
-EXTENDING = ("value_heads", "replay", "process_reward", "probes")
+EXTENDING = ("value_heads", "replay", "process_reward", "probes", "teachers")
 """Blocks of `hier` that ask for something beside verl's actor."""
 
 

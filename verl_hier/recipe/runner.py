@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.environments.tools import Tools
 from verl_hier.graph import EpisodeRecord, RolloutGraph
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.policies import assigned, trained
+from verl_hier.recipe.policies import played, trained
 from verl_hier.rollout import Limits, Policy, Renderer, Request, Rollout, Sampler
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.policy import DEFAULT_POLICY, Policies
@@ -103,6 +103,12 @@ class RolloutRunner:
         hier, parts = self.recipe.hier, self.recipe.parts
         beside = Beside() if self.beside is None else self.beside()
         known: dict[str, Policy] = {DEFAULT_POLICY: policy, **beside.policies}
+        worker = parts.worker
+        roles = Roles.of(worker.spec, worker.options)
+        play = partial(played, hier.policies, [*roles.levels], every=hier.exchange_policies)
+        owners = play(step=request.step)
+        # An episode of an earlier step goes on with the policies that it began with, or not at all.
+        carried = tuple(each for each in request.unfinished if play(step=each.began) == owners)
         setup = RolloutSetup(
             policies=known if self.opens is None else Policies(known, self.opens),
             renderer=self.renderer,
@@ -114,13 +120,13 @@ class RolloutRunner:
             vocabulary=self.vocabulary,
             says_won=parts.environment.spec.says_won,
             on_lost=on_lost,
-            assigned={role: name for role, name in assigned(hier.policies).items() if name in beside.policies},
+            assigned={role: name for role, name in owners.items() if name in known},
             trained=trained(hier.policies),
             renderers=beside.renderers,
         )
-        worker = parts.worker
-        make_worker = partial(worker.spec.factory, worker.options)
-        rollout = Rollout(request, setup, make_worker, Roles.of(worker.spec, worker.options))
+        rollout = Rollout(
+            replace(request, unfinished=carried), setup, partial(worker.spec.factory, worker.options), roles
+        )
         graph = await roll_out(rollout, sampler or self._sampler(request))
         await rate(graph, request.task, self.recipe.rewards)
         return graph

@@ -27,6 +27,7 @@ from verl_hier.training.options import (
     ProcessRewardOptions,
     RefillOptions,
     ReplayOptions,
+    TeacherOptions,
     UpdateOptions,
 )
 
@@ -228,9 +229,13 @@ class HierConfig:
     """A second model that learns beside the policy and rewards its turns; null: none. See docs/process_reward.md."""
     replay: ReplayOptions | None = None
     """A critic of whole turns that also learns from earlier batches; null: none. See docs/replay.md."""
+    teachers: Mapping[str, TeacherOptions] = field(default_factory=dict)
+    """Models by name to whose probabilities the turns of roles are drawn, beside their credit. See docs/teachers.md."""
     policies: Mapping[str, PolicyOptions] = field(default_factory=dict)
     """Policies beside that of `actor_rollout_ref`, by name: each has roles of the worker to itself. Empty: all roles
     share one model. See docs/policies.md."""
+    exchange_policies: Count | None = None
+    """Steps after which the policies that learn exchange their roles in a circle, as in CORY; null: never."""
     rewards: Mapping[str, RewardOptions] = field(default_factory=dict)
     """Reward functions by name, which are added to the environment's own rewards; see docs/rewards.md."""
     coldstart: ColdStartOptions = field(default_factory=ColdStartOptions)

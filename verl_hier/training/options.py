@@ -159,3 +159,19 @@ class CurriculumOptions:
         stages = max(len(self.horizons), 1)
         if len(self.steps) != stages - 1 or min(self.steps, default=1) < 1:
             raise ValueError(f"{stages} stages need {stages - 1} numbers of steps, each at least 1; got {self.steps}")
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """A model that never learns, and whose probabilities draw the turns of some roles."""
+
+    model: str
+    """Folder or Hugging Face name of the teacher, whose tokens are those of `actor_rollout_ref.model.path`."""
+    roles: tuple[str, ...] = ()
+    """Roles of the worker that it teaches; empty for all of them. A role has one teacher."""
+    weight: Positive = 1.0
+    """What the difference of the log-probs of a sampled token counts in the token's advantage."""
+    credit: NonNegative = 1.0
+    """What the estimator's credit of such a token counts beside it; 0 imitates the teacher alone."""
+    most: Positive = 10.0
+    """Largest difference of log-probs that counts; a token that the teacher would never say has no end to it."""

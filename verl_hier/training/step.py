@@ -64,6 +64,14 @@ class TrainingStep:
         """Row number of each key; -1 for padding rows."""
         return [self._place.get(key, -1) for key in keys]
 
+    def gathered(self, keys: Sequence[str], rows: Rows) -> NDArray[Any]:
+        """Rows of a batch in its present order, padding included, as (N,) values in the order of the ledger."""
+        return _gather(rows, self.places(keys), self.ledger.lengths)
+
+    def scattered(self, keys: Sequence[str], values: NDArray[Any]) -> Rows:
+        """The opposite of `gathered`."""
+        return _scatter(self.ledger.split(values), self.places(keys))
+
     def row_losses(self, keys: Sequence[str], columns: Mapping[str, Rows], low: float, high: float) -> RowLosses:
         """The clipped loss of each row under other log-probs than those it was credited with.
 

@@ -38,13 +38,11 @@ LAYERS = {
     "engines": {"recipe", "runtime_cpu", "training"},
     "compat": {
         "chat",
-        "engines",
         "environments",
         "graph",
         "host",
         "recipe",
         "rollout",
-        "runtime_cpu",
         "served",
         "training",
         "verl_facts",

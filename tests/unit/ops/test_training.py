@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.fixtures.distributions import model_folder
 from tests.fixtures.played_trainer import SOURCE
@@ -88,7 +90,10 @@ def test_no_policy_where_verl_saves_none(train: Train) -> None:
     with pytest.raises(HierError, match="holds no policy that transformers can load"):
         run.model
     run, _ = train("actor_rollout_ref.model.lora_rank=4", name="adapters")
-    assert run.saved_policy is None, "the weights of adapters have names of their own"
+    assert run.saved_policy == run.folder / "model"
+    weights = run.checkpoints / "global_step_4/actor/huggingface/model.safetensors"
+    save_file({"base_model.model.lm_head.weight": torch.zeros(1)}, weights)
+    assert run._policy_of_checkpoint() is None, "verl's own names of weights below an adapter"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from tests.fixtures.duel import Duel
 from verl_hier.errors import RecipeError
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
+from verl_hier.recipe.policies import PolicyOptions, played
 from verl_hier.rollout import Generation, Limits, Request, Rollout
 from verl_hier.rollout.episode_view import Turn
 from verl_hier.rollout.policy import Policies, policy_of
@@ -54,6 +55,17 @@ def test_a_role_is_played_by_its_policy_and_the_others_by_the_first_one():
 def test_a_policy_that_never_learns_is_part_of_the_episode_alone():
     turns = game({"then": "second"}, second="left").nodes
     assert {(node.role, node.trained) for node in turns} == {("now", True), ("then", False)}
+
+
+def test_policies_that_learn_exchange_their_roles_in_a_circle():
+    declared = {"b": PolicyOptions(("second",)), "c": PolicyOptions(("third",)), "d": PolicyOptions(("judge",), "none")}
+    roles = ("first", "second", "third", "judge")
+    assert played(declared, roles, 9, None) == {"second": "b", "third": "c", "judge": "d"}
+    known = {1: "default b c d", 5: "default b c d", 6: "b c default d", 11: "c default b d", 16: "default b c d"}
+    for step, owners in known.items():
+        assert played(declared, roles, step, 5) == dict(zip(roles, owners.split(), strict=True))
+    # Before the first step, as a validation before training.
+    assert played(declared, roles, 0, 5) == played(declared, roles, 1, 5)
 
 
 def test_what_a_worker_names_itself_wins():

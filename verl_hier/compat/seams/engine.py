@@ -6,6 +6,8 @@ from verl_hier.compat.seams.inspection import exists, reads, takes
 from verl_hier.compat.seams.seam import seam
 
 _FSDP = "verl.workers.engine.fsdp.transformer_impl"
+_SAVES = "verl.utils.checkpoint.fsdp_checkpoint_manager"
+_WORKERS = "verl.workers.engine_workers"
 _ENGINE = f"{_FSDP}:FSDPEngine"
 _HEAD = f"{_FSDP}:FSDPEngineWithLMHead"
 
@@ -82,6 +84,51 @@ ENGINE = (
         exists("verl.workers.config:HFModelConfig"),
         reads("verl.workers.config.engine:FSDPEngineConfig", "pad_to_length: bool", "ulysses_sequence_parallel_size"),
         reads("verl.workers.config.model:HFModelConfig", "use_fused_kernels: bool", "mtp: MtpConfig"),
+    ),
+    seam(
+        "adapters_of_policies",
+        f"{_FSDP}:FSDPEngine._build_lora_module",
+        "policies are adapters on one model, of which verl's engine has one; a run with one is saved merged too",
+        reads(f"{_ENGINE}._build_model_optimizer", "if self._is_lora: module = self._build_lora_module(module)"),
+        reads(
+            f"{_ENGINE}.initialize",
+            "self.checkpoint_manager = FSDPCheckpointManager(",
+            "lr_scheduler=self.lr_scheduler",
+        ),
+        reads(
+            f"{_ENGINE}._merged_lora_per_tensor_param", "with merged_lora_context(self.module, backup_adapters=True):"
+        ),
+        reads(f"{_ENGINE}.get_per_tensor_param", "return self._merged_lora_per_tensor_param(), None"),
+        reads(f"{_ENGINE}.__init__", "self._uses_fsdp2_cpu_offload_policy = False"),
+        takes("verl.workers.config.optimizer:build_optimizer", "parameters", "config"),
+        removal="when one model of verl has several adapters, https://github.com/verl-project/verl/issues/7909",
+    ),
+    seam(
+        "checkpoints_of_adapters",
+        f"{_SAVES}:FSDPCheckpointManager",
+        "each adapter has a checkpoint, and its model is written merged",
+        takes(f"{_SAVES}:FSDPCheckpointManager.__init__", "model", "optimizer", "lr_scheduler", "processing_class"),
+        reads(f"{_SAVES}:FSDPCheckpointManager.load_checkpoint", "if self.is_lora_only_state_dict(model_state_dict):"),
+        reads(f"{_SAVES}:FSDPCheckpointManager.save_checkpoint", "if self.should_save_hf_model:"),
+        takes("verl.utils.transformers_compat:drop_tied_target_keys", "state_dict", "model", "model_config"),
+        takes("verl.utils.model:get_hf_auto_model_class", "hf_config"),
+        takes("verl.utils.fsdp_utils:load_fsdp_model_to_gpu", "model"),
+        removal="when verl saves the merged model of a run with adapters",
+    ),
+    seam(
+        "workers_with_adapters",
+        f"{_WORKERS}:ActorRolloutRefWorker.init_model",
+        "a request says which adapter it is for, and each has rollout servers of its own",
+        reads(
+            f"{_WORKERS}:ActorRolloutRefWorker.init_model",
+            *("self.actor = self.actor_worker_cls(config=actor_training_config)", "self.actor.reset()"),
+            *("self.actor.set_loss_fn(self.loss_fn)", "actor_config.model_config = model_config"),
+        ),
+        reads(f"{_WORKERS}:ActorRolloutRefWorker.update_actor", "self.actor.train_mini_batch(data=data)"),
+        reads(f"{_WORKERS}:ActorRolloutRefWorker.compute_log_prob", "self.actor.infer_batch(data)"),
+        takes(f"{_WORKERS}:ActorRolloutRefWorker.update_weights", "global_steps", "mode"),
+        takes("verl.checkpoint_engine:CheckpointEngineManager.add_replicas", "replicas"),
+        removal="when one model of verl has several adapters, https://github.com/verl-project/verl/issues/7909",
     ),
     seam(
         "attention_interface",

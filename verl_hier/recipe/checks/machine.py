@@ -64,10 +64,23 @@ def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | Non
     if config["trainer"]["device"] != "cpu":
         return None
     plan, several = plan_of(recipe), len(learning(recipe.hier.policies))
-    copies = plan.replicas // (1 + several) + needs_reference(config)
+    servers = plan.replicas // (1 + several)
+    copies = servers + needs_reference(config)
     found = lower_bound(plan, model.parameters or 0, copies, _critic_of(config) or 0)
-    others = sum(_bytes_of(policy, recipe, model, copies) for policy in recipe.hier.policies.values())
-    return {**found, "hier.policies": others} if others else found
+    others = sum(
+        _bytes_of(policy, recipe, model, servers if policy.train == "adapter" else copies)
+        for policy in recipe.hier.policies.values()
+    )
+    taught = sum(_parameters(teacher.model) for teacher in recipe.hier.teachers.values()) * COPY_BYTES_PER_PARAMETER
+    beside = {"hier.policies": others, "hier.teachers": taught}
+    return found | {line: size for line, size in beside.items() if size}
+
+
+def _parameters(model: str) -> int:
+    """Parameters of a teacher; 0 where there is no such folder, which its own check says."""
+    if model.startswith((".", "/")) and not Path(model).is_dir():
+        return 0
+    return model_facts({"path": model}, "hier.teachers").parameters or 0
 
 
 def _bytes_of(policy: PolicyOptions, recipe: ComposedRecipe, model: ModelFacts, copies: int) -> int:
@@ -79,6 +92,8 @@ def _bytes_of(policy: PolicyOptions, recipe: ComposedRecipe, model: ModelFacts, 
     if policy.train == "none":
         # Each rollout worker holds it.
         return parameters * COPY_BYTES_PER_PARAMETER * plan_of(recipe).agent_workers
+    if policy.train == "adapter":
+        return parameters * copies * COPY_BYTES_PER_PARAMETER
     return parameters * (TRAINED_BYTES_PER_PARAMETER + copies * COPY_BYTES_PER_PARAMETER)
 
 

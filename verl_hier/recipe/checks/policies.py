@@ -13,7 +13,7 @@ from verl_hier.recipe.checks.roles import worker_levels
 from verl_hier.recipe.checks.rule import needs_critic, rule, there, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.engine import wants_tree
-from verl_hier.recipe.policies import NAME, OWN_LINES, PolicyOptions, is_own, learning, lines_of
+from verl_hier.recipe.policies import NAME, PolicyOptions, assigned, is_own, learning, lines_of, own_lines, trained
 from verl_hier.rollout.policy import DEFAULT_POLICY
 
 SERVED = "transformers"
@@ -75,13 +75,60 @@ def check_policy_lines(recipe: ComposedRecipe) -> None:
         if given and policy.train == "none":
             raise RecipeError(f"{line}.actor_rollout_ref.{given[0]}: a policy that never learns reads none of it.")
         for key in given:
-            if not is_own(key):
+            if not is_own(key, policy):
                 raise RecipeError(
                     f"{line}.actor_rollout_ref.{key}: a policy has no such line for itself: other lines follow it "
-                    f"or all policies share it; it may have {', '.join(OWN_LINES)}."
+                    f"or policies share it; it may have {', '.join(own_lines(policy))}."
                 )
             if not there(recipe.config, f"actor_rollout_ref.{key}"):
                 raise RecipeError(f"{line}.actor_rollout_ref.{key}: actor_rollout_ref has no such line.")
+
+
+@rule
+def check_adapters(recipe: ComposedRecipe) -> None:
+    """Refuse adapters without a model that has them, and weights of their own beside adapters."""
+    config = recipe.config
+    rank = value(config, "actor_rollout_ref.model.lora_rank") or 0
+    for name, policy in recipe.hier.policies.items():
+        line = f"hier.policies.{name}"
+        if name == DEFAULT_POLICY or policy.train == "none":
+            continue
+        if policy.train == "full" and rank:
+            raise RecipeError(
+                f"{line}.train: full: the weights of actor_rollout_ref are frozen below an adapter "
+                f"(actor_rollout_ref.model.lora_rank: {rank}); set it to adapter, so that this policy has one too."
+            )
+        if policy.train == "full":
+            continue
+        if not rank:
+            raise RecipeError(
+                f"{line}.train: adapter: the model of actor_rollout_ref has no adapters; set "
+                "actor_rollout_ref.model.lora_rank to their rank, such as 16."
+            )
+        if policy.model is not None:
+            raise RecipeError(
+                f"{line}.model: an adapter stands on the model of actor_rollout_ref; leave it out, or train: full."
+            )
+        strategy = value(config, "actor_rollout_ref.actor.strategy")
+        if strategy != "fsdp2":
+            raise RecipeError(
+                f"actor_rollout_ref.actor.strategy: {strategy}: several adapters on one model, as in {line}, are "
+                "trained by fsdp2 alone."
+            )
+
+
+@rule
+def check_exchange(recipe: ComposedRecipe) -> None:
+    """Refuse an exchange of roles where there is nothing to exchange."""
+    hier = recipe.hier
+    if hier.exchange_policies is None:
+        return
+    owners = {assigned(hier.policies).get(role, DEFAULT_POLICY) for role in worker_levels(recipe.parts.worker)}
+    if len(owners & trained(hier.policies)) < 2:
+        raise RecipeError(
+            "hier.exchange_policies: fewer than two policies that learn have roles here, so that there is nothing to "
+            "exchange; leave it out, or name another policy in hier.policies."
+        )
 
 
 @rule
@@ -91,17 +138,8 @@ def check_policy_models(recipe: ComposedRecipe) -> None:
     for name, policy in recipe.hier.policies.items():
         if policy.url is not None or policy.model is None or policy.model == base:
             continue
-        line, folder = f"hier.policies.{name}.model", Path(policy.model).expanduser()
-        if not (folder / "config.json").is_file():
-            if folder.exists() or policy.model.startswith((".", "/")):
-                raise RecipeError(f"{line}: there is no model at {policy.model!r}, which has no config.json.")
-            continue
-        ours, theirs = (_vocabulary(Path(path).expanduser()) for path in (base, policy.model))
-        if None not in (ours, theirs) and ours != theirs:
-            raise RecipeError(
-                f"{line}: the tokens of {policy.model!r} are not those of actor_rollout_ref.model.path, whose "
-                f"tokenizer ({base}) writes the contexts of all policies; serve the model at an endpoint (url) instead."
-            )
+        advice = "serve the model at an endpoint (url) instead"
+        require_same_tokens(f"hier.policies.{name}.model", policy.model, base, advice)
 
 
 @rule
@@ -145,16 +183,37 @@ def _alone(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
         yield "hier.schedule.name", f"the schedule {schedule.spec.name!r} reads the losses of one policy"
     if wants_tree(config):
         yield "engine=tree", "the tree engine trains trees of one policy"
-    if value(config, "distillation.enabled"):
-        yield "distillation.enabled", "the teacher is that of one policy"
     if mode == "hier_separate_async":
         yield "trainer.v1.trainer_mode", "the rollout nodes of hier_separate_async serve one policy"
     server = value(config, ROLLOUT + "name")
     if server != SERVED:
         known = ", ".join(sorted(recipe.host.specs("rollout_server")))
         yield ROLLOUT + "name", f"of {known}, only {SERVED} numbers the servers of several policies, and not {server!r}"
-    if value(config, "actor_rollout_ref.model.lora_rank"):
-        yield "actor_rollout_ref.model.lora_rank", "an adapter is that of one policy"
+
+
+def require_same_tokens(line: str, model: str, base: str, advice: str) -> None:
+    """Refuse a model that is not there, or that has other tokens than the one of actor_rollout_ref.
+
+    Args:
+        line: of the recipe that names it.
+        model: folder or Hugging Face name, of which only folders are looked into.
+        base: the model of actor_rollout_ref.
+        advice: what to do instead.
+
+    Raises:
+        RecipeError: when it is refused.
+    """
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
+        if folder.exists() or model.startswith((".", "/")):
+            raise RecipeError(f"{line}: there is no model at {model!r}, which has no config.json.")
+        return
+    ours, theirs = (_vocabulary(Path(path).expanduser()) for path in (base, model))
+    if None not in (ours, theirs) and ours != theirs:
+        raise RecipeError(
+            f"{line}: the tokens of {model!r} are not those of actor_rollout_ref.model.path, whose tokenizer ({base}) "
+            f"writes the contexts of all policies; {advice}."
+        )
 
 
 def _vocabulary(folder: Path) -> object:

@@ -28,7 +28,7 @@ from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.checks.updates import Step, step_of
 from verl_hier.recipe.cluster import joins_cluster
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.policies import learning
+from verl_hier.recipe.policies import full, learning
 
 MANAGER = "verl_hier.compat.agent_loop.HierAgentLoopManager"
 ALSO_ON_CPU = ("vllm",)
@@ -51,7 +51,7 @@ class Plan:
     """Processes of a run.
 
     Attributes:
-        ranks: trainer processes (actor, reference and critic share them), of all policies that learn.
+        ranks: trainer processes (actor, reference and critic share them), of all policies that learn, and teachers.
         replicas: rollout servers, of all of them too.
         agent_workers, reward_workers, storage_units: verl's service processes.
         environment_processes: worlds of all rollout workers together.
@@ -205,7 +205,8 @@ def check_ray_slots(recipe: ComposedRecipe) -> None:
         return
     if value(recipe.config, "trainer.device") != "cpu":
         return
-    needed = (3 + len(learning(recipe.hier.policies))) * devices(recipe) + plan_of(recipe).services
+    groups = 3 + len(full(recipe.hier.policies)) + len(recipe.hier.teachers)
+    needed = groups * devices(recipe) + plan_of(recipe).services
     cpus = ray.get("num_cpus")
     given = int(cpus) if cpus is not None else os.cpu_count() or 1
     if given < needed:
@@ -236,10 +237,10 @@ def plan_of(recipe: ComposedRecipe) -> Plan:
     """The processes of a sound recipe."""
     workers = int(value(recipe.config, ROLLOUT + "agent.num_workers"))
     units = value(recipe.config, "transfer_queue.backend.SimpleStorage.num_data_storage_units")
-    policies = 1 + len(learning(recipe.hier.policies))
+    policies = recipe.hier.policies
     return Plan(
-        ranks=policies * devices(recipe),
-        replicas=policies * (devices(recipe) // _devices_of_a_server(recipe)),
+        ranks=(1 + len(full(policies)) + len(recipe.hier.teachers)) * devices(recipe),
+        replicas=(1 + len(learning(policies))) * (devices(recipe) // _devices_of_a_server(recipe)),
         agent_workers=workers,
         reward_workers=int(value(recipe.config, "reward.num_workers") or 0),
         storage_units=int(units or 0),

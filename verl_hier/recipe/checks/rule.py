@@ -23,6 +23,7 @@ TOPICS = (
         "losses",
         "roles",
         "policies",
+        "teachers",
         "sampling",
     ),
     *("tasks", "rows", "tools", "prompts", "resources", "updates", "places", "engine", "unread"),

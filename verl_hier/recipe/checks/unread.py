@@ -45,8 +45,8 @@ def check_distillation(recipe: ComposedRecipe) -> None:
     """Refuse verl's distillation, whose teacher reads none of our rows."""
     if value(recipe.config, "distillation.enabled"):
         raise RecipeError(
-            "distillation.enabled: the rows of verl-hier carry no log-probs of a teacher, since no role can have one "
-            "yet; set it to false, or distil with stock verl."
+            "distillation.enabled: verl's teacher reads none of our rows; set it to false, and give the roles a "
+            "teacher by hier.teachers, such as hier.teachers={one: {model: PATH}}."
         )
 
 
