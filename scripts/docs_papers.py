@@ -38,7 +38,9 @@ def paper(group: str) -> Iterator[str]:
         known = there(config, what)
         ours = value(config, what) if known else difference.ours
         rows.append((f"`{what}`" if known else cell(what), *shown(difference.theirs, ours), cell(difference.why)))
-    yield f"The authors' settings, read from {options.source}; `size=node` and `size=cluster` take them over."
+    sizes = [f"`size={size}`" for size in find(group).sizes if size != "cpu"]
+    take = "take" if len(sizes) > 1 else "takes"
+    yield f"The authors' settings, read from {options.source}; {' and '.join(sizes)} {take} them over."
     yield from ("", *table(("setting", "theirs", "ours", "where it is, or why ours differs"), *rows))
     yield from ("", confirmed(group))
 
