@@ -15,7 +15,7 @@ SHOW = (
     "import sys, verl, verl.workers.engine.fsdp.transformer_impl, verl.trainer.ppo.v1;"
     "from verl.workers.engine.base import EngineRegistry;"
     "print(EngineRegistry.get_engine_cls('language_model', 'fsdp2').__name__);"
-    "print(any(name.startswith('verl_hier.engines') for name in sys.modules))"
+    "print(any(name == 'verl_hier.engines.fsdp' for name in sys.modules))"
 )
 
 
