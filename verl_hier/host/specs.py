@@ -118,8 +118,7 @@ class Spec:
     notes: Callable[[Any], Iterable[str]] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.factory, str):
-            object.__setattr__(self, "factory", lazy(self.factory))
+        _make_lazy(self, "factory")
         for field_name in ("factory", "tasks", "baselines"):
             function = getattr(self, field_name, None)
             if isinstance(function, LazyFunction):
@@ -459,8 +458,7 @@ class RolloutServerSpec:
         stop_strings_need_tokenizer: fails at the first stop string with `skip_tokenizer_init`
             (sgl-project/sglang#27882).
         opens: `opens(spec, config, model)` is a `rollout.Policy` that generates with a saved model in the process that
-            asks; None where the server cannot. A text `package.module:function` stands for `lazy` of
-            it.
+            asks; None where the server cannot. A text `package.module:function` stands for `lazy` of it.
         refuses: `refuses(config, model_class)` is a sentence on why the server cannot have the architecture, None where
             it can; as `opens`.
     """

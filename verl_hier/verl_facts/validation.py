@@ -100,9 +100,8 @@ def require_registration() -> None:
         if find_spec(point.module) is None:
             continue  # a part of ours that somebody has left out; what needs it says so
         failure: BaseException | None = point.load().FAILURE
-        if failure is None:
-            continue
-        raise PluginError(f"verl-hier could not register itself with verl: {_words(failure)}.") from failure
+        if failure is not None:
+            raise PluginError(f"verl-hier could not register itself with verl: {_words(failure)}.") from failure
 
 
 def _run_validate_config(config: Any, notes: list[str], reference: bool, critic: bool) -> None:

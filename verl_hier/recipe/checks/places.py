@@ -8,7 +8,7 @@ from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.specs import named_function
 from verl_hier.recipe.checks.rule import rule
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.sandbox.scripts import installed
+from verl_hier.sandbox.scripts import LOCAL, installed
 
 _URL = re.compile(r"([^/]*?)(?:::.*|:/+.*)", re.DOTALL)
 
@@ -36,5 +36,5 @@ def check_store(recipe: ComposedRecipe) -> None:
 def check_sandbox(recipe: ComposedRecipe) -> None:
     """Refuse a sandbox of a function that is not there."""
     provider = recipe.hier.sandbox.provider
-    if provider not in installed():
+    if provider != LOCAL and provider not in installed():
         named_function(provider, "hier.sandbox.provider")

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks.lengths import ROLLOUT
-from verl_hier.recipe.checks.roles import worker_levels
+from verl_hier.recipe.checks.roles import require_role, worker_levels
 from verl_hier.recipe.checks.rule import needs_critic, rule, there, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.engine import wants_tree
@@ -47,11 +47,7 @@ def check_policy_roles(recipe: ComposedRecipe) -> None:
         if not policy.roles:
             raise RecipeError(f"{line}: name the roles whose turns it generates, of {', '.join(known)}.")
         for role in policy.roles:
-            if role not in known:
-                raise RecipeError(
-                    f"{line}: the worker {recipe.parts.worker.spec.name!r} has no role {role!r}"
-                    f"{did_you_mean(role, known)}; it has {', '.join(known)}."
-                )
+            require_role(recipe.parts.worker, role, line)
             if role in owner:
                 raise RecipeError(f"{line}: the role {role!r} has the policy {owner[role]!r} already; a role has one.")
             owner[role] = name

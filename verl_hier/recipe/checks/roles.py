@@ -53,6 +53,20 @@ def check_rewarded_roles(recipe: ComposedRecipe) -> None:
     check_rewards(recipe.rewards, recipe.parts.worker)
 
 
+def require_role(worker: Part, role: str, line: str) -> None:
+    """Refuse a role that the worker does not have.
+
+    Raises:
+        RecipeError: naming the recipe line.
+    """
+    known = worker_levels(worker)
+    if role not in known:
+        raise RecipeError(
+            f"{line}: the worker {worker.spec.name!r} has no role {role!r}{did_you_mean(role, known)}; it has "
+            f"{', '.join(known)}."
+        )
+
+
 def worker_levels(worker: Part) -> dict[str, int]:
     """Role to level of the worker with its options.
 

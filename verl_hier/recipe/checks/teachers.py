@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks.policies import require_same_tokens
-from verl_hier.recipe.checks.roles import worker_levels
+from verl_hier.recipe.checks.roles import require_role, worker_levels
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.engine import wants_tree
@@ -28,11 +28,7 @@ def check_teachers(recipe: ComposedRecipe) -> None:
                 "letter first."
             )
         for role in teacher.roles or known:
-            if role not in known:
-                raise RecipeError(
-                    f"{line}.roles: the worker {recipe.parts.worker.spec.name!r} has no role {role!r}"
-                    f"{did_you_mean(role, known)}; it has {', '.join(known)}."
-                )
+            require_role(recipe.parts.worker, role, f"{line}.roles")
             if role in owner:
                 raise RecipeError(f"{line}.roles: the role {role!r} has the teacher {owner[role]!r} already.")
             if role in never and teacher.roles:
