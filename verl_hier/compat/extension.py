@@ -1,7 +1,7 @@
 """What learns, or is asked, beside verl's actor: the one place at which our trainers let further parts in.
 
-A trainer builds its extensions once, and calls them in the order of the table `EXTENSIONS` in `compat/trainer.py`
-wherever a start, a step or a checkpoint has room for them. An extension overrides the calls that it needs.
+A trainer builds its extensions once, and calls them in the order in which plugins name them, wherever a start, a
+step or a checkpoint has room for them. An extension overrides the calls that it needs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,14 @@ class TrainerExtension:
 
     def choose_workers(self) -> None:
         """Replace classes in the trainer's `role_worker_mapping`, which verl has filled."""
+
+    def actor_worker(self, worker: type) -> type:
+        """The class of the actor's workers, made of the one that verl and the extensions before this one want.
+
+        Args:
+            worker: verl's `ActorRolloutRefWorker` or a class that is made of it.
+        """
+        return worker
 
     def prepare(self) -> None:
         """Make what has to exist before verl's workers do."""

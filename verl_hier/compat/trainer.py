@@ -19,13 +19,14 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
+from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from verl_hier.compat.actor_worker import actor_worker
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
 from verl_hier.compat.examples import ExampleMixin
 from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.liveness import Liveness, lost_actor, storage_units
+from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policies import SeveralPolicies
 from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
@@ -142,12 +143,16 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        worker = actor_worker(self.config, self.hier, self.host)
-        if worker is not None:
+        worker: type = ActorRolloutRefWorker
+        policy_loss = self.config.actor_rollout_ref.actor.policy_loss
+        if policy_loss.get("loss_mode", "vanilla") in self.host.specs("policy_loss"):
+            worker = worker_with_losses(worker, self.hier.plugins)
+        for extension in self.extensions:
+            worker = extension.actor_worker(worker)
+            extension.choose_workers()
+        if worker is not ActorRolloutRefWorker:
             for role in {Role.Actor, Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
                 self.role_worker_mapping[role] = ray.remote(worker)
-        for extension in self.extensions:
-            extension.choose_workers()
 
     def _setup(self) -> None:
         for extension in self.extensions:

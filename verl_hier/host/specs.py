@@ -504,14 +504,14 @@ class TrainerExtensionSpec:
 
     Attributes:
         name: what messages call it.
-        block: the block of `hier` that asks for it, as in `hier.replay`.
+        line: the line or block of a recipe that asks for it, when it is neither empty nor zero: `hier.replay`.
         factory: `factory(trainer)` returns a `compat.extension.TrainerExtension`. A text `package.module:function`
             stands for `lazy` of it.
     """
 
     kind: ClassVar[AnyKind] = "trainer_extension"
     name: str
-    block: str
+    line: str
     factory: Callable[[Any], Any]
 
     def __post_init__(self) -> None:

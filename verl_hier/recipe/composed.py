@@ -20,8 +20,11 @@ from verl_hier.recipe.schema import HierConfig
 from verl_hier.rollout import Limits
 from verl_hier.rollout.rewards import Reward
 
-EXTENDING = ("value_heads", "replay", "process_reward", "probes", "teachers")
-"""Blocks of `hier` that ask for something beside verl's actor."""
+EXTENDING = (
+    *("hier.value_heads", "hier.replay", "hier.process_reward", "hier.probes", "hier.teachers"),
+    *("hier.update.max_kl", "actor_rollout_ref.model.lora_rank"),
+)
+"""Lines and blocks that have no effect without a trainer extension."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +72,26 @@ class ComposedRecipe:
         """What the recipe wants beside verl's actor, in order.
 
         Raises:
-            RecipeError: for a block that no enabled plugin obeys.
+            RecipeError: for a line that no enabled plugin obeys.
         """
-        # The replay critic has heads of its own.
-        blocks = [name for name in EXTENDING if getattr(self.hier, name)]
-        wanted = [name for name in blocks if not (name == "value_heads" and self.hier.replay is not None)]
         known = self.host.specs("trainer_extension").values()
-        missing = sorted(set(wanted) - {spec.block for spec in known})
+        obeyed = {spec.line for spec in known}
+        missing = [line for line in EXTENDING if line not in obeyed and self._asks(line)]
         if missing:
             raise RecipeError(
-                f"hier.{missing[0]}: no enabled plugin has a trainer extension for it; the built-in one is `beside`."
+                f"{missing[0]}: no enabled plugin has a trainer extension for it; the built-in one is `beside`."
             )
-        return [spec for spec in known if spec.block in wanted]
+        return [spec for spec in known if self._asks(spec.line)]
+
+    def _asks(self, line: str) -> bool:
+        """Whether the recipe says something at a line that is neither empty nor zero."""
+        if line == "hier.value_heads" and self.hier.replay is not None:
+            return False  # The replay critic has heads of its own.
+        block, _, rest = line.partition(".")
+        place: Any = self.hier if block == "hier" else self.config.get(block)
+        for name in rest.split("."):
+            place = place.get(name) if hasattr(place, "get") else getattr(place, name, None)
+        return bool(place)
 
     @property
     def value_heads(self) -> dict[str, ValueHeadSpec]:

@@ -149,7 +149,7 @@ def test_hook_hier_trainer_extensions(install: Install) -> None:
 
         @hookimpl
         def hier_trainer_extensions():
-            return [TrainerExtensionSpec(name, "probes", "builtins:str") for name in ("second", "first")]
+            return [TrainerExtensionSpec(name, "hier.probes", "builtins:str") for name in ("second", "first")]
         """
     install("beside-dist", {"mine": "beside_plugin"}, {"beside_plugin.py": source})
     recipe = ComposedRecipe.named(

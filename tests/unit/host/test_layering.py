@@ -6,6 +6,7 @@ Imports below `if TYPE_CHECKING:` count like all others: a type that is needed i
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +48,7 @@ LAYERS = {
         "training",
         "verl_facts",
     },
-    "beside": {"compat", "engines", "graph", "host", "training"},
+    "beside": {"compat", "engines", "graph", "host", "recipe", "training"},
     "coldstart": {"chat", "compat", "environments", "graph", "host", "recipe", "rollout", "served"},
     "served": {"graph", "rollout"},
     "rewards": {"environments", "rollout", "served"},
@@ -191,6 +192,16 @@ def test_no_room_imports_itself_through_others() -> None:
 @pytest.mark.parametrize("room", sorted({*LAYERS} - {*UPPER}))
 def test_the_lower_floor_knows_nothing_of_the_upper_one(room: str) -> None:
     assert not {*UPPER} & LAYERS[room]
+
+
+@pytest.mark.parametrize("room", sorted({*LAYERS} - {*UPPER}))
+def test_the_lower_floor_names_no_module_of_the_upper_one(room: str) -> None:
+    """What is imported by its name in a string is imported as well; `host/renamed.py` tells users of new names."""
+    named = re.compile(rf"verl_hier[./]({'|'.join(UPPER)})[.:/]\S+")
+    for path in {*(files(CORE / room) or [CORE / f"{room}.py"])} - {CORE / "host/renamed.py"}:
+        texts = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        found = [text.lineno for text in texts if isinstance(text.value, str) and named.fullmatch(text.value)]
+        assert not found, f"{path.relative_to(ROOT)}, line {found[0]}"
 
 
 def test_every_room_has_its_layer() -> None:
