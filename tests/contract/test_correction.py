@@ -6,7 +6,7 @@ import torch
 import verl.trainer.ppo.v1  # noqa: F401  - our trainers register themselves when verl is asked for its own
 from verl.workers.utils.padding import response_to_nested
 
-from verl_hier.compat.trainer import row_products
+from verl_hier.compat.corrections import row_products
 
 
 def jagged(*rows):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from tests.fixtures.light import sent
-from verl_hier.compat.trainer import HierTrainerMixin
+from verl_hier.compat.corrections import rollout_correction
 from verl_hier.credit import Credit
 from verl_hier.graph import EpisodeRecord, Message, Node, RolloutGraph
 from verl_hier.host.manager import PluginHost
@@ -78,8 +77,7 @@ def verls_correction(differences: list[np.ndarray], config: dict[str, Any]) -> l
         },
         batch_size=len(differences),
     )
-    itself = SimpleNamespace(config=OmegaConf.create({"algorithm": {"rollout_correction": config}}))
-    fields = HierTrainerMixin._rollout_correction(itself, data, {})
+    fields = rollout_correction(OmegaConf.create({"rollout_correction": config}), data, {})
     return [row.numpy() for row in fields["response_mask"].unbind()]
 
 

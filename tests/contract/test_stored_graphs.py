@@ -156,12 +156,12 @@ def test_a_task_whose_put_has_begun_is_left_for_the_next_step(queue, tmp_path):
     """TransferQueue lists a key without a tag until its data are there."""
     worker = make_worker(StoreOptions(path=str(tmp_path)))
     publish(worker, "trained")
-    queue.tags[trainer.LIGHT]["arriving"] = queue.tags.setdefault(trainer.FAULTS, {})["failing"] = {}
+    queue.tags[trainer.LIGHT]["arriving"] = queue.tags.setdefault(partitions.FAULTS, {})["failing"] = {}
     made = make_trainer(worker)
-    made._raise_faults()
+    partitions.raise_faults()
     made.on_validate_end()
     assert made._take_light({"trained"}).uids == ["trained"] and list(made._done) == ["trained"]
-    assert queue.tags == {trainer.LIGHT: {"arriving": {}}, trainer.FAULTS: {"failing": {}}}
+    assert queue.tags == {trainer.LIGHT: {"arriving": {}}, partitions.FAULTS: {"failing": {}}}
 
 
 class Redaction:

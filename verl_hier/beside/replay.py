@@ -24,7 +24,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_hier.beside.critic import worker_with_heads
 from verl_hier.beside.probes import contexts_of, fields_of
-from verl_hier.compat.extension import TrainerExtension, put_values, without_values
+from verl_hier.compat.extension import TrainerExtension, jagged, put_values, without_values
 from verl_hier.compat.updates import ranks_of
 from verl_hier.training.options import ReplayOptions
 from verl_hier.training.probes import Asked, Question
@@ -123,9 +123,9 @@ class WorkerCritic:
         extra = [np.full_like(targets[0], np.nan)] * (size - len(rows))
         for head, name in enumerate(self._heads):
             target = [torch.as_tensor(found[head], dtype=torch.float32) for found in (*targets, *extra)]
-            batch[mask_of(name)] = _jagged([part.isfinite().float() for part in target])
-            batch[returns_of(name)] = _jagged([part.nan_to_num() for part in target])
-            batch[values_of(name)] = _jagged([torch.zeros_like(part) for part in target])
+            batch[mask_of(name)] = jagged([part.isfinite().float() for part in target])
+            batch[returns_of(name)] = jagged([part.nan_to_num() for part in target])
+            batch[values_of(name)] = jagged([torch.zeros_like(part) for part in target])
         request = {"global_batch_size": size, "mini_batch_size": size, "epochs": 1, "dataloader_kwargs": {}}
         tu.assign_non_tensor(batch, **request)
         metrics = rename_dict(self._group.train_mini_batch(batch).get()["metrics"], "critic/")
@@ -137,10 +137,6 @@ class WorkerCritic:
         fields = fields_of([Question(0, row.context.astype(np.int64), np.append(row.text, 0)) for row in filled])
         batch: TensorDict = tu.get_tensordict(dict(fields.items()), {"temperature": 1.0, **request})
         return batch
-
-
-def _jagged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
 class ReplayCritic(TrainerExtension):
@@ -169,7 +165,7 @@ class ReplayCritic(TrainerExtension):
     def values(self, batch: Any) -> bool:
         """Nothing yet; verl's own field of a critic is 0."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-        put_values(batch, {"values": _jagged([torch.zeros(len(row)) for row in data["response_mask"].unbind()])})
+        put_values(batch, {"values": jagged([torch.zeros(len(row)) for row in data["response_mask"].unbind()])})
         return True
 
     def before_credit(self, batch: Any, step: TrainingStep, metrics: dict[str, Any]) -> Sequence[Asked]:

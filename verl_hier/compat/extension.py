@@ -6,7 +6,7 @@ step or a checkpoint has room for them. An extension overrides the calls that it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +110,11 @@ class TrainerExtension:
             RecipeError: when the recipe has something else than the run that wrote the checkpoint.
             FileError: when a file is damaged.
         """
+
+
+def jagged(rows: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Rows of different lengths as one nested tensor, as verl keeps them."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
 def put_values(batch: Any, fields: dict[str, torch.Tensor]) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import transfer_queue as tq
 
+from verl_hier.errors import RolloutError
+
 FAULTS = "hier_faults"
 """Partition whose tags are the fatal errors of tasks."""
 
@@ -33,3 +35,16 @@ def arrived(partition: str) -> dict[str, Any]:
     """The tags of the records of ours that are whole: TransferQueue lists a key from the beginning of its put, without
     a tag until its data are there, and rollouts go on while an asynchronous trainer looks."""
     return {key: tag for key, tag in tags_of(partition).items() if tag}
+
+
+def raise_faults() -> None:
+    """Stop on a fatal error of a rollout worker.
+
+    Raises:
+        RolloutError: with the first of them.
+    """
+    tags = arrived(FAULTS)
+    if tags:
+        tq.kv_clear(keys=list(tags), partition_id=FAULTS)
+        errors = [tag["error"] for tag in tags.values()]
+        raise RolloutError(f"{len(errors)} task(s) could not be rolled out. The first: {errors[0]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -15,20 +14,19 @@ import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from ray.exceptions import RayActorError, RayError
 from tensordict import TensorDict
-from verl.protocol import DataProto
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
 from verl.workers.engine_workers import ActorRolloutRefWorker
-from verl.workers.utils.padding import response_from_nested, response_to_nested
+from verl.workers.utils.padding import response_from_nested
 
 from verl_hier.compat.checkpoints import claim, mark_whole, mend_tracker, told_when_full
+from verl_hier.compat.corrections import WEIGHTS, rollout_correction, row_products
 from verl_hier.compat.examples import ExampleMixin
-from verl_hier.compat.extension import TrainerExtension
+from verl_hier.compat.extension import TrainerExtension, jagged
 from verl_hier.compat.liveness import Liveness, lost_actor, storage_units
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policies import SeveralPolicies
-from verl_hier.compat.queue import FAULTS, LIGHT, arrived, tags_of, uid_of_row
+from verl_hier.compat.queue import LIGHT, arrived, raise_faults, tags_of, uid_of_row
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
@@ -53,7 +51,6 @@ from verl_hier.training.store import StepInStore, Writer, drawn
 from verl_hier.training.value_heads import values_of
 
 MASK = "response_mask"
-WEIGHTS = "rollout_is_weights"
 NOTHING_TO_TRAIN = (
     "no row of this step can be trained: every episode was lost, or no turn belongs to the levels that learn; "
     "see hier/episodes/failed in the last metrics, and hier.schedule."
@@ -114,7 +111,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         try:
             super().fit(agent_loop_manager)
         except (RayError, RuntimeError) as error:
-            self._raise_faults()
+            raise_faults()
             if isinstance(error, RayActorError):
                 raise lost_actor(error) from error
             # ReplayBuffer.sample of verl 0.9.1 refuses a batch of which nothing is left in these words.
@@ -193,7 +190,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Read where the rows come from, put them into an order that does not depend on timing, then balance."""
-        self._raise_faults()
+        raise_faults()
         trained = {uid_of_row(key) for key in batch.keys}
         light = self._take_light(trained)
         # What the rows of each task share, whichever engine trains them.
@@ -255,14 +252,6 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
             tq.kv_clear(keys=list(self._done), partition_id=LIGHT)
         return unpack(parts)
 
-    def _raise_faults(self) -> None:
-        """Stop on a fatal error of a rollout worker."""
-        tags = arrived(FAULTS)
-        if tags:
-            tq.kv_clear(keys=list(tags), partition_id=FAULTS)
-            errors = [tag["error"] for tag in tags.values()]
-            raise RolloutError(f"{len(errors)} task(s) could not be rolled out. The first: {errors[0]}")
-
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         assert self._step is not None
         columns = [MASK, "old_log_probs", "rollout_log_probs", "entropy"]
@@ -275,7 +264,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         fields = [*columns, WEIGHTS]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         corrected = {name: data[name] for name in (WEIGHTS,) if name in data}
-        output = corrected if native else self._rollout_correction(data, metrics)
+        output = corrected if native else rollout_correction(self.config.algorithm, data, metrics)
         probed = [
             asked for extension in self.extensions for asked in extension.before_credit(batch, self._step, metrics)
         ]
@@ -301,7 +290,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         for extension in self.extensions:
             extension.after_credit(batch, self._step, result, metrics)
         for name, rows in result.items():
-            ours = _jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
+            ours = jagged(torch.as_tensor(row, dtype=torch.float32) for row in rows)
             # Only the masks and the loss weights may exist already: verl's correction makes them too.
             output[name] = row_products(output[name], ours) if name in output else ours
         if MASK in output:
@@ -313,20 +302,6 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(output, batch_size=len(batch))
         )
-
-    def _rollout_correction(self, data: TensorDict, metrics: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """The fields of verl's own correction of rollout/training mismatch, as its `_compute_advantage` applies it."""
-        config = self.config.algorithm.get("rollout_correction", None)
-        if config is None or config.get("bypass_mode", False) or "rollout_log_probs" not in data:
-            return {}
-        padded = data.select("response_mask", "old_log_probs", "rollout_log_probs").to_padded_tensor()
-        corrected, correction_metrics = compute_rollout_correction_and_add_to_batch(DataProto(batch=padded), config)
-        metrics.update(correction_metrics)
-        return {
-            name: response_to_nested(corrected.batch[name], data["response_mask"])
-            for name in ("response_mask", WEIGHTS)
-            if name in corrected.batch
-        }
 
     def _begin_store(self) -> None:
         """Let the rollout workers write the step, which goes on meanwhile, where the recipe wants it."""
@@ -430,16 +405,6 @@ def _future(method: Any, *args: Any) -> Future[Written]:
     """A call of an actor's method as a future."""
     found: Future[Written] = method.remote(*args).future()
     return found
-
-
-def _jagged(rows: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Rows of different lengths as one nested tensor, as verl keeps them."""
-    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
-
-
-def row_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Products of two nested tensors whose rows have the same lengths. `*` refuses them: each made its own offsets."""
-    return _jagged(a * b for a, b in zip(left.unbind(), right.unbind(), strict=True))
 
 
 class HierSync(HierTrainerMixin, PPOTrainerSync):

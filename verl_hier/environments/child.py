@@ -22,7 +22,7 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.mask import Mask
 from verl_hier.environments.wire import HEADER, LONGEST_ERROR, cut, from_step, pack, unpack
 from verl_hier.errors import HierError, raised_at
-from verl_hier.host.specs import LazyFunction
+from verl_hier.host.lazy import LazyFunction
 
 PARENT_CHECK_S = 1.0
 PR_SET_PDEATHSIG = 1

@@ -37,7 +37,8 @@ from verl_hier.environments.surroundings import ProcessOptions
 from verl_hier.environments.tools import Tools
 from verl_hier.environments.wire import from_step, to_step
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import EnvironmentSpec, Fork, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec, Fork
 
 PATIENCE = 0.25
 """Share of the time limit after which the episodes that wait for a call go on in another process."""

@@ -7,13 +7,11 @@ the part runs.
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from verl_hier.errors import RecipeError, did_you_mean, raised_at
+from verl_hier.host.lazy import LazyFunction, make_lazy
 
 Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
 """The five parts of a method, each with a block of its own in a recipe."""
@@ -22,67 +20,6 @@ AnyKind = Literal[Kind, "policy_loss", "value_head", "probe", "rollout_server", 
 Granularity = Literal["turn", "step", "token"]
 Fork = Literal["native", "recorded", "replay", "never"]
 Confidence = Literal["A", "B", "C", "unrated"]
-
-
-@dataclass(frozen=True)
-class LazyFunction:
-    """A function that is known by its name and imported when it is first called; see `lazy`.
-
-    Attributes:
-        reference: `package.module:function`.
-        modules: importable names that it needs besides its own module.
-        part: who asks for it, with the recipe line: `hier.environment.name: search`.
-        extra: the pip extra that brings what it imports, or empty.
-    """
-
-    reference: str
-    modules: tuple[str, ...] = ()
-    part: str = ""
-    extra: str = ""
-
-    def __post_init__(self) -> None:
-        module, _, name = self.reference.partition(":")
-        object.__setattr__(self, "__module__", module)
-        object.__setattr__(self, "__qualname__", name)
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Import the function and call it."""
-        return self.resolve()(*args, **keywords)
-
-    def resolve(self) -> Callable[..., Any]:
-        """Import the function.
-
-        Raises:
-            RecipeError: when a package of the pip extra, or one of `modules`, is missing or cannot be imported.
-        """
-        module, _, name = self.reference.partition(":")
-        try:
-            for needed in self.modules:
-                importlib.import_module(needed)
-            found: Any = importlib.import_module(module)
-        except ImportError as error:
-            if not self.extra and not self.modules:
-                raise
-            cure = (
-                f"pip install 'verl-hier[{self.extra}]'"
-                if self.extra
-                else "install it, or let hier.rollout.process.python name an interpreter that has it"
-            )
-            raise RecipeError(f"{self.part} cannot be imported ({error}); {cure}.") from error
-        for part in name.split("."):
-            found = getattr(found, part)
-        function: Callable[..., Any] = found
-        return function
-
-
-def lazy(reference: str) -> Callable[..., Any]:
-    """The function or class `package.module:name`, imported when it is first called.
-
-    A spec is registered in every process, but its part runs in one of them. A plugin whose part imports heavy packages
-    declares `tasks=lazy("my_package.tasks:tasks")`; for `factory`, and for the `function` of a policy loss, the text
-    alone is enough.
-    """
-    return LazyFunction(reference)
 
 
 @dataclass(frozen=True)
@@ -118,7 +55,7 @@ class Spec:
     notes: Callable[[Any], Iterable[str]] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        _make_lazy(self, "factory")
+        make_lazy(self, "factory")
         for field_name in ("factory", "tasks", "baselines"):
             function = getattr(self, field_name, None)
             if isinstance(function, LazyFunction):
@@ -382,7 +319,7 @@ class PolicyLossSpec:
     aggregation: LossAggregation = "loss_agg_mode"
 
     def __post_init__(self) -> None:
-        _make_lazy(self, "function")
+        make_lazy(self, "function")
 
 
 @dataclass(frozen=True)
@@ -434,7 +371,7 @@ class ProbeSpec:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _make_lazy(self, "factory")
+        make_lazy(self, "factory")
 
 
 @dataclass(frozen=True)
@@ -477,7 +414,7 @@ class RolloutServerSpec:
     refuses: Callable[[Any, Any], str | None] | None = None
 
     def __post_init__(self) -> None:
-        _make_lazy(self, "opens", "refuses")
+        make_lazy(self, "opens", "refuses")
 
 
 @dataclass(frozen=True)
@@ -495,7 +432,7 @@ class EngineSpec:
     refuses: Callable[[Any], None]
 
     def __post_init__(self) -> None:
-        _make_lazy(self, "refuses")
+        make_lazy(self, "refuses")
 
 
 @dataclass(frozen=True)
@@ -515,14 +452,7 @@ class TrainerExtensionSpec:
     factory: Callable[[Any], Any]
 
     def __post_init__(self) -> None:
-        _make_lazy(self, "factory")
-
-
-def _make_lazy(spec: Any, *names: str) -> None:
-    """Replace fields of a spec that name a function by the function."""
-    for name in names:
-        if isinstance(getattr(spec, name), str):
-            object.__setattr__(spec, name, lazy(getattr(spec, name)))
+        make_lazy(self, "factory")
 
 
 Registered = Spec | PolicyLossSpec | ValueHeadSpec | ProbeSpec | RolloutServerSpec | EngineSpec | TrainerExtensionSpec
@@ -548,36 +478,3 @@ REGISTERED: dict[AnyKind, type[Registered]] = {
 def hook_of(kind: AnyKind) -> str:
     """Name of the hook in which plugins register their parts of a kind."""
     return f"hier_{kind}{'es' if kind.endswith('s') else 's'}"
-
-
-def named_function(name: str, where: str) -> Callable[..., Any]:
-    """The function that a recipe names as `package.module:function`.
-
-    Raises:
-        RecipeError: naming the recipe line `where`, when there is no such function or its module cannot be imported.
-    """
-    module, _, path = name.partition(":")
-    if not (module and path):
-        raise RecipeError(f"{where}: {name!r} names no function; write `package.module:function`.")
-    try:
-        found: Any = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does at import
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        file = f"{module.replace('.', '/')}.py"
-        cure = (
-            f"; the file {file} is in this folder: put `PYTHONPATH=.` before the command"
-            if absent and os.path.isfile(file)
-            else ""
-        )
-        place = "" if absent else raised_at(error)
-        raise RecipeError(f"{where}: module {module!r} cannot be imported: {text}{place}{cure}.") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            known = (word for word in vars(found) if not word.startswith("_"))
-            raise RecipeError(f"{where}: {module!r} has no {path!r}{did_you_mean(part, known)}.")
-        found = getattr(found, part)
-    if not callable(found):
-        raise RecipeError(f"{where}: {name!r} is a {type(found).__name__} and no function.")
-    function: Callable[..., Any] = found
-    return function

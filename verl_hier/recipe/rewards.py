@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_hier.errors import RecipeError, did_you_mean
+from verl_hier.host.lazy import named_function
 from verl_hier.host.part import Part
-from verl_hier.host.specs import named_function
 from verl_hier.recipe.schema import HierConfig
 from verl_hier.rollout.rewards import Reward
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import RolloutServerSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import RolloutServerSpec
 
 
 @hookimpl

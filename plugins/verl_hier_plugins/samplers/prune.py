@@ -10,7 +10,8 @@ from typing import Literal
 
 from verl_hier.errors import RecipeError, did_you_mean, raised
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import SamplerSpec, named_function
+from verl_hier.host.lazy import named_function
+from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import play_out, reach, start_episodes
 

@@ -4,7 +4,8 @@ them; docs/critics.md."""
 from __future__ import annotations
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import TrainerExtensionSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import TrainerExtensionSpec
 
 
 @hookimpl

@@ -20,7 +20,7 @@ PLUGINS = ROOT / "plugins" / "verl_hier_plugins"
 # The rooms that may import verl.
 VERL_ROOMS = ("beside", "chat", "compat", "engines", "runtime_cpu", "verl_facts")
 # Under every room.
-BOTTOM = {"errors", "http_clients", "installed", "text", "host.constraints", "host.specs", "__version__"}
+BOTTOM = {"errors", "http_clients", "installed", "text", "host.constraints", "host.lazy", "host.specs", "__version__"}
 # What else of ours each room may import. The top rooms (cli, ops) may import all, and nothing imports them.
 LAYERS = {
     "graph": set(),
@@ -60,7 +60,7 @@ LAYERS = {
 UPPER = ("beside", "coldstart", "engines", "lab", "local_sandbox", "runtime_cpu", "viewer")
 OPEN_TO_PLUGINS = {
     *("graph", "credit", "rollout", "environments", "sandbox", "training"),
-    *("hookspecs", "host.constraints", "host.specs", "errors", "http_clients", "text"),
+    *("hookspecs", "host.constraints", "host.lazy", "host.specs", "errors", "http_clients", "text"),
 }
 # A policy loss has verl's signature and must sum up as verl does; it runs in verl's workers.
 POLICY_LOSS_TOOLS = {"verl.trainer.ppo.core_algos"}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from verl_hier.errors import FileError, HierError, RecipeError
 from verl_hier.host.discovery import Candidate
+from verl_hier.host.lazy import named_function
 from verl_hier.host.loading import load_failure
-from verl_hier.host.specs import named_function
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from verl_hier.errors import RecipeError, did_you_mean
-from verl_hier.host.specs import named_function
+from verl_hier.host.lazy import named_function
 from verl_hier.recipe.checks.rule import rule
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.sandbox.scripts import LOCAL, installed

@@ -5,7 +5,8 @@ Paper: https://arxiv.org/abs/2010.03768. Doc page: docs/environments/alfworld.md
 
 from verl_hier.environments.splits import pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.alfworld.options import SPLITS, AlfworldOptions
 
 SPEC = EnvironmentSpec(

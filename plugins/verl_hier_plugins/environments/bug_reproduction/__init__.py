@@ -5,7 +5,8 @@ A harmless form of what CVE2PoC's dual loop works on: a plan, an attempt, and ch
 
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.bug_reproduction.options import BugReproductionOptions
 
 SPEC = EnvironmentSpec(

@@ -9,7 +9,7 @@ from typing import Any
 from verl_hier.environments import scoring
 from verl_hier.environments.math_answers import require_math_verify
 from verl_hier.errors import RecipeError
-from verl_hier.host.specs import named_function
+from verl_hier.host.lazy import named_function
 from verl_hier_plugins.environments.gateway.options import SCORERS, GatewayOptions
 
 Scorer = Callable[[Mapping[str, Any], str], float]

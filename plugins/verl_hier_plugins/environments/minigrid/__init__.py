@@ -5,7 +5,8 @@ Papers: https://arxiv.org/abs/2306.13831 and https://arxiv.org/abs/1810.08272.
 
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.minigrid.options import MinigridOptions
 
 SPEC = EnvironmentSpec(

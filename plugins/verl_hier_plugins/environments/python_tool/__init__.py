@@ -6,7 +6,8 @@ reasoning-gym, https://arxiv.org/abs/2505.24760, generated arithmetic, or a GSM8
 
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.python_tool.options import PythonToolOptions
 
 SPEC = EnvironmentSpec(

@@ -5,7 +5,8 @@ BM25 by bm25s, https://arxiv.org/abs/2407.03618. Doc page: docs/environments/sea
 
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.search.options import SearchOptions
 
 SPEC = EnvironmentSpec(

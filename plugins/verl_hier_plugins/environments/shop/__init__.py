@@ -5,7 +5,8 @@ Paper of the tasks and their reward: https://arxiv.org/abs/2207.01206. Doc page:
 
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.shop.options import ShopOptions
 
 SPEC = EnvironmentSpec(

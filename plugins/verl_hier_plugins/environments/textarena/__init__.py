@@ -7,7 +7,8 @@ from typing import Any
 
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.textarena.options import TextarenaOptions
 
 SPEC = EnvironmentSpec(

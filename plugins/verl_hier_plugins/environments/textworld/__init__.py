@@ -5,7 +5,8 @@ Paper: https://arxiv.org/abs/1806.11532. Doc page: docs/environments/textworld.m
 
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.textworld.options import TextworldOptions
 
 SPEC = EnvironmentSpec(

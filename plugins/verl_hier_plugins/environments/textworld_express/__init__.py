@@ -5,7 +5,8 @@ Paper: https://arxiv.org/abs/2208.01174.
 
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.textworld_express.options import TextworldExpressOptions
 
 SPEC = EnvironmentSpec(

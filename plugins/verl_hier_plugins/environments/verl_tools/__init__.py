@@ -1,7 +1,8 @@
 """The tools of a verl recipe, `BaseTool`s and function tools, as an environment; docs/environments/verl_tools.md."""
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import EnvironmentSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import EnvironmentSpec
 from verl_hier_plugins.environments.verl_tools.options import VerlToolsOptions
 
 SPEC = EnvironmentSpec(

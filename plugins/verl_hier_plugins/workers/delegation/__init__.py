@@ -1,7 +1,8 @@
 """CoDA and HierSearch (arXiv 2512.12716, 2508.08088), a planner that delegates to agents; docs/methods/coda.md."""
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import WorkerSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import WorkerSpec
 from verl_hier_plugins.workers.delegation.options import AgentOptions as AgentOptions
 from verl_hier_plugins.workers.delegation.options import DelegationOptions as DelegationOptions
 

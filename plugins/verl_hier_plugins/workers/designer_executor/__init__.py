@@ -1,7 +1,8 @@
 """MetaAgent-X (arXiv 2605.14212), a designer and the executors of its script; docs/methods/metaagent_x.md."""
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import WorkerSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import WorkerSpec
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import WorkerSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout.transcript import Transcript
 from verl_hier_plugins.workers.proposer_solver_judge.options import (
     ProposerSolverJudgeOptions as ProposerSolverJudgeOptions,

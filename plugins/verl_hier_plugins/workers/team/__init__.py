@@ -1,7 +1,8 @@
 """Teams: named roles, who speaks after whom, and a lead whose agents work side by side; docs/methods/team.md."""
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.specs import WorkerSpec, lazy
+from verl_hier.host.lazy import lazy
+from verl_hier.host.specs import WorkerSpec
 from verl_hier_plugins.workers.team.options import RatingOptions as RatingOptions
 from verl_hier_plugins.workers.team.options import RoleOptions as RoleOptions
 from verl_hier_plugins.workers.team.options import TeamOptions as TeamOptions
