@@ -207,19 +207,29 @@ def confirm(theirs: Authors, checkout: Path) -> list[str]:
 
 
 def places_in(theirs: Authors, checkout: Path) -> list[tuple[str, Place]]:
-    """The places, with the names of their values, of the repositories of a group all of whose files a checkout has."""
+    """The places, with the names of their values, of the repositories of a group all of whose files a checkout has.
+
+    A fork has the files of what it was made of, as another commit left them: files most of which say something else,
+    and which git does not know at the recorded commit, are not those of the repository.
+    """
     named = [(each.name, place) for each in theirs.values for place in each.places]
     found: list[tuple[str, Place]] = []
     for repository in dict.fromkeys(place.repository for _, place in named):
         inside = [(name, place) for name, place in named if place.repository == repository]
-        if all(_has(checkout, *file) for file in {(place.commit, place.file) for _, place in inside}):
+        files = {(place.commit, place.file) for _, place in inside}
+        if not all(_has(checkout, *file) for file in files):
+            continue
+        wrong = sum(place.wrong(_lines(checkout, place.commit, place.file)) is not None for _, place in inside)
+        if all(_in_git(checkout, *file) is not None for file in files) or 2 * wrong < len(inside):
             found += inside
     return found
 
 
 def holders(checkout: Path) -> list[Authors]:
-    """The groups with a repository all of whose files a checkout has."""
-    return [theirs for theirs in authors().values() if places_in(theirs, checkout)]
+    """The groups whose own repository a checkout is; or else those whose files are put on top of it."""
+    found = [(theirs, {place.repository for _, place in places_in(theirs, checkout)}) for theirs in authors().values()]
+    own = [theirs for theirs, repositories in found if theirs.repository in repositories]
+    return own or [theirs for theirs, repositories in found if repositories]
 
 
 def _payments(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -304,10 +314,17 @@ def _where(each: AuthorsValue) -> str:
 
 
 @cache
-def _lines(checkout: Path, commit: str, file: str) -> tuple[str, ...]:
+def _in_git(checkout: Path, commit: str, file: str) -> str | None:
+    """The file as it was at a commit; None where git does not know it."""
     git = subprocess.run(["git", "-C", str(checkout), "show", f"{commit}:{file}"], capture_output=True, check=False)
-    if git.returncode == 0:
-        return tuple(git.stdout.decode("utf-8", "replace").splitlines())
+    return git.stdout.decode("utf-8", "replace") if git.returncode == 0 else None
+
+
+@cache
+def _lines(checkout: Path, commit: str, file: str) -> tuple[str, ...]:
+    text = _in_git(checkout, commit, file)
+    if text is not None:
+        return tuple(text.splitlines())
     try:
         return tuple((checkout / file).read_text("utf-8").splitlines())
     except OSError as error:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_hier.cli.main import app
-from verl_hier.recipe.authors import ABSENT, PRESENT, Authors, Place, authors, confirm, deviations, whole
+from verl_hier.recipe.authors import ABSENT, PRESENT, Authors, Place, authors, confirm, deviations, holders, whole
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.checks.rule import there, value
 from verl_hier.recipe.compose import compose
@@ -164,6 +164,21 @@ def test_any_one_value_that_the_source_does_not_have_is_caught(group: str, tmp_p
     source = checkout(AUTHORS[group], tmp_path)
     assert confirm(AUTHORS[group], source) == []
     assert unnoticed(group, source) == []
+
+
+def test_files_of_another_commit_in_a_fork_are_not_those_of_the_recorded_repository(tmp_path: Path) -> None:
+    """LATR's repository, as many others, has verl's files at a commit at which nobody has read them."""
+    source = checkout(AUTHORS["latr_math"], tmp_path)
+    others = {place.file for place in places(AUTHORS["gdro_python_tool"]) if place.repository == "volcengine/verl"}
+    own = {place.file for place in places(AUTHORS["latr_math"])}
+    for file in others - own:
+        path = source / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of another commit\n" * 500, "utf-8")
+    assert [theirs.group for theirs in holders(source)] == ["latr_math"]
+    base = checkout(AUTHORS["gdro_python_tool"], tmp_path / "base")
+    (base / FILE["groups"]["gdro_python_tool"]["files"]["script"]).unlink()
+    assert "gdro_python_tool" in [theirs.group for theirs in holders(base)]
 
 
 def names(group: str, place: Place) -> list[str]:
