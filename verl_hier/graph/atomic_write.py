@@ -36,7 +36,7 @@ def atomic_write(target: Path) -> Iterator[Path]:
         raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            beside.unlink()
 
 
 def write_records(target: Path, records: Iterable[dict[str, Any]]) -> int:

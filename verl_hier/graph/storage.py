@@ -171,7 +171,7 @@ def _graphs(file: Path, uids: Collection[str] | None) -> Iterator[RolloutGraph]:
 
         yield from read_step(file, uids)
         return
-    number = -1
+    number = 0
     for number, line in _numbered(file, uids):
         where = f"{file}, record {number}"
         try:
@@ -184,7 +184,7 @@ def _graphs(file: Path, uids: Collection[str] | None) -> Iterator[RolloutGraph]:
         except GraphError as error:
             raise GraphError(f"{where}: {error}") from error
         yield graph
-    if number < 0 and uids is None:
+    if not number and uids is None:
         raise GraphError(f"{file} is empty: it holds no rollout graph.")
 
 

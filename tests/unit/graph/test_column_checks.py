@@ -184,6 +184,22 @@ def test_a_fork_of_an_episode_without_a_turn_has_no_path_of_its_source(monkeypat
     graph.check()
 
 
+def test_episodes_without_a_turn_have_no_steps(monkeypatch):
+    graph = small_graph()
+    graph.episodes[3].leaf = 0
+    own = sum(len(graph.path(episode.id)) for episode in graph.episodes)
+    graph.episodes += [EpisodeRecord(number, status="failed") for number in range(4, 40)]
+    before = small_graph()
+    before.task["uid"], before.episodes[2].leaf = "before", -1
+    del before.nodes[6]
+    columns = encode([before, RolloutGraph(task={"uid": "empty"}, episodes=[EpisodeRecord(0)]), graph])
+    monkeypatch.setattr(checks, "MOST_STEPS", own)
+    check_columns(columns)
+    monkeypatch.setattr(checks, "MOST_STEPS", own - 1)
+    with pytest.raises(GraphError, match="turns together"):
+        check_columns(columns)
+
+
 def test_levels_and_actions_have_bounds():
     graph = small_graph()
     graph.nodes[2].level = 1000

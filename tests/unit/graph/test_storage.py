@@ -13,8 +13,8 @@ from tests.fixtures import rollout_graphs
 from tests.fixtures.random_graphs import many_turns, random_graph
 from verl_hier.errors import GraphError
 from verl_hier.graph import SCHEMA_VERSION, RolloutGraph, read_graphs, storage, write_graphs
-from verl_hier.graph.atomic_write import atomic_write
-from verl_hier.graph.bounded_reading import parse_json
+from verl_hier.graph.atomic_write import atomic_write, write_records
+from verl_hier.graph.bounded_reading import parquet_rows, parse_json
 from verl_hier.graph.records import FIELDS_SINCE
 from verl_hier.graph.storage import GROUPS_TOGETHER
 
@@ -241,6 +241,15 @@ def test_wall_time_and_reward_information_of_older_versions_move_to_their_fields
     graph = RolloutGraph.from_dict(data)
     assert graph.seconds == {"rollout": 1.5} and "rollout_ms" not in graph.counts
     assert graph.episodes[0].reward_info == {"acc": 0.5} and graph.episodes[0].decision == {}
+
+
+def test_records_are_columns_or_lines_by_their_suffix(tmp_path):
+    records = [{"text": "é", "number": 1}, {"text": "\n", "number": 2}]
+    assert write_records(tmp_path / "new" / "deep" / "records.parquet", iter(records)) == 2
+    assert list(parquet_rows(tmp_path / "new" / "deep" / "records.parquet")) == records
+    assert write_records(tmp_path / "records.jsonl", iter(records)) == 2
+    lines = (tmp_path / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    assert lines == ['{"text": "é", "number": 1}', r'{"text": "\n", "number": 2}']
 
 
 @pytest.mark.parametrize("named", [None, "beside"])

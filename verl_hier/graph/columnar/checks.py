@@ -136,8 +136,9 @@ def _check_episodes(columns: Columns, sizes: Ints, counts: Ints) -> None:
     parent = columns.nodes["parent"].to_numpy().astype(np.int64)
     above = np.where(parent >= 0, parent + np.repeat(first, sizes), -1)
     depth = _sums(above, np.ones(len(above), np.int64))
-    steps = np.where(leaf >= 0, depth[np.maximum(leaf, 0) + first[group] * (leaf >= 0)], 0)
-    if (np.bincount(group, steps, len(counts)) > MOST_STEPS).any():
+    ended = leaf >= 0
+    steps = depth[(leaf + first[group])[ended]]
+    if (np.bincount(group[ended], steps, len(counts)) > MOST_STEPS).any():
         raise GraphError(f"the paths of a task have more than {MOST_STEPS} turns together.")
 
 
