@@ -202,7 +202,7 @@ class Episode(EpisodeState):
     async def close(self) -> None:
         """Free its environment. Called by the rollout."""
         self.ahead.give_up()
-        if self._play is not None and not self._play.done():
+        if self._play is not None:
             self._play.cancel()
             await asyncio.gather(self._play, return_exceptions=True)
         if self.handle is not None:

@@ -102,6 +102,33 @@ def test_a_world_that_did_not_open_has_nothing_to_close():
     asyncio.run(opens())
 
 
+def test_an_environment_is_freed_when_its_worker_has_let_it_go():
+    """At the end of the rollout; that of a fork that never went on has nobody to wait for."""
+    there, left_behind = [], []
+
+    class Counted(Corridor):
+        def __init__(self):
+            super().__init__()
+            there.append(self)
+
+        def close(self):
+            there.remove(self)
+
+    async def tidies_up(episode):
+        try:
+            await thinks(episode)
+        finally:
+            left_behind.append(len(there))
+
+    async def forks(rollout):
+        await (await rollout.start().run(turns=2)).fork()
+
+    graph, _ = roll(forks, tidies_up, environment=Counted)
+    assert [episode.status for episode in graph.episodes] == ["pruned", "pruned"]
+    assert left_behind == [3], "those of both episodes, and the one that all are copied from"
+    assert there == []
+
+
 @pytest.mark.parametrize("wanted", [0, 2])
 def test_likely_tokens_are_kept_where_they_are_wanted_and_given(wanted):
     """A server may return them unasked, and may return none."""
