@@ -64,7 +64,7 @@ def pair_loss(table: TurnTable, rewards: Floats, solved: Bools, where: Bools | N
         return PairLoss(0.0, np.zeros(len(table)), 0, float("nan"))
     difference = mean[better] - mean[worse]
     # d/dx of -log sigmoid(x) is -sigmoid(-x).
-    slope = -1.0 / (1.0 + np.exp(np.clip(difference, -700.0, 700.0))) / len(better)
+    slope = -np.exp(-np.logaddexp(0.0, difference)) / len(better)
     by_episode = np.bincount(better, slope, len(mean)) - np.bincount(worse, slope, len(mean))
     share = np.divide(by_episode, turns, out=np.zeros(len(turns)), where=turns > 0)
     gradient = np.bincount(table.step_turn, share[table.step_episode], len(table)) * counted

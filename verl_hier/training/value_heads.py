@@ -67,7 +67,7 @@ def places_of(head: ValueHeadSpec, table: TurnTable) -> NDArray[np.int64]:
     if places.shape != (len(table),):
         raise CreditError(f"value head {head.name!r} must name one place for each of the {len(table)} turns.")
     turn = np.append(np.asarray(table["tokens.turn"]), -1)
-    strange = (places >= 0) & (turn[np.clip(places, -1, len(turn) - 1)] != np.arange(len(table)))
+    strange = (places >= 0) & (turn[np.clip(places, 0, len(turn) - 1)] != np.arange(len(table)))
     if strange.any():
         raise CreditError(
             f"value head {head.name!r} reads turn {int(strange.argmax())} at a token of another turn; places count "

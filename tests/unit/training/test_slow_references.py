@@ -469,7 +469,9 @@ def test_pairs_are_those_of_one_task():
     assert narrowed.pairs == 1 and narrowed.gradient[1] == narrowed.gradient[3] == 0.0 and narrowed.right == 0.0
     none = pair_loss(table, rewards, np.ones(4, bool))
     assert none.pairs == 0 and none.loss == 0.0 and not none.gradient.any() and math.isnan(none.right)
-    assert pair_loss(table, np.array([1.0, 1.0, 1.0, 9e3, 0.0]), solved).loss == pytest.approx((math.log(2) + 8999) / 2)
+    far = pair_loss(table, np.array([1.0, 1.0, 1.0, 9e3, 0.0]), solved)
+    assert far.loss == pytest.approx((math.log(2) + 8999) / 2)
+    assert np.abs(far.gradient).max() <= 0.5, "the loss is at most as steep as its mean over two pairs"
     said = make_table({"reward": [1.0, 0.0, 1.0, 0.5]}, episodes={"success": [0.0, 1.0, np.nan, np.nan]})
     assert solved_episodes(said).tolist() == [False, True, True, True]
     assert solved_episodes(make_table({"reward": [0.0, -1.0, 0.1]})).tolist() == [False, False, True]
@@ -520,6 +522,19 @@ def test_a_head_reads_where_it_says_and_0_elsewhere():
         strange[:2] = wrong
         with pytest.raises(CreditError, match=f"reads turn {int(np.argmax(strange >= 0))} at a token of another turn"):
             places_of(ValueHeadSpec("odd", lambda table, strange=strange: strange), table)
+
+
+def test_a_head_reads_turns_of_one_token_at_no_other_token():
+    table = make_table({"reward": [0.0, 1.0]}, tokens={"turn": [0, 1]})
+
+    def read(*places):
+        return places_of(ValueHeadSpec("short", lambda table: np.array(places)), table).tolist()
+
+    for places in ([0, 1], [-1, 1], [0, -1], [-1, -1]):
+        assert read(*places) == places
+    for turn, places in ((0, [1, 1]), (0, [2, 1]), (1, [0, 0]), (1, [0, 2]), (1, [0, 99])):
+        with pytest.raises(CreditError, match=f"reads turn {turn} at a token of another turn"):
+            read(*places)
 
 
 def test_metrics_of_a_head_look_where_it_learns():
