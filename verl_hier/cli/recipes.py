@@ -79,6 +79,8 @@ def _offer(recipe: Recipe) -> None:
         line(f"  size={size}")
         line(f"    model={' | '.join(recipe.models(size))}")
         line(f"    server={' | '.join(recipe.servers(size))}")
+    if len(recipe.policies) > 1:
+        line(f"  policies={' | '.join(recipe.policies)}")
 
 
 def _methods(found: Sequence[Recipe]) -> None:

@@ -23,6 +23,7 @@ TOPICS = (
 """What the values of a method with released code have to say something about."""
 ABSENT = "absent"
 PRESENT = "present"
+SHARED = "shared"
 _COMPUTED: Mapping[str, Callable[..., Any]] = {
     "product": lambda *of: math.prod(of),
     "quotient": lambda above, below: above / below,
@@ -91,6 +92,7 @@ class AuthorsValue:
         places: where it was read.
         unconfirmed: why nothing confirms it; empty where something does.
         case: file of executed cases that confirm it; empty where a place does.
+        policies: the choice of `hier/policies` with which a recipe has it.
     """
 
     name: str
@@ -100,6 +102,7 @@ class AuthorsValue:
     places: tuple[Place, ...]
     unconfirmed: str = ""
     case: str = ""
+    policies: str = SHARED
 
 
 @dataclass(frozen=True)
@@ -146,15 +149,18 @@ def deviations(theirs: Authors, config: Mapping[str, Any]) -> list[str]:
 
     Args:
         theirs: the authors' values.
-        config: a recipe at size `node` as plain containers.
+        config: a recipe at size `node` as plain containers; with another choice of `hier/policies` than `shared`, only
+            the values of that choice are looked at.
     """
-    differs = value(config, "hier.paper.differs") or {}
+    differs, form = value(config, "hier.paper.differs") or {}, value(config, "hier.recipe.policies") or SHARED
     found = [
         f"{each.line} is {value(config, each.line)!r}, and {_where(each)} of {theirs.repository} has {each.value!r}"
         for each in theirs.values
-        if each.line and not each.unconfirmed and each.line not in differs
+        if each.policies == form and each.line and not each.unconfirmed and each.line not in differs
         if not _same(value(config, each.line), each.value)
     ]
+    if form != SHARED:
+        return found
     found += [
         f"{line} is {value(config, line)!r}, and `differs` of hier/paper={theirs.group} says {held['ours']!r}"
         for line, held in differs.items()
@@ -260,7 +266,7 @@ def _authors(group: str, entry: Mapping[str, Any], words: Mapping[str, Mapping[s
 def _value(
     name: str, held: Mapping[str, Any], files: Mapping[str, Mapping[str, str]], words: Mapping[str, Mapping[str, Any]]
 ) -> AuthorsValue:
-    line = held.get("line", name if _RECIPE_LINE.match(name) else None)
+    line, form = held.get("line", name if _RECIPE_LINE.match(name) else None), held.get("policies", SHARED)
     topics = tuple(held["topic"]) if isinstance(held["topic"], list) else (held["topic"],)
     if "unconfirmed" in held:
         return AuthorsValue(name, line, topics, None, (), held["unconfirmed"])
@@ -272,7 +278,7 @@ def _value(
     theirs = _COMPUTED[held["computed"]](*reads) if "computed" in held else held.get("value", reads[0])
     if line in words and isinstance(theirs, str):
         theirs = words[line].get(theirs, theirs)
-    return AuthorsValue(name, line, topics, theirs, places)
+    return AuthorsValue(name, line, topics, theirs, places, policies=form)
 
 
 def _place(at: str, key: str, reads: Any, files: Mapping[str, Mapping[str, str]]) -> Place:

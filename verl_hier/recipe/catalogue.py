@@ -19,7 +19,7 @@ from verl_hier.recipe.pairs import folder
 from verl_hier.recipe.yaml_files import read_yaml
 
 # Words of our command line that stand for the Hydra groups below `hier/`.
-CHOICES = ("size", "model", "server", "paper", "engine")
+CHOICES = ("size", "model", "server", "paper", "engine", "policies")
 _CHOICE = re.compile(rf"(?:hier/)?({'|'.join(CHOICES)})=(.+)")
 _FORMER_NAME = re.compile(r"(.+?)(?:_(1\.5b|7b)_(vllm|sglang)|_(cluster)|_(vllm_cpu)|_cpu)")
 _FORMER_BASES = {"grpo_arithmetic": "grpo_python_tool"}
@@ -106,6 +106,12 @@ class Recipe:
         """The models that it offers at a size: those whose tasks and prompts there are."""
         return tuple(name for name in SIZES[size].models if name not in OWN_TASKS or self._has(OWN_TASKS[name]))
 
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The choices of `hier/policies` that it offers; `shared` is every method's."""
+        found = pairs.blocks_of(folder() / "hier" / "method" / f"{self.groups.get('method')}.yaml")
+        return tuple(form for form in pairs.FORMS if form == "shared" or form in found)
+
     def combinations(self) -> Iterator[tuple[str, ...]]:
         """Every combination that it offers, as words of the command line."""
         for size in self.sizes:
@@ -129,6 +135,12 @@ class Recipe:
             raise RecipeError(
                 f"hier/paper: there are no authors' settings {paper!r}{did_you_mean(paper, known)}; they have the "
                 "names of the recipes that take them over, and `none` takes none."
+            )
+        form, method = given.get("policies"), self.groups.get("method")
+        if form in pairs.FORMS and form not in self.policies:
+            raise RecipeError(
+                f"hier/policies: the method {method!r} does not say who is played by which model with policies={form}; "
+                f"take {_either('policies', self.policies)}, or write a policy for each role in hier.policies."
             )
         chosen = {**self.groups, **given}
         size = chosen.get("size", "")

@@ -26,6 +26,9 @@ SHARED = "react"
 SCALES = ("tiny", "full", "small_chat")
 """Blocks that a file of a group may have: for a model trained from scratch, for instruction-tuned ones, and for a small
 one of these."""
+FORMS = ("shared", "separate", "adapters", "frozen")
+"""Further blocks, by the choice of `hier/policies`: who is played by which model where the roles share one, have weights
+or adapters of their own, or are played by a model that never learns."""
 
 
 def folder() -> Path:
@@ -38,13 +41,18 @@ def table_file() -> Path:
     return folder() / TABLE
 
 
-@cache
 def scales_of(file: Path) -> frozenset[str]:
     """The scales for which a file of a group has a block; empty where there is no such file."""
+    return blocks_of(file) & frozenset(SCALES)
+
+
+@cache
+def blocks_of(file: Path) -> frozenset[str]:
+    """The scales and the choices of `hier/policies` for which a file of a group has a block."""
     if not file.is_file():
         return frozenset()
     _, content = read_yaml(file)
-    return frozenset(content or ()) & frozenset(SCALES)
+    return frozenset(content or ()) & frozenset((*SCALES, *FORMS))
 
 
 @cache

@@ -187,6 +187,8 @@ class RecipeOptions:
     """The choice of `hier/model`, noted by that group."""
     server: str = "custom"
     """The choice of `hier/server`, noted by that group."""
+    policies: str = "shared"
+    """The choice of `hier/policies`, noted by that group."""
     only_sizes: tuple[str, ...] | None = None
     """Sizes that the recipe offers; null offers every size for which its environment and prompts have settings."""
     only_servers: tuple[str, ...] | None = None

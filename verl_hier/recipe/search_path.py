@@ -22,13 +22,16 @@ from omegaconf import OmegaConf
 from verl_hier.recipe import pairs
 
 SCHEME = "verl-hier"
+BLOCKS = (*pairs.SCALES, *pairs.FORMS)
+"""The blocks of a file that are choices of groups of their own."""
 
 
 class ShippedSource(FileConfigSource):
     """The folder of the recipes, seen as Hydra wants it.
 
     - A file of a group says in blocks of its own, `tiny:` and `full:`, what holds at these scales: the block `tiny` of
-      `hier/prompt/react.yaml` is the choice `react` of the group `hier/prompt/tiny`.
+      `hier/prompt/react.yaml` is the choice `react` of the group `hier/prompt/tiny`. So it says for the choices of
+      `hier/policies`, in blocks such as `separate:`.
     - Besides the files there is a recipe for each pair of a method and an environment.
     """
 
@@ -54,10 +57,10 @@ class ShippedSource(FileConfigSource):
             return ConfigResult(config=content, path=self.full_path(), provider=self.provider, header={"package": None})
         file, scale = self._file_of(config_path)
         found: ConfigResult = super().load_config(file)
-        if any(block in found.config for block in pairs.SCALES):
+        if any(block in found.config for block in BLOCKS):
             blocks = OmegaConf.to_container(found.config, resolve=False)
             assert isinstance(blocks, dict)
-            rest = {key: value for key, value in blocks.items() if key not in pairs.SCALES}
+            rest = {key: value for key, value in blocks.items() if key not in BLOCKS}
             found.config = OmegaConf.create(blocks[scale] if scale else rest)
         return found
 
@@ -67,18 +70,18 @@ class ShippedSource(FileConfigSource):
         if file == pairs.TABLE:
             return False
         if scale:
-            return scale in pairs.scales_of(Path(self.path, file))
+            return scale in pairs.blocks_of(Path(self.path, file))
         return self._text_of_pair(config_path) is not None or bool(super().is_config(file))
 
     def is_group(self, config_path: str) -> bool:
         """Whether there is such a folder, or a folder whose files have such blocks."""
         above, name = os.path.split(config_path)
-        return bool(super().is_group(config_path)) or (name in pairs.SCALES and bool(super().is_group(above)))
+        return bool(super().is_group(config_path)) or (name in BLOCKS and bool(super().is_group(above)))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The names in a folder, with the pairs that were tried among the recipes."""
         above, scale = os.path.split(config_path)
-        if scale in pairs.SCALES:
+        if scale in BLOCKS:
             return [name for name in self.list(above, ObjectType.CONFIG) if self.is_config(f"{config_path}/{name}")]
         names: list[str] = super().list(config_path, results_filter)
         tried = pairs.tried() if not config_path and results_filter != ObjectType.GROUP else ()
@@ -88,7 +91,7 @@ class ShippedSource(FileConfigSource):
         """The file of a config, relative to the folder, and the block of it; "" for what is in none."""
         folder, name = os.path.split(self._normalize_file_name(config_path))
         above, scale = os.path.split(folder)
-        return (f"{above}/{name}", scale) if scale in pairs.SCALES else (os.path.join(folder, name), "")
+        return (f"{above}/{name}", scale) if scale in BLOCKS else (os.path.join(folder, name), "")
 
     def _text_of_pair(self, config_path: str) -> str | None:
         from verl_hier.recipe.catalogue import shipped

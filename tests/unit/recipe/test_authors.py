@@ -16,7 +16,18 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_hier.cli.main import app
-from verl_hier.recipe.authors import ABSENT, PRESENT, Authors, Place, authors, confirm, deviations, holders, whole
+from verl_hier.recipe.authors import (
+    ABSENT,
+    PRESENT,
+    SHARED,
+    Authors,
+    Place,
+    authors,
+    confirm,
+    deviations,
+    holders,
+    whole,
+)
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.checks.rule import there, value
 from verl_hier.recipe.compose import compose
@@ -56,6 +67,21 @@ def another(held: Any) -> Any:
 @pytest.mark.parametrize("group", AUTHORS)
 def test_the_recipe_has_the_authors_values(group: str) -> None:
     assert deviations(AUTHORS[group], at_node(group)) == []
+
+
+@pytest.mark.parametrize(
+    ("group", "form"),
+    sorted(
+        {(name, each.policies) for name, theirs in AUTHORS.items() for each in theirs.values if each.policies != SHARED}
+    ),
+)
+def test_agents_have_the_models_that_they_have_there(group: str, form: str) -> None:
+    config = at_node(group, f"policies={form}")
+    assert deviations(AUTHORS[group], config) == []
+    for each in AUTHORS[group].values:
+        if each.policies == form and each.line is not None:
+            changed = with_line(config, each.line, another(each.value))
+            assert any(each.line in said for said in deviations(AUTHORS[group], changed))
 
 
 @pytest.mark.parametrize("group", AUTHORS)

@@ -17,7 +17,7 @@ from verl_hier.recipe.pairs import folder
 from verl_hier.recipe.verl_lines import READERS, VERL, table
 
 _SELECTED = re.compile(r"\$\{(?:oc\.select:)?(\.?[\w.]+)(?:,\s*([^}]*))?\}")
-_GROUPS = ("size", "variant", "critic", "engine", "server", "model", "method", "paper")
+_GROUPS = ("size", "variant", "critic", "engine", "server", "model", "method", "paper", "policies")
 _ANY = object()
 
 

@@ -3,6 +3,7 @@
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.lazy import lazy
 from verl_hier.host.specs import WorkerSpec
+from verl_hier_plugins.workers.delegation.options import EXECUTOR
 from verl_hier_plugins.workers.delegation.options import AgentOptions as AgentOptions
 from verl_hier_plugins.workers.delegation.options import DelegationOptions as DelegationOptions
 
@@ -15,7 +16,7 @@ def hier_workers() -> WorkerSpec:
         options=DelegationOptions,
         summary="a planner delegates tasks to agents in contexts of their own, and may have their evidence refined",
         source="CoDA, arXiv 2512.12716; HierSearch, arXiv 2508.08088 (confidence A)",
-        roles={"planner": 0, "executor": 1, "refiner": 1},
+        roles={"planner": 0, EXECUTOR: 1, "refiner": 1},
         active_roles=DelegationOptions.roles,
         transcribe=lazy("verl_hier_plugins.workers.delegation.transcribe:transcribe"),
     )

@@ -12,6 +12,7 @@ from verl_hier.rollout.prompts import check_action_template
 
 ANSWER = "answer"
 RESULT = "result"
+EXECUTOR = "executor"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class AgentOptions:
     """Beginnings of the actions that it may take, such as `search` or `<search>`; empty: any."""
     turns: int = 12
     """Limit of turns for one task."""
+    role: str = EXECUTOR
+    """Its role, for schedules, rewards and policies; with one of its own it can have a policy of its own."""
     sound_tags: tuple[str, ...] = ()
     """As the planner's of this name, for its conversation about one task."""
 
@@ -98,6 +101,8 @@ class DelegationOptions:
         for name in self.agents:
             if not name.isidentifier() or name in (ANSWER, RESULT):
                 raise ValueError(f"agents: {name!r} cannot be the name of an agent; use a word that is no other tag")
+            if not self.agents[name].role or self.agents[name].role in ("planner", "refiner"):
+                raise ValueError(f"agents.{name}.role: {self.agents[name].role!r} cannot be the role of an agent")
         for name in self.alone:
             if name not in self.agents:
                 raise ValueError(f"alone: there is no agent {name!r}; agents has {', '.join(self.agents)}")
@@ -107,11 +112,12 @@ class DelegationOptions:
             raise ValueError("max_tasks and longest_result must be at least 1")
         check_action_template("answer_action", self.answer_action)
 
-    def roles(self) -> tuple[str, ...]:
-        """The roles that take turns with these options."""
+    def roles(self) -> dict[str, int]:
+        """The roles that take turns with these options, with their levels."""
         if self.alone_when == "always":
-            return ("executor",)
-        return ("planner", "executor", *(("refiner",) if self.refine else ()))
+            return {self.agents[name].role: 1 for name in self.alone}
+        agents = {agent.role: 1 for agent in self.agents.values()}
+        return {"planner": 0, **agents, **({"refiner": 1} if self.refine else {})}
 
     def alone_for(self, instruction: str) -> str:
         """The agent that is given a question when there is no planner."""

@@ -171,7 +171,7 @@ class _Episode:
         options, episode, agent = self._options, self._episode, self._options.agents[name]
         talk = _Conversation(tags=agent.sound_tags)
         self._tasks.append(talk)
-        context = episode.context("executor", agent=name, system=agent.system)
+        context = episode.context(agent.role, agent=name, system=agent.system)
         known = self._known(task=task, planned="" if planned is None else planned.text)
         givers = [] if planned is None else [planned]
         filling = {"task": givers, "planned": givers}

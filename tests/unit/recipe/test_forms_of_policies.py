@@ -1,0 +1,133 @@
+"""The choices of `hier/policies`: every recipe that offers one composes, is checked, and is played as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from verl_hier.errors import RecipeError
+from verl_hier.graph import RolloutGraph
+from verl_hier.recipe import pairs
+from verl_hier.recipe.catalogue import find
+from verl_hier.recipe.check import refusal
+from verl_hier.recipe.compose import compose
+from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.policies import learning, played
+from verl_hier.recipe.runner import Beside, RolloutRunner
+from verl_hier.rollout import Limits, Request
+from verl_hier.rollout.plain_renderer import PlainRenderer
+from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.rollout.roles import Roles
+from verl_hier.testing.rollout import CharacterTokenizer, InlinePool, ScriptedPolicy
+
+SHARED = "shared"
+SAYS = ("<local>who</local>", "<web>who</web>", "<answer>1</answer>", "search who", "reject", "1")
+"""What scripted policies say, drawn by the seed of the turn, so that every role has turns."""
+
+
+def offered() -> Iterator[tuple[str, str]]:
+    """Each recipe that was tried, with each choice of `hier/policies` that it offers besides `shared`."""
+    for name in pairs.tried():
+        yield from ((name, form) for form in find(name).policies if form != SHARED)
+
+
+OFFERED = list(offered())
+WHY_NOT = {
+    "separate": "only transformers numbers the servers of several policies",
+    "adapters": "only transformers numbers the servers of several policies",
+    "frozen": "serve it, such as with vLLM, and name its OpenAI-compatible endpoint here",
+}
+"""What a check says of a choice on GPUs."""
+
+
+@cache
+def composed(name: str, form: str) -> ComposedRecipe:
+    return ComposedRecipe.named(name, [f"policies={form}"])
+
+
+def rolled_out(recipe: ComposedRecipe, step: int) -> RolloutGraph:
+    """The first task in a training step, with a scripted policy of its own for each one of the recipe."""
+    tokenizer, environment = CharacterTokenizer(), recipe.parts.environment
+
+    def scripted() -> ScriptedPolicy:
+        return ScriptedPolicy(tokenizer, lambda prompt, sampling: random.Random(sampling.seed).choice(SAYS))
+
+    runner = RolloutRunner(
+        recipe,
+        PlainRenderer(tokenizer),
+        1000,
+        Limits(30, 40, 4000),
+        beside=lambda: Beside({policy: scripted() for policy in recipe.hier.policies}),
+    )
+    task = environment.spec.tasks(environment.options, "train")[0]
+    request = Request(task, {"uid": "one", "index": 0}, n=16, step=step)
+    pool = InlinePool(lambda: environment.spec.factory(environment.options), environment.spec.fork)
+    return asyncio.run(runner.roll_out(request, scripted(), pool))
+
+
+def test_the_recipes_that_papers_ask_for_are_there() -> None:
+    assert {("hiersearch_search", "separate"), ("agentflow_search", "frozen"), ("dr_mas_math", "separate")} <= {
+        *OFFERED
+    }
+    forms = ("separate", "adapters")
+    assert [form for name, form in OFFERED if name == "at_grpo_team_math"] == [*forms]
+    assert {path.stem for path in (pairs.folder() / "hier" / "policies").glob("*.yaml")} == {*pairs.FORMS}
+
+
+@pytest.mark.parametrize(("name", "form"), OFFERED)
+def test_a_choice_is_sound_on_a_cpu_and_a_check_says_why_it_is_not_elsewhere(name: str, form: str) -> None:
+    assert refusal(name, [f"policies={form}"]) == ""
+    assert WHY_NOT[form] in refusal(name, [f"policies={form}", "size=node"])
+    shared = compose(name)
+    assert "policies" not in shared.hier and shared.hier.recipe.policies == SHARED
+    apart = compose(name, [f"policies={form}"])
+    assert apart.hier.recipe.policies == form
+    assert apart.trainer.experiment_name == f"{shared.trainer.experiment_name}_{form}"
+
+
+def test_a_model_that_never_learns_is_sound_on_gpus_where_it_is_served() -> None:
+    served = ["policies=frozen", "size=node", "hier.policies.modules.url=http://localhost:8000/v1"]
+    assert refusal("agentflow_search", served) == ""
+
+
+@pytest.mark.parametrize("step", [1, 6])
+@pytest.mark.parametrize(("name", "form"), OFFERED)
+def test_every_role_is_played_by_its_policy(name: str, form: str, step: int) -> None:
+    recipe = composed(name, form)
+    roles = Roles.of(recipe.parts.worker.spec, recipe.parts.worker.options).levels
+    owners = played(recipe.hier.policies, [*roles], step, recipe.hier.exchange_policies)
+    graph = rolled_out(recipe, step)
+    seen = {(node.role, node.policy) for node in graph.nodes}
+    assert seen == {(role, owners.get(role, DEFAULT_POLICY)) for role, _ in seen}
+    assert {policy for _, policy in seen} == {DEFAULT_POLICY, *recipe.hier.policies}
+    trained = {node.policy for node in graph.nodes if node.trained}
+    assert trained == {DEFAULT_POLICY, *learning(recipe.hier.policies)}
+
+
+def test_the_copies_of_cory_learn_in_every_step_and_exchange_their_roles() -> None:
+    recipe = composed("cory_search", "separate")
+    assert recipe.parts.schedule.spec.name == "joint"
+    assert composed("cory_search", SHARED).parts.schedule.spec.name == "agents"
+    first, sixth = ({node.role: node.policy for node in rolled_out(recipe, step).nodes} for step in (1, 6))
+    assert first == {"pioneer": "default", "observer": "second"}
+    assert sixth == {"pioneer": "second", "observer": "default"}
+
+
+def test_adapters_have_the_rank_of_pettingllms() -> None:
+    model = compose("at_grpo_team_math", ["policies=adapters"]).actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, model.lora.merge) == (16, 32, True)
+
+
+def test_a_method_without_a_choice_says_which_it_has() -> None:
+    with pytest.raises(RecipeError) as refused:
+        compose("gigpo_alfworld", ["policies=separate"])
+    assert str(refused.value) == (
+        "hier/policies: the method 'gigpo' does not say who is played by which model with policies=separate; take "
+        "policies=shared, or write a policy for each role in hier.policies."
+    )
+    with pytest.raises(RecipeError, match="there is no 'apart' .* it has adapters, frozen, separate, shared"):
+        compose("dr_mas_math", ["policies=apart"])
