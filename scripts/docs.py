@@ -26,6 +26,7 @@ import docs_front
 import docs_lab
 import docs_measured
 import docs_papers
+import docs_policies
 import docs_rooms
 import typer
 import yaml
@@ -107,12 +108,16 @@ def part_pages() -> Iterator[str]:
 def method(*groups: str) -> Iterator[str]:
     """The parts that the method groups combine, and the recipes that use them; for pages in docs/methods/."""
     head = ("", *(f"`hier/method: {group}`" for group in groups))
-    blocks = [yaml.safe_load((RECIPES / "hier" / "method" / f"{group}.yaml").read_text("utf-8")) for group in groups]
+    files = [yaml.safe_load((RECIPES / "hier" / "method" / f"{group}.yaml").read_text("utf-8")) for group in groups]
+    blocks = [{**file["hier"], **file.get("shared", {}).get("hier", {})} for file in files]
     rows = []
     for kind in KINDS[1:]:
-        names = [block["hier"].get(kind, {}).get("name", "joint" if kind == "schedule" else "") for block in blocks]
+        names = [block.get(kind, {}).get("name", "joint" if kind == "schedule" else "") for block in blocks]
         if any(names):
             rows.append((kind, *(f"[`{name}`]({link(host().spec(kind, name).doc)})" for name in names)))
+    forms = [docs_policies.links(file) for file in files]
+    if any(forms):
+        rows.append((f"[policies]({link('policies.md')})", *forms))
     rows.append(("recipes", *(", ".join(recipes_of(group)) for group in groups)))
     yield from table(head, *rows)
 
@@ -352,6 +357,7 @@ BLOCKS: dict[str, Callable[..., Iterator[str]]] = {
     **docs_lab.BLOCKS,
     **docs_measured.BLOCKS,
     **docs_papers.BLOCKS,
+    **docs_policies.BLOCKS,
     **docs_rooms.BLOCKS,
 }
 

@@ -27,8 +27,8 @@ SCALES = ("tiny", "full", "small_chat")
 """Blocks that a file of a group may have: for a model trained from scratch, for instruction-tuned ones, and for a small
 one of these."""
 FORMS = ("shared", "separate", "adapters", "frozen")
-"""Further blocks, by the choice of `hier/policies`: who is played by which model where the roles share one, have weights
-or adapters of their own, or are played by a model that never learns."""
+"""Further blocks, by the choice of `hier/policies`: the roles share one model, have weights of their own, have adapters
+of their own, or are played by a model that never learns."""
 
 
 def folder() -> Path:

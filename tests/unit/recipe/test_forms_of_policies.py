@@ -6,14 +6,17 @@ import asyncio
 import random
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from tests.fixtures.tiers import quick
+from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.errors import RecipeError
 from verl_hier.graph import RolloutGraph
 from verl_hier.recipe import pairs
 from verl_hier.recipe.catalogue import find
-from verl_hier.recipe.check import refusal
+from verl_hier.recipe.check import check_ready, check_recipe, refusal
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.policies import learning, played
@@ -78,7 +81,7 @@ def test_the_recipes_that_papers_ask_for_are_there() -> None:
     assert {path.stem for path in (pairs.folder() / "hier" / "policies").glob("*.yaml")} == {*pairs.FORMS}
 
 
-@pytest.mark.parametrize(("name", "form"), OFFERED)
+@pytest.mark.parametrize(("name", "form"), quick(4, OFFERED))
 def test_a_choice_is_sound_on_a_cpu_and_a_check_says_why_it_is_not_elsewhere(name: str, form: str) -> None:
     assert refusal(name, [f"policies={form}"]) == ""
     assert WHY_NOT[form] in refusal(name, [f"policies={form}", "size=node"])
@@ -94,13 +97,12 @@ def test_a_model_that_never_learns_is_sound_on_gpus_where_it_is_served() -> None
     assert refusal("agentflow_search", served) == ""
 
 
-@pytest.mark.parametrize("step", [1, 6])
 @pytest.mark.parametrize(("name", "form"), OFFERED)
-def test_every_role_is_played_by_its_policy(name: str, form: str, step: int) -> None:
+def test_every_role_is_played_by_its_policy(name: str, form: str) -> None:
     recipe = composed(name, form)
     roles = Roles.of(recipe.parts.worker.spec, recipe.parts.worker.options).levels
-    owners = played(recipe.hier.policies, [*roles], step, recipe.hier.exchange_policies)
-    graph = rolled_out(recipe, step)
+    owners = played(recipe.hier.policies, [*roles], 6, recipe.hier.exchange_policies)
+    graph = rolled_out(recipe, 6)
     seen = {(node.role, node.policy) for node in graph.nodes}
     assert seen == {(role, owners.get(role, DEFAULT_POLICY)) for role, _ in seen}
     assert {policy for _, policy in seen} == {DEFAULT_POLICY, *recipe.hier.policies}
@@ -122,6 +124,25 @@ def test_adapters_have_the_rank_of_pettingllms() -> None:
     assert (model.lora_rank, model.lora_alpha, model.lora.merge) == (16, 32, True)
 
 
+def test_a_model_of_another_size_is_a_line_more(tmp_path: Path) -> None:
+    texts = ["what is the last digit of 2 + 3 approve wrong"]
+    large, small = (build_tiny(tmp_path / str(hidden), texts, shape=TinyShape(hidden=hidden)) for hidden in (96, 48))
+    models = [f"actor_rollout_ref.model.path={large}", f"hier.policies.verifier.model={small}"]
+    report = check_recipe(compose("dr_mas_math", ["policies=separate", *models]))
+    assert ("policy verifier", f"from {small}, learns, roles verifier") in report.further
+
+
+def test_a_model_of_another_size_that_is_not_made_yet_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = "hier.policies.verifier.model=runs/coldstart/math_dr_mas_small/model"
+    _, missing = check_ready(compose("dr_mas_math", ["policies=separate", model]))
+    assert [each.why for each in missing if each.why.startswith("hier.policies")] == [
+        "hier.policies.verifier.model: there is no model at 'runs/coldstart/math_dr_mas_small/model' yet; make it with "
+        "`verl-hier coldstart dr_mas_math hier.coldstart.name=math_dr_mas_small`, and with hier.coldstart.hidden or "
+        "hier.coldstart.layers for another size."
+    ]
+
+
 def test_a_method_without_a_choice_says_which_it_has() -> None:
     with pytest.raises(RecipeError) as refused:
         compose("gigpo_alfworld", ["policies=separate"])
@@ -129,5 +150,5 @@ def test_a_method_without_a_choice_says_which_it_has() -> None:
         "hier/policies: the method 'gigpo' does not say who is played by which model with policies=separate; take "
         "policies=shared, or write a policy for each role in hier.policies."
     )
-    with pytest.raises(RecipeError, match="there is no 'apart' .* it has adapters, frozen, separate, shared"):
+    with pytest.raises(RecipeError, match=r"there is no 'apart' .* it has adapters, frozen, separate, shared"):
         compose("dr_mas_math", ["policies=apart"])

@@ -54,6 +54,7 @@ def missing_here(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]
     yield from _memory(recipe, model)
     yield from _sandbox(recipe)
     yield from _model(recipe, model, first)
+    yield from _models_of_policies(recipe)
     if not packages:
         yield from _data(recipe)
 
@@ -213,6 +214,19 @@ def _model(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]) -> I
             require_on_hub(model.path, "actor_rollout_ref.model.path")
         except HierError as error:
             yield Missing(str(error))
+
+
+def _models_of_policies(recipe: ComposedRecipe) -> Iterator[Missing]:
+    """Models of cold starts that policies begin with and that are not made yet, such as one of another size."""
+    for name, policy in recipe.hier.policies.items():
+        line = f"hier.policies.{name}.model"
+        if policy.url is None and policy.model is not None and model_facts({"path": policy.model}, line).missing:
+            start = Path(policy.model).parent.name
+            command = f"verl-hier coldstart {recipe.hier.recipe.name} hier.coldstart.name={start}"
+            yield Missing(
+                f"{line}: there is no model at {policy.model!r} yet; make it with `{command}`, and with "
+                "hier.coldstart.hidden or hier.coldstart.layers for another size."
+            )
 
 
 def _data(recipe: ComposedRecipe) -> Iterator[Missing]:

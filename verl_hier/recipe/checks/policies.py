@@ -9,10 +9,12 @@ from pathlib import Path
 
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks.lengths import ROLLOUT
+from verl_hier.recipe.checks.model import HUB_NAME
 from verl_hier.recipe.checks.roles import require_role, worker_levels
 from verl_hier.recipe.checks.rule import needs_critic, rule, there, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.engine import wants_tree
+from verl_hier.recipe.paths import COLD_START
 from verl_hier.recipe.policies import NAME, PolicyOptions, assigned, is_own, learning, lines_of, own_lines, trained
 from verl_hier.rollout.policy import DEFAULT_POLICY
 
@@ -201,7 +203,8 @@ def require_same_tokens(line: str, model: str, base: str, advice: str) -> None:
     """
     folder = Path(model).expanduser()
     if not (folder / "config.json").is_file():
-        if folder.exists() or model.startswith((".", "/")):
+        to_be_made = COLD_START in folder.parents and not folder.exists()
+        if not to_be_made and (folder.exists() or not HUB_NAME.fullmatch(model) or model.startswith(".")):
             raise RecipeError(f"{line}: there is no model at {model!r}, which has no config.json.")
         return
     ours, theirs = (_vocabulary(Path(path).expanduser()) for path in (base, model))
