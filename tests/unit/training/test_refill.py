@@ -118,6 +118,23 @@ def test_the_order_of_arrival_decides_nothing(scores, tasks, limits, seed):
     assert play(options, tasks, pool, seed) == reference(options, tasks, pool)
 
 
+@pytest.mark.parametrize("within", [(0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.5,), (0.25, 0.5, 0.75)])
+def test_means_lie_within_two_numbers_of_which_the_second_is_no_smaller(within):
+    if len(within) == 2 and within[0] <= within[1]:
+        options = RefillOptions(limit=2, std_above=None, mean_within=within)
+        assert group(0.5, 0.5).dropped_by(options) is None and group(0.8).dropped_by(options) == "mean_within"
+    else:
+        with pytest.raises(ValueError, match=r"mean_within must be two numbers, .*, got \["):
+            RefillOptions(limit=2, mean_within=within)
+
+
+def test_a_step_may_sample_as_many_tasks_as_the_best_share_needs():
+    for limit, share in ((1.0, 1.0), (2.0, 0.5), (1 / 0.3, 0.3), (3.0, 0.5)):
+        RefillOptions(limit=limit, best_share=share)
+    with pytest.raises(ValueError, match=r"with best_share 0\.5 limit must be 2 or more, got 1\.999"):
+        RefillOptions(limit=1.999, best_share=0.5)
+
+
 def test_no_more_is_sampled_than_the_limit_allows_and_than_is_there():
     flat = [group(1.0, 1.0)] * 20
     assert play(RefillOptions(limit=3), 4, flat, 0) == (12, [0, 1, 2, 3])
@@ -166,7 +183,10 @@ def test_metrics_count_what_was_done():
             {"limit": 1.5, "best_share": 0.5},
             r"^hier\.refill: .*limit must be 2 or more, got 1\.5$",
         ),
-        ({"limit": 2, "mean_within": [0.9, 0.1]}, r"^hier\.refill: .*two numbers that rise, got \[0\.9, 0\.1\]$"),
+        (
+            {"limit": 2, "mean_within": [0.9, 0.1]},
+            r"^hier\.refill: .*two numbers, the second no smaller than the first, got \[0\.9, 0\.1\]$",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(block, sentence):

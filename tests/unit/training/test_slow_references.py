@@ -472,6 +472,8 @@ def test_pairs_are_those_of_one_task():
     far = pair_loss(table, np.array([1.0, 1.0, 1.0, 9e3, 0.0]), solved)
     assert far.loss == pytest.approx((math.log(2) + 8999) / 2)
     assert np.abs(far.gradient).max() <= 0.5, "the loss is at most as steep as its mean over two pairs"
+    alike = pair_loss(table, np.ones(5), solved)
+    assert (alike.pairs, alike.right) == (2, 0.0), "none of them has the higher reward"
     said = make_table({"reward": [1.0, 0.0, 1.0, 0.5]}, episodes={"success": [0.0, 1.0, np.nan, np.nan]})
     assert solved_episodes(said).tolist() == [False, True, True, True]
     assert solved_episodes(make_table({"reward": [0.0, -1.0, 0.1]})).tolist() == [False, False, True]
