@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.fixtures.mutant_runs import changed_file, limit_processor_time, verdict_of, wait_for  # noqa: E402
+from tests.fixtures.mutant_runs import IMPORTS, changed_file, limit_processor_time, verdict_of, wait_for  # noqa: E402
 from tests.fixtures.mutations import Mutant, mutants_of_room, sample  # noqa: E402
 
 ROOMS = ("graph", "credit", "rollout", "training", "recipe", "environments")
@@ -187,7 +187,11 @@ class Room:
 
     def _changed(self, mutant: Mutant, text: str, tests: Iterable[str]) -> dict[str, Any]:
         path = str(self.tree / mutant.path)
-        return {"path": path, "text": mutant.apply(text), "seconds": 20 + 5 * sum(self.seconds[test] for test in tests)}
+        return {
+            "path": path,
+            "text": mutant.apply(text),
+            "seconds": IMPORTS + 20 + 5 * sum(self.seconds[test] for test in tests),
+        }
 
     def _forked(self, jobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if not jobs:
