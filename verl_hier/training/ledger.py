@@ -128,8 +128,8 @@ class Ledger:
         self._runs = Runs.of(chain, node, turn_of, observed, acted)
         lengths = np.bincount(self._runs.row, self._runs.length, len(keys))
         self.lengths: list[int] = lengths.astype(np.int64).tolist()
-        first = np.minimum(np.cumsum(chain) - chain, max(len(node) - 1, 0))
-        self.policies: list[str] = columns.nodes["policy"].take(pa.array(node[first])).to_pylist() if len(node) else []
+        first = np.cumsum(chain) - chain  # no row is without a turn
+        self.policies: list[str] = columns.nodes["policy"].take(pa.array(node[first])).to_pylist()
         numbers = np.cumsum(complete_episodes(columns)) - 1
         self.episode: Ints = numbers[(np.cumsum(counts) - counts)[tasks] + column_numbers(found["episode"])]
 
@@ -146,7 +146,7 @@ class Ledger:
         owner = known * width + column_numbers(self.light.rows["episode"])
         wanted = tasks * width + np.fromiter(map(int, episodes), np.int64, len(keys))
         places = np.searchsorted(owner, wanted) + np.fromiter(map(int, within), np.int64, len(keys))
-        strange = (places >= len(owner)) | (np.append(owner, -1)[np.minimum(places, len(owner))] != wanted)
+        strange = np.append(owner, -1)[np.minimum(places, len(owner))] != wanted
         if strange.any():
             raise CreditError(f"the row {keys[int(strange.argmax())]} is not among those of its task.")
         return tasks, places

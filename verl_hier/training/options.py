@@ -108,7 +108,9 @@ class RefillOptions:
     def __post_init__(self) -> None:
         low_high = self.mean_within
         if low_high is not None and (len(low_high) != 2 or low_high[0] > low_high[1]):
-            raise ValueError(f"mean_within must be two numbers, the second no smaller than the first, got {list(low_high)}")
+            raise ValueError(
+                f"mean_within must be two numbers, the second no smaller than the first, got {list(low_high)}"
+            )
         if self.limit * self.best_share < 1 - 1e-9:
             raise ValueError(
                 f"with best_share {self.best_share:g} limit must be {1 / self.best_share:g} or more, got {self.limit:g}"

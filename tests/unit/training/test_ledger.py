@@ -247,7 +247,7 @@ def test_a_soft_phase_weighs_its_levels(by):
     assert np.asarray(expected).sum() < plain.sum()
 
 
-@pytest.mark.parametrize("key", ["u_7_0", "u_0_7", "u_1_9999999"])
+@pytest.mark.parametrize("key", ["u_7_0", "u_0_1", "u_0_7", "u_1_9999999"])
 def test_a_row_that_its_task_does_not_have_is_refused(key):
     light, keys, _ = sent([rollout_graphs.flat()])
     with pytest.raises(CreditError, match=f"the row {key} is not among those of its task"):

@@ -20,6 +20,7 @@ from verl_hier.host.specs import EstimatorSpec, NoOptions
 from verl_hier.training.ledger import Ledger
 from verl_hier.training.options import GuardOptions
 from verl_hier.training.probes import Asked, Contexts, Question, followers
+from verl_hier.training.schedule import Phase
 from verl_hier.training.step import TrainingStep, train_step
 from verl_hier_plugins.schedules.joint import Joint, JointOptions
 
@@ -81,12 +82,21 @@ def test_contexts_are_what_the_policy_saw(kind: str, tokenizer: Any) -> None:
     contexts, ledger, _ = asked_of(graph, tokenizer)
     node_of = {turn: node for node, turn in enumerate(ledger._turn_of[0].tolist()) if turn >= 0}
     there = np.flatnonzero(contexts.there)
-    assert len(there) >= 3
+    assert len(there) >= 3 and there.tolist() == sorted({*ledger.turn.tolist()} - {-1})
     for turn in there.tolist():
         node = graph.nodes[node_of[turn]]
         assert contexts.before(turn).tolist() == context_of(graph, node_of[turn])
         assert contexts.action(turn).tolist() == node.action
         assert contexts.observed[turn] == (len(node.observation) if node.context >= 0 else 0)
+
+
+def test_turns_of_roles_that_do_not_learn_stand_nowhere(tokenizer: Any) -> None:
+    graph = rollout_graphs.hierarchical()
+    graph.phase = Phase("B", levels=frozenset({1})).to_dict()
+    contexts, ledger, _ = asked_of(graph, tokenizer)
+    there = np.isin(np.arange(len(ledger.table)), ledger.turn)
+    assert contexts.there.tolist() == there.tolist() and there.any() and not there.all()
+    assert (contexts.observed[~there] == -1).all() and (contexts.observed[there] >= 0).all()
 
 
 def test_the_true_answer_is_asked_for_in_front_of_every_turn(tokenizer: Any) -> None:

@@ -1,5 +1,7 @@
 """Metrics of trees, against a tree small enough to count by hand."""
 
+import copy
+
 import pytest
 
 from tests.fixtures import rollout_graphs
@@ -47,6 +49,16 @@ def test_by_hand(tree):
         "hier/tree/branch_prefix_hit": 18 / 24,
         "hier/budget/turns": 0.5,
     }
+
+
+def test_what_is_per_task_is_halved_by_a_task_of_nothing_and_kept_by_a_second_tree(tree):
+    alone = tree_metrics(light_of([tree]))
+    beside_nothing = tree_metrics(light_of([tree, RolloutGraph({"uid": "nothing"})]))
+    per_task = ("hier/tree/leaves_mean", "hier/budget/turns")
+    assert beside_nothing == {name: value / 2 if name in per_task else value for name, value in alone.items()}
+    second = copy.deepcopy(tree)
+    second.task["uid"] = "v"
+    assert tree_metrics(light_of([tree, second])) == alone
 
 
 def test_chains_share_nothing():
