@@ -61,6 +61,19 @@ def test_what_is_per_task_is_halved_by_a_task_of_nothing_and_kept_by_a_second_tr
     assert tree_metrics(light_of([tree, second])) == alone
 
 
+def test_a_fork_without_a_turn_is_none_and_one_that_shares_all_turns_is_one(tree):
+    before = tree_metrics(light_of([tree]))
+    tree.episodes.append(EpisodeRecord(3, source=0, shared=0, leaf=-1, status="failed"))
+    assert tree_metrics(light_of([tree])) == before
+    whole = RolloutGraph({"uid": "u"}, [node(0, -1, 2, 3)], [EpisodeRecord(0, leaf=0, status="finished")])
+    whole.episodes.append(fork(1))
+    whole.episodes[1].leaf = 0
+    found = tree_metrics(light_of([whole]))
+    assert (found["hier/tree/fork_rate"], found["hier/tree/branch_position"]) == (1.0, 1.0)
+    assert (found["hier/tree/leaves_mean"], found["hier/tree/token_ratio"]) == (2.0, 2.0)
+    assert "hier/tree/branch_prefix_hit" not in found
+
+
 def test_chains_share_nothing():
     found = tree_metrics(light_of([rollout_graphs.flat(), rollout_graphs.flat()]))
     assert found["hier/tree/token_ratio"] == 1.0 and found["hier/tree/fork_rate"] == 0.0
