@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_hier.host.constraints import Count
 from verl_hier.rollout.policy import Generation, Policy
 
 
@@ -19,12 +20,8 @@ class EntropyOptions:
     entropy at temperature 1. `top_k`: the sum of -p log p over the likeliest tokens, which the server returns with the
     sampled one. `prefill`: the same sum, from a second request that only reads the tokens; the server has to return
     log-probs of prompts."""
-    k: int = 10
+    k: Count = 10
     """Number of likeliest tokens in the sum of `top_k` and `prefill`."""
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
 
 
 def top_entropy(top: Sequence[tuple[int, float]]) -> float:

@@ -67,7 +67,7 @@ class UpdateOptions:
 
     mini_batch: MiniBatchOptions = field(default_factory=MiniBatchOptions)
     """Size of a mini-batch, for actor and critic; `{}` takes verl's `ppo_mini_batch_size` of either, in prompts."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Times that each batch is trained; null takes verl's `ppo_epochs` of actor and critic."""
     max_kl: Positive | None = None
     """The actor's optimiser step is left out on a mini-batch that is further from the sampled policy than this on
@@ -76,10 +76,6 @@ class UpdateOptions:
     """What has a ratio in `max_kl`: each token, or each action, a run of trained tokens whose ratios are multiplied."""
     keep_tasks_together: bool = False
     """Whether the rows of a task stay in one mini-batch; rows that are not trained fill the shorter ones."""
-
-    def __post_init__(self) -> None:
-        if self.epochs is not None and self.epochs < 1:
-            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from verl_hier.credit import Credit, Floats, share
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import AboveZeroToOne, Positive
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -16,19 +17,13 @@ from verl_hier.host.specs import EstimatorSpec
 class IPAOptions:
     """A chunk is what the agent generates between two answers of the environment: a turn."""
 
-    gamma: float = 0.95
+    gamma: AboveZeroToOne = 0.95
     """Discount for each turn between a turn and the end of its episode."""
     offset: float = 0.0
     """Subtracted from the return; where failures have the return 0, half of a success makes them negative."""
-    most_mismatch: float | None = 5.0
+    most_mismatch: Positive | None = 5.0
     """A turn leaves the loss when the geometric mean of p(training) / p(rollout) over its tokens exceeds this (H);
     null keeps all."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1:
-            raise ValueError(f"gamma must be within (0, 1], got {self.gamma}")
-        if self.most_mismatch is not None and self.most_mismatch <= 0:
-            raise ValueError(f"most_mismatch must be positive, got {self.most_mismatch}")
 
 
 def advantage(table: TurnTable, options: IPAOptions) -> Credit:

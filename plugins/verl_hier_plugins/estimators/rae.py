@@ -9,6 +9,7 @@ import numpy as np
 from verl_hier.credit import Credit, group_ids, trained_only
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import AboveZeroToOne
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -16,16 +17,12 @@ from verl_hier.host.specs import EstimatorSpec
 class RAEOptions:
     """Defaults are the released code's. The running means belong to the schedule `rae`."""
 
-    gamma: float = 1.0
+    gamma: AboveZeroToOne = 1.0
     """Discount for each turn of the same role between a turn and the end of its episode."""
     drop_zero: bool = True
     """Leave turns out of the loss whose credit is exactly 0."""
     mask_cut: bool = True
     """Leave turns out of the loss that their limit of tokens has cut."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1:
-            raise ValueError(f"gamma must be within (0, 1], got {self.gamma}")
 
 
 def advantage(table: TurnTable, options: RAEOptions) -> Credit:

@@ -20,6 +20,7 @@ from verl_hier.credit import (
 )
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import NonNegative
 from verl_hier.host.specs import EstimatorSpec
 
 
@@ -29,12 +30,8 @@ class RTMCOptions:
 
     gamma: float = 1.0
     """Discount of the reward-to-go a turn."""
-    shrink: float = 0.0
+    shrink: NonNegative = 0.0
     """Visits with the mean of the task that a state's value is mixed with, so that rare states say less."""
-
-    def __post_init__(self) -> None:
-        if self.shrink < 0:
-            raise ValueError(f"shrink must be at least 0, got {self.shrink}")
 
 
 def advantage(table: TurnTable, options: RTMCOptions) -> Floats:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count, NonNegative
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import outcomes, play_out, start_episodes
@@ -83,27 +84,23 @@ class AdaptiveNOptions:
 
     start: int = 4
     """Episodes that every task begins with, fewer than n."""
-    step: int = 2
+    step: Count = 2
     """Most episodes that a round adds; the rule is applied again after each round."""
     rule: Literal["uncertainty", "difficulty"] = "uncertainty"
     """Which tasks get more episodes: those whose mean return is uncertain (XRPO), or those that are seldom solved
     (DARS)."""
-    threshold: float = 0.05
+    threshold: NonNegative = 0.05
     """`uncertainty`: a task gets no more once its priority, in units of the return, is below this."""
     confidence: float = 0.95
     """`uncertainty`: confidence of the interval around the mean return."""
-    exploration: float = 0.05
+    exploration: NonNegative = 0.05
     """`uncertainty`: weight of the bonus for tasks with few episodes, whatever their returns."""
 
     def __post_init__(self) -> None:
         if self.start < 2:
             raise ValueError(f"start must be at least 2, got {self.start}; one return has no spread")
-        if self.step < 1:
-            raise ValueError(f"step must be at least 1, got {self.step}")
         if not 0 < self.confidence < 1:
             raise ValueError(f"confidence must be within (0, 1), got {self.confidence}")
-        if self.threshold < 0 or self.exploration < 0:
-            raise ValueError("threshold and exploration must not be negative")
 
 
 def leaves_of(options: AdaptiveNOptions, n: int) -> int:

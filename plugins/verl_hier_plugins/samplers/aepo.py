@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import NonNegative
+from verl_hier.host.constraints import Count, NonNegative, ZeroToOne
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Rollout
 from verl_hier.rollout.branching import advance_turn
@@ -23,7 +23,7 @@ class BalancedOptions(ChainOptions):
     initial_rollouts: int = 6
     """Chains that start from the task, without `dynamic`; the others branch off, or start later when no chain is left
     to branch."""
-    penalty: float = 0.05
+    penalty: ZeroToOne = 0.05
     """Share by which the random number that decides about a branch is lowered for each consecutive round in which the
     task got new chains."""
     reset: Reset = "sane"
@@ -32,18 +32,11 @@ class BalancedOptions(ChainOptions):
     then never starts again."""
     dynamic: bool = False
     """Choose the number of chains that start by the entropies of a probe, instead of `initial_rollouts`."""
-    root_tokens: int = 50
+    root_tokens: Count = 50
     """Tokens that are sampled for the task's prompt to measure how uncertain the policy is about the task."""
     sensitivity: NonNegative = 0.5
     """How strongly the difference between the entropy of the task and that of the turns changes the number of starting
     chains (β)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.root_tokens < 1:
-            raise ValueError(f"root_tokens must be at least 1, got {self.root_tokens}")
-        if not 0.0 <= self.penalty <= 1.0:
-            raise ValueError(f"penalty must be within [0, 1], got {self.penalty}")
 
 
 def starting_chains(n: int, root: float, tools: float, sensitivity: float = 0.5) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from verl_hier.errors import RecipeError, RolloutError
 from verl_hier.graph.nodes import Node
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import NonNegative
+from verl_hier.host.constraints import Count, NonNegative, ZeroToOne
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, start_episodes
@@ -22,23 +22,16 @@ from verl_hier.rollout.branching import ForkPoint, advance_turn, fork_episodes, 
 class ChainOptions:
     """Options of `arpo`, and of `aepo` beside its own. `actor_rollout_ref.rollout.n` is the number of chains."""
 
-    initial_rollouts: int = 8
+    initial_rollouts: Count = 8
     """Chains that start from the task; the others branch off, or start later when no chain is left to branch."""
-    beam_size: int = 2
+    beam_size: Count = 2
     """A chain may get `beam_size - 1` branches after a turn."""
-    branch_probability: float = 0.5
+    branch_probability: ZeroToOne = 0.5
     """Probability of a branch where the entropy is what it was in the chain's first turn (p_b)."""
     entropy_weight: NonNegative = 0.2
     """How much a change of the step entropy moves that probability (w)."""
-    entropy_positions: int = 20
+    entropy_positions: Count = 20
     """Tokens at the beginning of a turn whose entropies make its step entropy."""
-
-    def __post_init__(self) -> None:
-        for name in ("initial_rollouts", "beam_size", "entropy_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0.0 <= self.branch_probability <= 1.0:
-            raise ValueError(f"branch_probability must be within [0, 1], got {self.branch_probability}")
 
 
 def chains_of(name: str, options: ChainOptions, n: int) -> int:

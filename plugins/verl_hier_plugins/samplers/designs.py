@@ -7,6 +7,7 @@ from typing import Literal
 
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 
@@ -15,18 +16,14 @@ from verl_hier.rollout import Episode, Rollout, Sampler
 class DesignsOptions:
     """Options of `designs`. `actor_rollout_ref.rollout.n` is `designs` x `executions`."""
 
-    designs: int = 4
+    designs: Count = 4
     """Designs a task (M)."""
-    executions: int = 4
+    executions: Count = 4
     """Executions of each design (N)."""
     failed: Literal["keep", "drop"] = "keep"
     """What happens to a design that cannot be executed, because its script is missing or refused: it stays in its
     group, each of its executions with the return that the worker gives it (0 in the released code), or it is dropped. A
     design that was lost to its environment is always dropped."""
-
-    def __post_init__(self) -> None:
-        if self.designs < 1 or self.executions < 1:
-            raise ValueError("designs and executions must be at least 1")
 
 
 class Designs(Sampler):

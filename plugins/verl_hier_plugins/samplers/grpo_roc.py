@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from verl_hier.environments.tag_pairs import pairs
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import AtLeastOne
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import keep_only, play_out, start_episodes
@@ -19,7 +20,7 @@ from verl_hier.rollout.transcript import Transcript
 class GRPORoCOptions:
     """Options of `grpo_roc`. `actor_rollout_ref.rollout.n` is the number of episodes that are kept."""
 
-    draw: float = 2.0
+    draw: AtLeastOne = 2.0
     """Episodes drawn, as a multiple of n, rounded up."""
     errors: bool = True
     """Whether failed tool calls make an episode less clean: the share of the environment's answers with the word
@@ -36,8 +37,6 @@ class GRPORoCOptions:
     any case, but their tokens stay in the denominator of the loss."""
 
     def __post_init__(self) -> None:
-        if self.draw < 1:
-            raise ValueError(f"draw must be at least 1, got {self.draw}")
         if min(self.min_positive, self.min_zero) < 0:
             raise ValueError("min_positive and min_zero must be at least 0")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import ZeroToOne
+from verl_hier.host.constraints import Count, ZeroToOne
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import action_tokens, at_least, place_before, reach, start_episodes, token_at
@@ -33,7 +33,7 @@ class LATROptions:
     """A fork is pruned when its longest common subsequence with the path it left exceeds this share of its tokens."""
     keep_signs: bool = True
     """Whether a fork is never pruned when the path it left continues with a digit or a mathematical sign."""
-    tree_tokens: int = 1024
+    tree_tokens: Count = 1024
     """Tokens of a path after which the tree ends and running episodes continue by ordinary sampling."""
     full: ZeroToOne = 0.98
     """The tree ends when it has this share of its leaves and has compared each fork for the last time."""
@@ -45,8 +45,6 @@ class LATROptions:
     def __post_init__(self) -> None:
         if not self.lookahead or min(self.lookahead) < 1 or list(self.lookahead) != sorted(set(self.lookahead)):
             raise ValueError("lookahead must name numbers of tokens of at least 1, each larger than the one before")
-        if self.tree_tokens < 1:
-            raise ValueError(f"tree_tokens must be at least 1, got {self.tree_tokens}")
         if not all(step.isdecimal() and 0 <= share <= 1 for step, share in self.shares.items()):
             raise ValueError("shares must map trainer steps to shares within [0, 1]")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import at_least
@@ -16,18 +17,14 @@ from verl_hier.rollout.seeds import generator
 class NestedOptions:
     """Options of `nested`. `actor_rollout_ref.rollout.n` is the number of executions of the chosen plan."""
 
-    plans: int = 8
+    plans: Count = 8
     """Plans a task (N_M)."""
-    plans_when_frozen: int | None = None
+    plans_when_frozen: Count | None = None
     """Plans tried in steps in which the planner does not learn; omitted: as many as `plans`."""
     select: Literal["best", "random"] = "best"
     """Which plan is executed: the one whose trial returned most (lowest number on ties), or any (ablation)."""
     greedy_trial: bool = True
     """Try each plan by one greedy execution, so that its return says little about the executor's luck."""
-
-    def __post_init__(self) -> None:
-        if self.plans < 1 or (self.plans_when_frozen is not None and self.plans_when_frozen < 1):
-            raise ValueError("plans and plans_when_frozen must be at least 1")
 
 
 class Nested(Sampler):

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import EndReason, Episode, Rollout, Sampler
 from verl_hier.rollout.branching import at_least, start_episodes
@@ -18,14 +19,12 @@ class OverprovisionOptions:
 
     launch: float = 2.0
     """Episodes launched, those that go on included, as a multiple of n, rounded up."""
-    max_age: int = 4
+    max_age: Count = 4
     """Trainer steps after its first token in which an episode may still go on; older ones are dropped."""
 
     def __post_init__(self) -> None:
         if self.launch <= 1:
             raise ValueError(f"launch must be above 1, got {self.launch}; without more episodes none is left over")
-        if self.max_age < 1:
-            raise ValueError(f"max_age must be at least 1, got {self.max_age}")
 
 
 class Overprovision(Sampler):

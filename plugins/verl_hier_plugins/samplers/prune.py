@@ -10,6 +10,7 @@ from typing import Literal
 
 from verl_hier.errors import RecipeError, did_you_mean, raised
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import ZeroToOne
 from verl_hier.host.lazy import named_function
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
@@ -97,7 +98,7 @@ class PruneOptions:
     score: str = "confidence"
     """How promising an episode is: `return` (so far), `confidence` (mean log p), `random`, or a function
     `package.module:function` that takes the episode and returns a number, higher for better."""
-    balance: float = 0.5
+    balance: ZeroToOne = 0.5
     """Share of the survivors that are the most promising ones; the others are the least promising ones."""
 
     def __post_init__(self) -> None:
@@ -105,8 +106,6 @@ class PruneOptions:
             raise ValueError(f"start must be above 1, got {self.start}; without more episodes nothing is given up")
         if not self.checkpoints or min(self.checkpoints) < 1 or list(self.checkpoints) != sorted(set(self.checkpoints)):
             raise ValueError(f"checkpoints must rise from at least 1, got {list(self.checkpoints)}")
-        if not 0 <= self.balance <= 1:
-            raise ValueError(f"balance must be within [0, 1], got {self.balance}")
 
 
 def leaves_of(options: PruneOptions, n: int) -> int:

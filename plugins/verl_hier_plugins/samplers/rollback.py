@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, play_out, start_episodes
@@ -94,15 +95,11 @@ def _outcome(call: EnvironmentCall) -> tuple[object, ...]:
 class RollbackOptions:
     """Options of `rollback`. `actor_rollout_ref.rollout.n` is the number of episodes."""
 
-    attempts: int | None = None
+    attempts: Count | None = None
     """Failed turns in a row that are left out, at most; a longer row stays as it was. Omitted: any number."""
     then: Literal["recorded", "sampled"] = "recorded"
     """What follows the first correction: the recorded turns for as long as the environment answers as recorded, or new
     ones."""
-
-    def __post_init__(self) -> None:
-        if self.attempts is not None and self.attempts < 1:
-            raise ValueError(f"attempts must be at least 1, got {self.attempts}; omit it for any number")
 
 
 @dataclass

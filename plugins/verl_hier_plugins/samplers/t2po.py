@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from verl_hier.graph.nodes import CONTINUED
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count, CountOrZero, NonNegative, ZeroToOne
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, start_episodes
@@ -22,14 +23,14 @@ CLOSED = "thoughts_closed"
 class T2POOptions:
     """Options of `t2po`. `actor_rollout_ref.rollout.n` is the number of episodes."""
 
-    least_change: float = 0.3
+    least_change: NonNegative = 0.3
     """A turn is sampled again while its uncertainty differs from that of the turn before by less than this, and at
     all (η)."""
-    attempts: int = 2
+    attempts: CountOrZero = 2
     """New samples of a turn at most."""
-    entropy_weight: float = 0.5
+    entropy_weight: ZeroToOne = 0.5
     """Weight of the entropy in the uncertainty of a token; the rest is that of the missing confidence (α)."""
-    top: int = 5
+    top: Count = 5
     """Likeliest tokens that make the confidence of a token (j)."""
     window: int | None = None
     """Tokens over which the uncertainty inside of a thought is watched; turns are then sampled in pieces of so many
@@ -41,14 +42,10 @@ class T2POOptions:
     """What opens a thought, and what is inserted to close it."""
 
     def __post_init__(self) -> None:
-        if self.least_change < 0 or self.attempts < 0 or self.top < 1:
-            raise ValueError("least_change and attempts must be at least 0, top at least 1")
         if self.window is not None and self.window < 2:
             raise ValueError(f"window must be at least 2 tokens, got {self.window}")
         if len(self.thought) != 2 or not all(self.thought):
             raise ValueError(f"thought must be the text that opens one and the text that closes it, got {self.thought}")
-        if not 0 <= self.entropy_weight <= 1:
-            raise ValueError(f"entropy_weight must be within [0, 1], got {self.entropy_weight}")
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, at_least, discard_idle, fork_episodes, start_episodes
@@ -14,7 +15,7 @@ from verl_hier.rollout.branching import ForkPoint, at_least, discard_idle, fork_
 class TreePOSamplerOptions:
     """Options of `treepo`. `actor_rollout_ref.rollout.n` is the width of the tree: its leaves (16 in the paper)."""
 
-    segment_tokens: int = 512
+    segment_tokens: Count = 512
     """Longest segment; a path may branch after each. A segment also ends where its turn ends."""
     divergence: int = 2
     """Paths that one becomes after a segment, itself included, as long as leaves are missing. Where paths have ended in
@@ -24,8 +25,6 @@ class TreePOSamplerOptions:
     `divergence` paths start."""
 
     def __post_init__(self) -> None:
-        if self.segment_tokens < 1:
-            raise ValueError(f"segment_tokens must be at least 1, got {self.segment_tokens}")
         if self.divergence < 2:
             raise ValueError(f"divergence must be at least 2, got {self.divergence}; 1 never branches")
         if self.first_divergence is not None and self.first_divergence < self.divergence:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count
 from verl_hier.host.specs import SamplerSpec
 from verl_hier.rollout import Episode, Rollout, Sampler
 from verl_hier.rollout.branching import ForkPoint, advance_turn, at_least, fork_episodes, keep_only, start_episodes
@@ -76,7 +77,7 @@ class TreePSRAGSamplerOptions:
 
     branch: int = 2
     """Candidates for the turn after a search, and for each place in the first layer."""
-    width: int | None = None
+    width: Count | None = None
     """Searches that a layer keeps at most; omitted: as many as there are leaves missing."""
     similarity: Measure = "documents"
     """What is compared of two searches: the documents they found (their words where none are named), or their words."""
@@ -84,8 +85,6 @@ class TreePSRAGSamplerOptions:
     def __post_init__(self) -> None:
         if self.branch < 2:
             raise ValueError("branch must be at least 2; with one candidate a turn nothing branches")
-        if self.width is not None and self.width < 1:
-            raise ValueError("width must be at least 1")
 
 
 class TreePSRAGSampler(Sampler):

@@ -11,6 +11,7 @@ import numpy as np
 from verl_hier.credit import Floats
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import Count, CountOrZero
 from verl_hier.host.specs import ScheduleSpec
 from verl_hier.training.schedule import Phase, Schedule
 from verl_hier_plugins.estimators.epo import outside
@@ -28,19 +29,15 @@ class EPOScheduleOptions:
     """Upper end of the range."""
     compare: Literal["token", "turn"] = "token"
     """What is compared with the range: the entropy of each token, or the mean over the turn."""
-    steps: int | None = 150
+    steps: Count | None = 150
     """Steps over which the weight of the smoothing falls, first slowly, then fast; null keeps it at 1."""
-    from_turn: int = 0
+    from_turn: CountOrZero = 0
     """Turns below this number are never penalised; the released code waits for the second half of the longest
     episode."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most:
             raise ValueError(f"least must be between 0 and most, got {self.least} and {self.most}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.from_turn < 0:
-            raise ValueError(f"from_turn must not be negative, got {self.from_turn}")
 
 
 class EPO(Schedule):

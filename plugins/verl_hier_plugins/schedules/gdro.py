@@ -12,6 +12,7 @@ import numpy as np
 from verl_hier.credit import Floats, Ints
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import ZeroToOne
 from verl_hier.host.specs import ScheduleSpec
 from verl_hier.training.schedule import Phase, Schedule
 
@@ -25,7 +26,7 @@ class GDROOptions:
 
     rate: float = 0.1
     """How fast weights follow the scores (η)."""
-    exploration: float = 0.15
+    exploration: ZeroToOne = 0.15
     """Share of the weight that all classes have alike (γ)."""
     max_weight: float = 10.0
     """Largest weight of a class, before and after the weights are scaled to mean 1."""
@@ -41,7 +42,7 @@ class GDROOptions:
     """Put the tasks whose rate is 0 or 1 into a class of their own."""
     score: Literal["sum", "mean", "ema"] = "sum"
     """Score of a class from its mean losses in the steps so far."""
-    ema: float = 0.1
+    ema: ZeroToOne = 0.1
     """Weight of the newest step in `ema`."""
     by_share: bool = False
     """Divide the mean loss of a class by its share of the step's rows."""
@@ -65,8 +66,6 @@ class GDROOptions:
     """How fast the price of an episode follows the number of episodes."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.exploration <= 1 or not 0 <= self.ema <= 1:
-            raise ValueError("exploration and ema must be within [0, 1]")
         if list(self.edges) != sorted(set(self.edges)) or not all(0 < edge < 1 for edge in self.edges):
             raise ValueError(f"edges must rise between 0 and 1, got {list(self.edges)}")
         if self.bins < 2 or not 0 <= self.hysteresis < 0.5:

@@ -10,6 +10,7 @@ import numpy as np
 from verl_hier.credit import Floats
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import ZeroToOne
 from verl_hier.host.specs import ScheduleSpec
 from verl_hier.training.schedule import Phase, Schedule
 
@@ -21,7 +22,7 @@ OUTCOME = "outcome/"
 class RAEScheduleOptions:
     """Options of `rae`. Defaults are the released code's."""
 
-    decay: float = 0.95
+    decay: ZeroToOne = 0.95
     """Weight of what the mean was before an episode (α)."""
     score: Literal["return", "role"] = "return"
     """What is averaged: the return of the episode, or the sum of the rewards of the role's own turns, as for players
@@ -30,10 +31,6 @@ class RAEScheduleOptions:
     """Factor of that score."""
     roles: tuple[str, ...] = ()
     """Roles that learn, such as chosen seats of a game; empty: all."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must be within [0, 1], got {self.decay}")
 
 
 class RAE(Schedule):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_hier.hookspecs import hookimpl
+from verl_hier.host.constraints import AboveZeroToOne
 from verl_hier.host.specs import ScheduleSpec
 from verl_hier.training.schedule import Phase, Schedule
 
@@ -18,14 +19,12 @@ class StagewiseOptions:
     """Steps each stage lasts; the paper has 30 for hard stages, the released script 10 for soft ones."""
     levels: tuple[int, ...] = (1, 0)
     """The active level of each stage, in order; the paper begins with the executor."""
-    inactive_weight: float = 2e-4
+    inactive_weight: AboveZeroToOne = 2e-4
     """Loss weight of inactive levels in soft stages; the paper's learning rates are 1e-9 and 5e-6."""
 
     def __post_init__(self) -> None:
         if self.period < 1 or len(set(self.levels)) < 2 or len(set(self.levels)) < len(self.levels):
             raise ValueError("period must be at least 1 and levels must name at least two different levels")
-        if not 0 < self.inactive_weight <= 1:
-            raise ValueError(f"inactive_weight must be within (0, 1], got {self.inactive_weight}; 0 is mode: hard")
 
 
 class Stagewise(Schedule):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import Template
+from verl_hier.host.constraints import Count, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import check_action_template, content_of, fields, observe
@@ -48,14 +48,12 @@ class AgentFlowOptions:
     """System message of the generator, for chat models."""
     answer_action: str | None = None
     """The action of the environment with the generator's text as {content}; omitted: there is no generator."""
-    steps: int = 10
+    steps: Count = 10
     """Limit of steps in one episode."""
-    memory_characters: int = 4000
+    memory_characters: Count = 4000
     """The last so many characters of the memory are what modules see."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.memory_characters < 1:
-            raise ValueError("steps and memory_characters must be at least 1")
         check_action_template("answer_action", self.answer_action)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import NonNegative, Prompt, Template
+from verl_hier.host.constraints import Count, NonNegative, Prompt, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -40,9 +40,9 @@ class DualLoopOptions:
     """System message of the executor, for chat models."""
     action_tag: str | None = None
     """When set, the executor's action is the text inside <tag>…</tag>."""
-    tries: int = 3
+    tries: Count = 3
     """Attempts under one plan (1 + k_t repairs)."""
-    plans: int = 2
+    plans: Count = 2
     """Plans in one episode (1 + k_s new ones)."""
     router: Literal["checks", "refiner"] = "checks"
     """What decides whether the plan is to blame for a failure: the environment's checks, or a refiner agent."""
@@ -56,14 +56,8 @@ class DualLoopOptions:
     """System message of the refiner, for chat models."""
     empty_plan_penalty: NonNegative = 0.0
     """Subtracted from the reward of an empty plan."""
-    longest_plan: int = 4000
+    longest_plan: Count = 4000
     """Characters of a plan that reach the executor."""
-
-    def __post_init__(self) -> None:
-        if self.tries < 1 or self.plans < 1 or self.longest_plan < 1:
-            raise ValueError("tries, plans and longest_plan must be at least 1")
-        if self.empty_plan_penalty < 0:
-            raise ValueError(f"empty_plan_penalty is subtracted, so it must not be negative: {self.empty_plan_penalty}")
 
 
 class DualLoop(Worker):

@@ -44,15 +44,11 @@ class AgentOptions:
     """Its level, for schedules and estimators that go by levels; 0 is the highest."""
     begins: str = ""
     """Beginning of the first message of its conversations, by which it is known where no header names it."""
-    depth: int | None = None
+    depth: CountOrZero | None = None
     """How deep its conversations lie, by which it is known where no header names it: 0 for those that no other began, 1
     for those that a call of such a one began, and so on."""
     tool: str = ""
     """Name of the tool whose call begins its conversations, by which it is known where no header names it."""
-
-    def __post_init__(self) -> None:
-        if self.depth is not None and self.depth < 0:
-            raise ValueError(f"depth must be at least 0, got {self.depth}")
 
     def fits(self, first: str, depth: int, tool: str) -> bool:
         """Whether a conversation is of this agent, by all that is said of its conversations."""
@@ -85,10 +81,11 @@ class GatewayWorkerOptions:
 
 @dataclass
 class _Held:
-    """A conversation: its context in the graph, and how deep it lies."""
+    """A conversation: its context in the graph, how deep it lies, and the text of its last turn."""
 
     context: Context
     depth: int
+    said: str = ""
 
 
 class GatewayWorker(Worker):
@@ -112,6 +109,9 @@ class GatewayWorker(Worker):
                 kind, parent, answer, tool = request.get("parent") or ("", -1, -1, "")
                 depth = held[parent].depth + (kind == "spawned") if kind else 0
                 sources = (turns[answer].node,) if kind else ()
+                if kind == "spawned":
+                    # A call that begins an agent asks for no knowledge of its own.
+                    turns[answer].mark(access_calls=turns[answer].node.extra["access_calls"] - 1)
                 role = self._role(request, depth, tool)
                 # One that a call began has a holder of its role for itself; one that goes on keeps its holder.
                 agent = f"{role}.{number}" if kind == "spawned" else None
@@ -142,10 +142,10 @@ class GatewayWorker(Worker):
             elif unnamed:
                 turn.mark(failure="unnamed_agent")
             step = await episode.act(_action(turn, context, request.get("logprobs", False)))
-            turn.mark(format=int(step.valid))
-            if step.info.get("ended") == "died":
-                turn.mark(failure="agent_died")
-                _say_death(str(step.info.get("died", "")))
+            _mark_answer(turn, step, held[number])
+        leads = [turn for turn in turns if turn.node.level == 0]
+        if leads and step.info.get("ended") == "result":
+            leads[-1].mark(answered=1)
 
     async def _fits(self, episode: EpisodeView, context: Context, messages: int) -> bool:
         """Whether a context has room for an answer; its prompt is tokenised only where that is not certain."""
@@ -169,6 +169,22 @@ class GatewayWorker(Worker):
                 "its turns are those of %s.", named, ", ".join(agents), did_you_mean(named, agents), role,
             )  # fmt: skip
         return role
+
+
+def _mark_answer(turn: Turn, step: StepResult, conversation: _Held) -> None:
+    """Fill the columns of a turn from what came of it."""
+    calls = int(step.info.get("calls", 0))
+    turn.mark(
+        format=int(step.valid),
+        access_calls=calls,
+        answered=0,
+        limit_failed=int(step.truncated or not turn.complete),
+        repeat_failed=int(calls > 0 and turn.text == conversation.said),
+    )
+    conversation.said = turn.text
+    if step.info.get("ended") == "died":
+        turn.mark(failure="agent_died")
+        _say_death(str(step.info.get("died", "")))
 
 
 def _action(turn: Turn, context: Context, logprobs: bool) -> str:
@@ -217,7 +233,10 @@ def hier_workers() -> WorkerSpec:
         source="OpenAI's chat completions",
         doc="environments/gateway.md",
         active_roles=GatewayWorkerOptions.levels,
-        provides=("edited", "realigned", "foreign", "compacted", "agent_depth", "format"),
+        provides=(
+            *("edited", "realigned", "foreign", "compacted", "agent_depth", "format"),
+            *("access_calls", "answered", "limit_failed", "repeat_failed"),
+        ),
         needs_stop_strings=True,
         needs_info=("request",),
     )

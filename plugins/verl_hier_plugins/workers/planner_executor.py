@@ -7,7 +7,7 @@ from typing import Annotated
 
 from verl_hier.environments.base import StepResult
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import NonNegative, Prompt, Template
+from verl_hier.host.constraints import Count, NonNegative, Prompt, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -36,9 +36,9 @@ class PlannerExecutorOptions:
     """System message of the executor, for chat models."""
     separator: str = ";"
     """Between the subgoals of a blueprint; a line break always separates."""
-    max_subgoals: int = 12
+    max_subgoals: Count = 12
     """Subgoals beyond this number are ignored."""
-    subgoal_turns: int = 12
+    subgoal_turns: Count = 12
     """Limit of the executor's actions for one subgoal."""
     sub_done: bool = True
     """Whether the executor may end a subgoal itself by `<sub_done>`; False leaves only the step budget (ablation)."""
@@ -46,10 +46,6 @@ class PlannerExecutorOptions:
     """Subtracted from the reward of a planner turn without a subgoal."""
     action_tag: str | None = None
     """When set, the executor's action is the text inside <tag>…</tag>."""
-
-    def __post_init__(self) -> None:
-        if self.max_subgoals < 1 or self.subgoal_turns < 1:
-            raise ValueError("max_subgoals and subgoal_turns must be at least 1")
 
 
 def parse_blueprint(text: str, separator: str, most: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.tag_pairs import has_chinese
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import NonNegative, Template
+from verl_hier.host.constraints import CountOrZero, NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
@@ -31,7 +31,7 @@ class ReactOptions:
     """Every later message, when the whole history is the context."""
     system: str | None = None
     """System message for chat models."""
-    history: int = 0
+    history: CountOrZero = 0
     """0 keeps one growing context; k > 0 makes a new context each turn from the last k turns."""
     window_prompt: Annotated[str, Template("history")] = "task: {instruction} | {history} | {observation}"
     """The whole prompt of a turn when `history` > 0."""
@@ -51,8 +51,6 @@ class ReactOptions:
     that leaves the return as it is."""
 
     def __post_init__(self) -> None:
-        if self.history < 0:
-            raise ValueError(f"history must not be negative, got {self.history}")
         if self.reading == "first" and not self.action_tag:
             raise ValueError("reading: first looks for the action in a tag; set action_tag too")
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.tag_pairs import has_chinese, pairs
 from verl_hier.hookspecs import hookimpl
-from verl_hier.host.constraints import NonNegative, Template
+from verl_hier.host.constraints import Count, CountOrZero, NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import Context, EpisodeView, Turn, Worker
 from verl_hier.rollout.off_loop import off_loop
@@ -37,13 +37,13 @@ class SwitchKeepOptions:
     """Every later message, when the whole history is the context."""
     system: str | None = None
     """System message for chat models; it should explain the tags."""
-    history: int = 0
+    history: CountOrZero = 0
     """0 keeps one growing context; k > 0 makes a new context each turn from the last k turns."""
     window_prompt: Annotated[str, Template("history", "subgoal")] = (
         "task: {instruction} | goal: {subgoal} | {history} | {observation}"
     )
     """The whole prompt of a later turn when `history` > 0."""
-    longest_subgoal: int = 500
+    longest_subgoal: Count = 500
     """Characters of a subgoal that are kept for later prompts."""
     reading: Literal["last", "first"] = "last"
     """Which tags of a turn count: the `last` complete ones, which hold no `<`, or, as the released code reads them, the
@@ -56,10 +56,6 @@ class SwitchKeepOptions:
     format_penalty: NonNegative = 0.0
     """Taken from the reward, and so from the return, of a turn that lacks one of the tags or whose switch says neither
     SWITCH nor KEEP. Estimators have an option of this name that leaves the return as it is."""
-
-    def __post_init__(self) -> None:
-        if self.history < 0 or self.longest_subgoal < 1:
-            raise ValueError("history must not be negative and longest_subgoal at least 1")
 
     def vocabulary(self) -> Iterator[str]:
         """Every word that the worker itself adds to prompts and turns."""

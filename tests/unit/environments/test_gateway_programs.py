@@ -151,6 +151,9 @@ def check_manager_and_searcher(graph, policy, realigned=(0, 0, 1, 1)):
     ]  # fmt: skip
     assert [node.agent for node in nodes] == ["manager", "searcher.1", "searcher.1", "manager"]
     assert [node.extra["format"] for node in nodes] == [1, 1, 1, 1]
+    assert [node.extra["answered"] for node in nodes] == [0, 0, 0, 1]
+    assert [node.extra["access_calls"] > 0 for node in nodes][:2] == [False, True]
+    assert not any(node.extra[name] for node in nodes for name in ("limit_failed", "repeat_failed"))
     assert [node.extra["agent_depth"] for node in nodes] == [0, 1, 1, 0]
     assert tuple(node.extra["realigned"] for node in nodes) == realigned
     assert [node.extra.get("failure") for node in nodes] == [None] * 4

@@ -136,3 +136,9 @@ def test_hydra_lists_recipes_and_blocks() -> None:
             assert source.is_config(f"hier/prompt/{scale}/{file.stem}") == (scale in content)
             assert (file.stem in source.list(f"hier/prompt/{scale}", ObjectType.CONFIG)) == (scale in content)
     assert source.is_group("hier/prompt/tiny") and not source.is_group("hier/prompt/nowhere")
+
+
+@pytest.mark.parametrize("estimator", ["hierarchical_grpo", "m_grpo", "matpo", "wideseek_r1"])
+def test_estimators_of_teams_take_the_agents_of_a_program(estimator: str) -> None:
+    agents = "hier.worker={name: gateway, agents: {solver: {level: 0}, searcher: {level: 1, depth: 1}}}"
+    assert refusal("grpo_gateway", [f"hier.estimator={{name: {estimator}}}", agents]) == ""

@@ -181,9 +181,9 @@ def test_what_cannot_work_is_refused():
         registered.episodes(build_options(registered, {}), 4)
     refusals = {
         "start must be at least 2, got 1": {"start": 1},
-        "step must be at least 1, got 0": {"step": 0},
+        "step: must be at least 1, got 0": {"step": 0},
         r"confidence must be within \(0, 1\), got 1.0": {"confidence": 1},
-        "must not be negative": {"threshold": -1},
+        "threshold: must be at least 0": {"threshold": -1},
     }
     for told, options in refusals.items():
         with pytest.raises(RecipeError, match=told):

@@ -192,7 +192,6 @@ def test_treepo_cuts_turns_into_segments_and_falls_back():
     "make, sentence",
     [
         (lambda: TreePOSamplerOptions(divergence=1), "never branches"),
-        (lambda: TreePOSamplerOptions(segment_tokens=0), "at least 1"),
         (lambda: TreeRLSamplerOptions(tokens=0), "at least 1"),
         (lambda: TreePOSamplerOptions(first_divergence=1), "first_divergence"),
         (lambda: TreeRLSamplerOptions(final_words=("",)), "final_words"),

@@ -314,5 +314,5 @@ def test_what_cannot_work_is_refused():
         registered.episodes(build_options(registered, {}), 0)
     with pytest.raises(RecipeError, match=r"launch must be above 1, got 1.0"):
         build_options(registered, {"launch": 1})
-    with pytest.raises(RecipeError, match="max_age must be at least 1, got 0"):
+    with pytest.raises(RecipeError, match="max_age: must be at least 1, got 0"):
         build_options(registered, {"max_age": 0})

@@ -211,7 +211,7 @@ def test_what_cannot_work_is_refused():
         "start must be above 1, got 1.0": {"start": 1},
         r"checkpoints must rise from at least 1, got \[\]": {"checkpoints": []},
         r"checkpoints must rise from at least 1, got \[4, 2\]": {"checkpoints": [4, 2]},
-        r"balance must be within \[0, 1\], got 2.0": {"balance": 2},
+        "balance: must be from 0 to 1, got 2.0": {"balance": 2},
     }
     for told, options in refusals.items():
         with pytest.raises(RecipeError, match=told):

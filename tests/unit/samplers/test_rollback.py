@@ -188,5 +188,5 @@ def test_what_cannot_work_is_refused():
     assert registered.episodes(build_options(registered, {}), 1) == 1
     with pytest.raises(RecipeError, match=r"actor_rollout_ref.rollout.n: .* n >= 1; got 0"):
         registered.episodes(build_options(registered, {}), 0)
-    with pytest.raises(RecipeError, match="attempts must be at least 1, got 0"):
+    with pytest.raises(RecipeError, match="attempts: must be at least 1, got 0"):
         build_options(registered, {"attempts": 0})

@@ -142,7 +142,7 @@ def test_what_cannot_work_is_refused():
         registered.episodes(build_options(registered, {}), 1)
     with pytest.raises(RecipeError, match=r"branch must be at least 2"):
         build_options(registered, {"branch": 1})
-    with pytest.raises(RecipeError, match=r"width must be at least 1"):
+    with pytest.raises(RecipeError, match=r"width: must be at least 1"):
         build_options(registered, {"width": 0})
     with pytest.raises(RecipeError, match=r"hier.sampler.similarity: 'titles' is not one of"):
         build_options(registered, {"similarity": "titles"})

@@ -66,9 +66,7 @@ def test_soft_stages_train_all_and_weigh_down_what_is_inactive():
     assert StagewiseOptions().inactive_weight == pytest.approx(1e-9 / 5e-6)
 
 
-@pytest.mark.parametrize(
-    "bad", [{"period": 0}, {"levels": (1,)}, {"levels": (1, 1)}, {"inactive_weight": 0.0}, {"inactive_weight": 2.0}]
-)
+@pytest.mark.parametrize("bad", [{"period": 0}, {"levels": (1,)}, {"levels": (1, 1)}])
 def test_stages_that_make_no_sense(bad):
     with pytest.raises(ValueError):
         StagewiseOptions(**bad)

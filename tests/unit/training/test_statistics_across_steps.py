@@ -248,11 +248,7 @@ def test_untrained_episodes_move_no_mean():
         ("gdro", {"bins": 1}, "bins must be at least 2"),
         ("gdro", {"arms": [2, 2]}, "arms must be different"),
         ("gdro", {"focus": {"low": 1.0}}, "focus must map"),
-        ("gdro", {"exploration": 1.5}, "exploration and ema"),
         ("epo", {"least": 2.0}, "least must be between"),
-        ("epo", {"from_turn": -1}, "from_turn must not be negative"),
-        ("epo", {"steps": 0}, "steps must be at least 1"),
-        ("rae", {"decay": 2.0}, "decay must be within"),
     ],
 )
 def test_options_that_cannot_work_are_refused(name, options, told):

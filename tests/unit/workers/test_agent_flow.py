@@ -79,10 +79,9 @@ def test_hostile_text_is_counted_and_never_ends_a_run():
     assert failures == {"no_action_tag", "empty_answer"}
 
 
-@pytest.mark.parametrize("options", [{"steps": 0}, {"memory_characters": 0}, {"answer_action": "{x}"}])
-def test_options_that_make_no_sense_are_refused(options):
+def test_an_answer_without_content_is_refused():
     with pytest.raises(ValueError):
-        AgentFlowOptions(**options)
+        AgentFlowOptions(answer_action="{x}")
 
 
 def test_a_planners_episode_can_be_told_and_plays():

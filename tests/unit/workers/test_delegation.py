@@ -443,7 +443,6 @@ def test_hostile_text_is_counted_and_never_ends_a_run():
         ({"agents": {}}, "at least one"),
         ({"agents": {"answer": AgentOptions()}}, "cannot be the name of an agent"),
         ({"answer_action": "{query}"}, "content"),
-        ({"max_tasks": 0}, "at least 1"),
         ({"alone": ("web",)}, "alone: there is no agent 'web'; agents has executor"),
         ({"alone_when": "always"}, "alone names no agent"),
     ],

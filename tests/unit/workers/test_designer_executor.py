@@ -410,7 +410,7 @@ def test_stages_reach_the_graph_and_its_schema(play, mode):
         ({"roles": {"a": {"tools": ["fly"]}}}, "'fly' is not among `tools`"),
         ({"roles": {"a": {"turns": 99}}}, "from 1 to `turns`"),
         ({"roles": {}, "define_roles": False}, "no design could call a role"),
-        ({"turns": 0}, "turns must be at least 1"),
+        ({"turns": 0}, "turns: must be at least 1"),
         ({"done_word": ""}, "done_word must not be empty"),
         ({"final_pattern": "("}, "no regular expression"),
     ],

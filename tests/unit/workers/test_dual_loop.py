@@ -149,9 +149,3 @@ def test_it_reproduces_a_bug():
     )
     assert [n.role for n in graph.nodes] == ["planner", "executor", "executor"]
     assert graph.nodes[1].extra["route"] == 1 and graph.episodes[0].success
-
-
-@pytest.mark.parametrize("options", [{"tries": 0}, {"plans": 0}, {"empty_plan_penalty": -1.0}])
-def test_options_that_make_no_sense_are_refused(options):
-    with pytest.raises(ValueError, match="must"):
-        DualLoopOptions(**options)

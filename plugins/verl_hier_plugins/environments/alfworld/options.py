@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_hier.host.constraints import Count, NonNegative, Positive
+
 GOAL_TYPES = ("pick", "clean", "heat", "cool", "look", "two")
 """The six goal types, by short name; `world.GOALS` maps them to ALFWorld's own names."""
 
@@ -41,15 +43,15 @@ class AlfworldOptions:
     """Tasks in each held-out split; 0 means all games of a data set."""
     seed: int = 0
     """Seed of the task pools. Splits are disjoint for every seed."""
-    max_steps: int = 50
+    max_steps: Count = 50
     """Steps after which an episode is truncated."""
     observation: Literal["full", "short"] = "full"
     """`full` gives ALFWorld's own texts; `short` drops articles and repeated sentences."""
     show_admissible: bool = False
     """Append the admissible commands to each observation."""
-    win_reward: float = 1.0
+    win_reward: Positive = 1.0
     """Reward of the action that wins."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of an action that is not admissible, and so from the return. What a wrong format costs
     is said by `format_penalty` of the worker or of the estimator."""
     anchor: Literal["state", "text"] = "state"
@@ -72,12 +74,6 @@ class AlfworldOptions:
                 raise ValueError(f"objects must be at least {needed} for these goals, got {self.size[1]}")
             if self.pool < 1 or self.validation < 1:
                 raise ValueError("pool and validation must be at least 1 for generated tasks")
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
-        if self.invalid_penalty < 0:
-            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
-        if self.win_reward <= 0:
-            raise ValueError(f"win_reward must be above 0, got {self.win_reward}")
 
     @property
     def goal_counts(self) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_hier.host.constraints import NonNegative
+
 HIGHEST = 3
 
 
@@ -35,7 +37,7 @@ class BugReproductionOptions:
     stage_scores: tuple[float, ...] = (0.0, 0.0, 1.0)
     """Scores of a test that is parsed, that passes on the correct function, and that also fails on the buggy one.
     The reward of a turn is its increase of the episode's best score."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of a turn that is not a test."""
     time_limit_s: int = 1
     """Processor seconds of one run of a function; the limit on wall time is three times as long."""
@@ -50,8 +52,6 @@ class BugReproductionOptions:
             raise ValueError(f"stage_scores must be three numbers that rise from 0 or more to 1, got {list(scores)}")
         if min(self.pool, self.validation, self.max_steps, self.max_checks) < 1:
             raise ValueError("pool, validation, max_steps and max_checks must be at least 1")
-        if self.invalid_penalty < 0:
-            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
         if not 1 <= self.time_limit_s <= 3:
             raise ValueError(f"time_limit_s must be from 1 to 3, got {self.time_limit_s}")
 

@@ -56,6 +56,7 @@ class GatewayEnvironment(AsyncEnvironment):
     def __init__(self, endpoint: Endpoint, agents: Agents, score: Scorer) -> None:
         self.task: Mapping[str, Any] = {}
         self.exchanges: list[tuple[str, str]] = []
+        self._calls = 0
         self.shown = ""
         self._endpoint = endpoint
         self._agents = agents
@@ -160,6 +161,7 @@ class GatewayEnvironment(AsyncEnvironment):
         self._anchor = _hash(self._anchor, self.shown, action)
         if not asked.answer.done():
             asked.answer.set_result(answer)
+        self._calls = len(answer.calls)
         return await self._next(answer.valid, like)
 
     async def _refused(self, asked: Asked, sentence: str, like: str | None, too_long: bool = False) -> StepResult:
@@ -182,7 +184,8 @@ class GatewayEnvironment(AsyncEnvironment):
         self._asked = came, conversation
         self.shown = "\n".join(message.content for message in new)
         request = said_of(conversation, begins, new, came.request)
-        return self._step(self.shown, valid=valid, info={"won": False, "score": 0.0, "request": request})
+        info: dict[str, Any] = {"won": False, "score": 0.0, "calls": self._calls, "request": request}
+        return self._step(self.shown, valid=valid, info=info)
 
     async def _arrival(self, like: str | None) -> Asked | Over:
         """Wait for a request, or for the agent's end; the time that passes is the agent's own.
@@ -230,7 +233,8 @@ class GatewayEnvironment(AsyncEnvironment):
             score = await asyncio.to_thread(self._score, self.task, over.result)
         if truncated:
             await self._agent.stop()
-        info = {"won": score >= self._options.won_at, "score": score, "ended": over.why, "result": over.result[:2000]}
+        info: dict[str, Any] = {"won": score >= self._options.won_at, "score": score, "calls": self._calls}
+        info |= {"ended": over.why, "result": over.result[:2000]}
         if over.why == "died":
             info["died"] = self._agent.log
         return self._step("", valid=valid, reward=score, done=not truncated, truncated=truncated, info=info)

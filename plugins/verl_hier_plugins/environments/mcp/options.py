@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from verl_hier.host.constraints import Count, NonNegative
+
 ONE_SAMPLE = {"state": "argument", "state_key": "house", "hidden": ("furnish",)}
 """What one process of the sample server needs to keep the episodes apart."""
 
@@ -28,7 +30,7 @@ class McpOptions:
     """Headers of each request, by the environment variables that hold them: `{Authorization: MY_TOKEN}`."""
     secrets: tuple[str, ...] = ()
     """Environment variables that a server over stdio gets."""
-    most_sessions: int = 64
+    most_sessions: Count = 64
     """Sessions that a process has open at once."""
     hidden: tuple[str, ...] = ()
     """Tools that the policy does not see and cannot call."""
@@ -51,13 +53,13 @@ class McpOptions:
     `hermes` plain words are understood where they are no sentence."""
     observation: Literal["full", "short"] = "full"
     """`full` begins with the tools and how to call them; `short` shows the answers alone."""
-    most_calls: int = 4
+    most_calls: Count = 4
     """Calls of one turn that are made, one after the other; further ones are left out."""
-    max_characters: int = 4000
+    max_characters: Count = 4000
     """Characters of an answer that are shown."""
-    max_steps: int = 16
+    max_steps: Count = 16
     """Turns after which an episode is truncated."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of a turn without a call, or with one that is an error."""
     repeat_destructive: bool = False
     """Whether an episode may be rebuilt that called a tool which the server calls destructive; it is called again."""
@@ -78,11 +80,6 @@ class McpOptions:
             raise ValueError("validation_path needs data_path, the tasks of the training split")
         if self.headers_env and not self.url:
             raise ValueError("headers_env are headers of requests to a url; a command gets its variables by `secrets`")
-        for name in ("most_sessions", "most_calls", "max_characters", "max_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.invalid_penalty < 0:
-            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
         least = 0 if self.data_path else 1
         if self.pool < least or self.validation < least:
             raise ValueError(f"pool and validation must be at least {least}")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Formatter
 
+from verl_hier.host.constraints import Count, NonNegative
+
 
 @dataclass(frozen=True)
 class OpenenvOptions:
@@ -33,9 +35,9 @@ class OpenenvOptions:
     """Fields of the observation that identify the state; empty takes the whole history for it."""
     won_above: float = 0.0
     """An episode is won when it has ended and its rewards sum up to more than this."""
-    max_steps: int = 30
+    max_steps: Count = 30
     """Actions after which an episode is truncated."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of a turn that is no action."""
 
     def __post_init__(self) -> None:
@@ -43,10 +45,6 @@ class OpenenvOptions:
             raise ValueError(f"url has to begin with http:// or https://, got {self.url!r}")
         if self.validation_path and not self.data_path:
             raise ValueError("validation_path needs data_path, the tasks of the training split")
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
-        if self.invalid_penalty < 0:
-            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
         least = 0 if self.data_path else 1
         if self.pool < least or self.validation < least:
             raise ValueError(f"pool and validation must be at least {least}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_hier.host.constraints import Count
+from verl_hier.host.constraints import Count, CountOrZero, NonNegative
 
 ARITHMETIC, LAST_DIGIT = "arithmetic", "last_digit"
 GENERATED = (ARITHMETIC, LAST_DIGIT)
@@ -36,14 +36,14 @@ class PythonToolOptions:
     last_number: bool = False
     """Whether the last number of a turn is its answer, for chat models that keep to no form. Only without a tool, and
     with the spelling `symbols`."""
-    difficulty: int = 0
+    difficulty: CountOrZero = 0
     """Level of every family, from 0; a family with fewer levels stays at its highest."""
     data_path: str = ""
     """Parquet with `question` and `answer` (`… #### 42`) instead of families: a file, or a directory with
     `train*.parquet`, `val*.parquet` and `test*.parquet`."""
-    pool: int = 480
+    pool: CountOrZero = 480
     """Tasks in the training split; 0 takes all rows of a data set."""
-    validation: int = 64
+    validation: CountOrZero = 64
     """Tasks in each held-out split; 0 takes all rows of a data set."""
     seed: int = 0
     """Seed of the task pools. Splits are disjoint for every seed."""
@@ -58,9 +58,9 @@ class PythonToolOptions:
     vocabulary. Only for the families `arithmetic` and `last_digit`."""
     partial_credit: bool = False
     """Reward is the scorer's score, between 0 and 1; otherwise it is 1 for a full score and 0 for less."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of a turn that is neither a call nor an answer."""
-    call_penalty: float = 0.0
+    call_penalty: NonNegative = 0.0
     """Subtracted from the reward of each call of the tool."""
     output_chars: int = 800
     """Characters of a call's output that the agent sees; the middle of a longer one is left out."""
@@ -80,9 +80,6 @@ class PythonToolOptions:
             raise ValueError(f"spelling words is for families {list(GENERATED)} only")
         if self.last_number and (self.tool or self.spelling == "words"):
             raise ValueError("last_number is for tool: false and spelling: symbols only")
-        for name in ("difficulty", "invalid_penalty", "call_penalty", "pool", "validation"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if not self.data_path and not (self.pool and self.validation):
             raise ValueError("pool and validation must be at least 1 for generated tasks")
         if self.max_steps < 1 or self.output_chars < 20:

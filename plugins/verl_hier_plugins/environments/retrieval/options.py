@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_hier.host.constraints import CountOrZero
 from verl_hier_plugins.environments.search.options import SearchOptions
 
 
@@ -21,7 +22,7 @@ class RetrievalOptions(SearchOptions):
     key_env: str = ""
     """Name of the environment variable that holds the key of the web search."""
 
-    kept_answers: int = 4096
+    kept_answers: CountOrZero = 4096
     """Answers of a server that a process keeps, so that equal queries have equal answers and cost one call."""
 
     def __post_init__(self) -> None:
@@ -30,8 +31,6 @@ class RetrievalOptions(SearchOptions):
             raise ValueError("name a retriever in `url`, or whom `web` asks in `web`; for the index use `search`")
         if self.web == "retriever" and not self.web_url:
             raise ValueError("web: retriever needs the address of that retriever in web_url")
-        if self.kept_answers < 0:
-            raise ValueError(f"kept_answers must not be negative, got {self.kept_answers}")
         if self.web_url and not self.web:
             raise ValueError("web_url needs `web`, which says what is at this address")
         if self.web in ("serper", "brave", "tavily") and not self.key_env:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_hier.host.constraints import NonNegative, ZeroToOne
+
 LEVELS: dict[str, tuple[int, bool]] = {"tiny": (120, False), "small": (1_000, True), "large": (20_000, True)}
 """Entities of a generated world, and whether its documents are written in several sentences of changing wording.
 A model of 200k parameters can learn `tiny` on a CPU."""
@@ -37,7 +39,7 @@ class SearchOptions:
     index_path: str = ""
     """Folder that keeps the index of a corpus from files, so that it is built once and read from disk; empty builds it
     in the memory of each environment process."""
-    web_share: float = 0.25
+    web_share: ZeroToOne = 0.25
     """Share of the documents that only `web` finds; `search` finds the others. A document with a `collection` (`local`
     or `web`) is in that one."""
     top_k: int = 3
@@ -53,17 +55,13 @@ class SearchOptions:
     reward: Literal["em", "f1", "none"] = "em"
     """Reward of an answer: `em` (1 for an exact match), `f1` (overlap of words), or `none`, where `hier.rewards` judges
     answers alone."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of a turn that is not an action."""
 
     def __post_init__(self) -> None:
         for name, least in (("top_k", 1), ("max_characters", 1), ("max_steps", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not 0 <= self.web_share <= 1:
-            raise ValueError(f"web_share must be between 0 and 1, got {self.web_share}")
-        if self.invalid_penalty < 0:
-            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
         if self.generated:
             self._check_generated()
         elif self.pool < 0 or self.validation < 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_hier.host.constraints import Count, NonNegative, Positive
+
 LEVELS: dict[str, int] = {"tiny": 64, "small": 1_000, "large": 10_000}
 """Products of a generated catalogue. `tiny` has eight kinds of products, with titles of a few words that a model of
 200k parameters can learn on a CPU; the others have sixteen kinds, with brands, descriptions and features."""
@@ -38,9 +40,9 @@ class ShopOptions:
     """WebShop's attributes of its products (`items_ins_v2*.json`), with a written instruction for each."""
     instructions_path: str = ""
     """WebShop's instructions by people (`items_human_ins.json`); empty takes those of `attributes_path`."""
-    page_size: int = 10
+    page_size: Count = 10
     """Products on a page of results."""
-    max_steps: int = 30
+    max_steps: Count = 30
     """Actions after which an episode is truncated."""
     actions: Literal["brackets", "plain"] = "brackets"
     """The form of actions in texts and demonstrations: `click[buy now]` or `click buy now`. Both are understood."""
@@ -50,22 +52,15 @@ class ShopOptions:
     """Append what can be clicked to each observation."""
     reward: Literal["score", "success"] = "score"
     """Reward of a purchase: `score` between 0 and 1, or only `success`, a score of 1."""
-    win_reward: float = 1.0
+    win_reward: Positive = 1.0
     """Factor of the reward of a purchase."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of an action that is not possible."""
     anchor: Literal["state", "text"] = "state"
     """What names a state for estimators that compare turns from equal states: `state` is the page, the products
     found and the options chosen; `text` is the last observation as it stands."""
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.invalid_penalty < 0:
-            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
-        if self.win_reward <= 0:
-            raise ValueError(f"win_reward must be above 0, got {self.win_reward}")
         if not self.attribute_counts or min(self.attribute_counts) < 1:
             raise ValueError(f"attributes must be at least 1, got {self.attributes}")
         if self.generated:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from verl_hier.host.constraints import Count, CountOrZero, NonNegative
+
 SHORT = ("FrozenLake", "Sokoban", "TowerOfHanoi", "TicTacToe", "ConnectFour", "KuhnPoker")
 """Games whose moves and boards this plugin knows; `games.GAMES` has an entry for each."""
 
@@ -26,12 +28,12 @@ class TextarenaOptions:
     of its own, `textarena_KuhnPoker-v0-short`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the class of `game` that override those of the variant: `{size: 5, num_holes: 6}`."""
-    players: int | None = None
+    players: Count | None = None
     """Players of the game; null takes one where the game can be played alone, else two."""
     opponent: Literal["none", "random"] = "none"
     """`none`: every player is a policy, and `info["player"]` is the current one. `random`: one player is a policy, the
     others make random possible moves."""
-    seat: int | None = None
+    seat: CountOrZero | None = None
     """The player that the policy is when the others are random; null alternates between tasks."""
     observation: Literal["full", "short"] = "full"
     """`full` gives TextArena's messages; `short` only the board, one word for each cell."""
@@ -41,31 +43,22 @@ class TextarenaOptions:
     """Begin a player's first observation with the game's rules; `{rules}` gives them to prompts in any case."""
     reward: Literal["score", "won"] = "score"
     """`score` is TextArena's own reward at the end, which pays an unsolved puzzle for its progress; `won` is 1 or 0."""
-    pool: int = 150
+    pool: Count = 150
     """Tasks in the training split."""
-    validation: int = 40
+    validation: Count = 40
     """Tasks in each held-out split."""
     seed: int = 0
     """Seed of the task pools."""
-    max_steps: int = 50
+    max_steps: Count = 50
     """Actions of all policies together after which an episode is truncated."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of an action that the game refuses."""
 
     def __post_init__(self) -> None:
         if self.observation == "short" and any(family(name) not in SHORT for name in self.names):
             raise ValueError(f"observation: short knows the boards of {', '.join(SHORT)} only; take `full`")
-        for name in ("pool", "validation", "max_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.players is not None and self.players < 1:
-            raise ValueError(f"players must be at least 1, got {self.players}")
         if self.seat is not None and self.opponent == "none":
             raise ValueError("seat needs `opponent: random`; without opponents every seat is a policy")
-        if self.seat is not None and self.seat < 0:
-            raise ValueError(f"seat counts from 0, got {self.seat}")
-        if self.invalid_penalty < 0:
-            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"games names a game twice, or `game` again: {', '.join(self.names)}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_hier.host.constraints import Count, NonNegative
+
 FOLDERS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
 """Folders below `data_path` and the split of the games in them."""
 
@@ -13,11 +15,11 @@ FOLDERS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
 class TextworldOptions:
     """Options of the `textworld` environment."""
 
-    world_size: int = 3
+    world_size: Count = 3
     """Rooms of a generated world."""
-    nb_objects: int = 5
+    nb_objects: Count = 5
     """Minimum number of things in a generated world; a quest may add more."""
-    quest_length: int = 3
+    quest_length: Count = 3
     """Minimum number of actions of a generated quest."""
     theme: Literal["house", "basic"] = "house"
     """TextWorld's grammar of names and descriptions: `house` has kitchens and keys, `basic` room11 and thing22."""
@@ -38,18 +40,13 @@ class TextworldOptions:
     """Tasks in each held-out split; 0 means all games of `data_path`."""
     seed: int = 0
     """Seed of the task pools. Splits are disjoint for every seed."""
-    max_steps: int = 50
+    max_steps: Count = 50
     """Commands after which an episode is truncated."""
-    invalid_penalty: float = 0.02
+    invalid_penalty: NonNegative = 0.02
     """Subtracted from the reward of a command that has no effect in the game's logic."""
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "nb_objects", "quest_length", "max_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         least = 0 if self.data_path else 1
         for name in ("pool", "validation"):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.invalid_penalty < 0:
-            raise ValueError(f"invalid_penalty is subtracted, so it must not be negative; got {self.invalid_penalty}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from verl_hier.environments.base import StepResult
-from verl_hier.host.constraints import NonNegative, Prompt
+from verl_hier.host.constraints import Count, NonNegative, Prompt
 from verl_hier.rollout import Context, EpisodeOver, EpisodeView, Turn, Worker
 from verl_hier.rollout.off_loop import off_loop
 from verl_hier.rollout.prompts import check_action_template, fields, fill, observe
@@ -59,7 +59,7 @@ class ChainOptions:
     """Whether a violation of the grammar ends the episode, or only costs the penalty where the text can go on."""
     violation_penalty: NonNegative = 0.0
     """Subtracted from the reward of a turn that violates the grammar."""
-    longest_content: int = 20_000
+    longest_content: Count = 20_000
     """Characters of one agent's part; a longer one is a violation and never reaches the environment."""
 
     def __post_init__(self) -> None:
@@ -68,8 +68,6 @@ class ChainOptions:
         for tag, template in self.tools.items():
             check_action_template(f"tools.{tag}", template)
         check_action_template("answer_action", self.answer_action)
-        if self.violation_penalty < 0 or self.longest_content < 1:
-            raise ValueError("violation_penalty must not be negative and longest_content at least 1")
         self.language()
 
     def language(self) -> Language:

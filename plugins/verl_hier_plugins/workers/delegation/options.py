@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from verl_hier.host.constraints import NonNegative, Prompt, Template
+from verl_hier.host.constraints import Count, NonNegative, Prompt, Template
 from verl_hier.rollout.prompts import check_action_template
 
 ANSWER = "answer"
@@ -25,16 +25,12 @@ class AgentOptions:
     """Its system message, for chat models."""
     actions: tuple[str, ...] = ()
     """Beginnings of the actions that it may take, such as `search` or `<search>`; empty: any."""
-    turns: int = 12
+    turns: Count = 12
     """Limit of turns for one task."""
     role: str = EXECUTOR
     """Its role, for schedules, rewards and policies; with one of its own it can have a policy of its own."""
     sound_tags: tuple[str, ...] = ()
     """As the planner's of this name, for its conversation about one task."""
-
-    def __post_init__(self) -> None:
-        if self.turns < 1:
-            raise ValueError(f"turns must be at least 1, got {self.turns}")
 
     def may(self, action: str) -> bool:
         """Whether the agent may take an action."""
@@ -73,9 +69,9 @@ class DelegationOptions:
     alone_when: Literal["planner_frozen", "always"] = "planner_frozen"
     """There is no planner in the training steps in which level 0 does not learn, or never. Without `alone` there always
     is one."""
-    max_tasks: int = 6
+    max_tasks: Count = 6
     """Limit of delegated tasks in one episode; the planner has one turn more."""
-    longest_result: int = 2000
+    longest_result: Count = 2000
     """Characters of a result that reach the planner."""
     refine: bool = False
     """Whether a refiner rewrites each result for the planner, given the agent's observations."""
@@ -108,8 +104,6 @@ class DelegationOptions:
                 raise ValueError(f"alone: there is no agent {name!r}; agents has {', '.join(self.agents)}")
         if self.alone_when == "always" and not self.alone:
             raise ValueError("alone_when is always, but alone names no agent")
-        if self.max_tasks < 1 or self.longest_result < 1:
-            raise ValueError("max_tasks and longest_result must be at least 1")
         check_action_template("answer_action", self.answer_action)
 
     def roles(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from verl_hier.host.constraints import NonNegative, Template
+from verl_hier.host.constraints import Count, NonNegative, Template
 from verl_hier_plugins.workers.designer_executor.design import ACT, Role
 from verl_hier_plugins.workers.designer_executor.script import RESERVED, ROLE_NAME, Limits
 
@@ -57,13 +57,13 @@ class DesignerExecutorOptions:
     """Tools that roles may be given, besides `act`: first words of the environment's actions."""
     design_tag: str | None = None
     """When set, the script is the text inside the last <tag>…</tag> of the designer's turn."""
-    max_bytes: int = 16384
+    max_bytes: Count = 16384
     """Longest script."""
-    max_steps: int = 16
+    max_steps: Count = 16
     """Limit of a design's calls in the worst case."""
-    max_roles: int = 8
+    max_roles: Count = 8
     """Roles that a design may define."""
-    turns: int = 12
+    turns: Count = 12
     """Turns of one call of a role with tools, at most; a role without tools has one."""
     done_word: str = "<sub_done>"
     """With this word a role with tools ends its call."""
@@ -88,9 +88,6 @@ class DesignerExecutorOptions:
     """Subtracted from the reward of an executor's turn whose action is refused."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_steps", "max_roles", "turns"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name, role in self.roles.items():
             if not ROLE_NAME.fullmatch(name) or name in RESERVED:
                 raise ValueError(f"roles: {name!r} cannot be the name of a role; use letters, digits and _")
