@@ -155,7 +155,6 @@ def test_effects_that_are_told_are_true():
         ({"stage_scores": [0.5, 0.2, 1.0]}, "stage_scores"),
         ({"stage_scores": [0.5, 1.0]}, "stage_scores"),
         ({"max_checks": 0}, "at least 1"),
-        ({"invalid_penalty": -1.0}, "must not be negative"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(block, sentence):

@@ -110,7 +110,6 @@ def test_a_split_that_is_none_and_a_pool_that_is_too_big(monkeypatch):
         ({"spelling": "words", "families": ["arithmetic", "gcd"]}, "spelling words is for families"),
         ({"pool": 0}, "at least 1"),
         ({"time_limit_s": 60}, "from 1 to 6"),
-        ({"invalid_penalty": -1}, "must not be negative"),
         ({"famlies": ["gcd"]}, "no option 'famlies'"),
     ],
 )

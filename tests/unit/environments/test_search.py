@@ -493,15 +493,13 @@ def test_a_skipped_stage_is_the_last_hop():
         ({"hops": []}, "hops must be at least 1"),
         ({"hops": "two"}, "fits none of"),
         ({"entities": 5}, "entities must be at least 24"),
-        ({"web_share": 1.5}, "web_share must be between 0 and 1"),
         ({"top_k": 0}, "top_k must be at least 1"),
         ({"max_steps": 0}, "max_steps must be at least 1"),
-        ({"invalid_penalty": -1}, "must not be negative"),
         ({"pool": 0}, "at least 1 for generated"),
         ({"corpus_path": "x.jsonl"}, "corpus_path needs data_path"),
-        ({"data_path": "x.jsonl", "pool": -1}, "must not be negative"),
         ({"reward": "rouge"}, "is not one of 'em', 'f1', 'none'"),
         ({"topk": 3}, "did you mean 'top_k'"),
+        ({"data_path": "x.jsonl", "pool": -1}, "must not be negative"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(block, sentence):

@@ -395,10 +395,6 @@ def test_clicking_every_option_leaves_one_of_each():
 @pytest.mark.parametrize(
     ("block", "sentence"),
     [
-        ({"page_size": 0}, "page_size must be at least 1"),
-        ({"max_steps": 0}, "max_steps must be at least 1"),
-        ({"invalid_penalty": -1.0}, "must not be negative"),
-        ({"win_reward": 0.0}, "win_reward must be above 0"),
         ({"attributes": 0}, "attributes must be at least 1"),
         ({"attributes": 3}, "attributes must be at most 2 at the level tiny"),
         ({"products": 5}, "products must be at least 32"),
