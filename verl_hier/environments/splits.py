@@ -44,7 +44,7 @@ class Balance:
         self._more = more
         self._counts: Counter[str] = Counter()
         self._tasks = 0
-        self._latest: tuple[Collection[str], int] = ((), -1)
+        self._latest: tuple[Collection[str], int] | None = None
 
     def admits(self, answers: Collection[str], there: int) -> bool:
         """Whether one more task may have these answers.
@@ -53,11 +53,10 @@ class Balance:
             answers: the different right answers of a task that may be added next.
             there: how many tasks there are so far, see `draw_tasks`; tells whether the task before was added.
         """
-        before, at = self._latest
-        if there > at >= 0:
-            self._counts.update(before)
+        if self._latest is not None and there > self._latest[1]:
+            self._counts.update(self._latest[0])
             self._tasks += 1
-        self._latest = ((), -1)
+        self._latest = None
         different = len(self._counts) + sum(answer not in self._counts for answer in answers)
         most = (1 / max(different, 1) + self._more) * (self._tasks + 1)
         if any(self._counts[answer] > most for answer in answers):

@@ -243,6 +243,13 @@ def test_a_task_that_was_not_added_counts_nothing():
     assert balance._counts == Counter("a")
 
 
+def test_an_answer_that_is_new_counts_among_the_different_ones():
+    """Of two answers each may be that of half of three tasks, and one has been that of two."""
+    balance = Balance(0.0)
+    assert balance.admits(("a",), 0) and balance.admits(("a",), 1)
+    assert not balance.admits(("a", "b"), 2) and balance.admits(("b",), 2)
+
+
 # Answers of data sets
 
 
