@@ -119,6 +119,11 @@ def test_nobody_loses_patience_where_nobody_waits():
     assert len(EnvironmentPool(FACTORY, processes=1)._processes) == 1
 
 
+def test_a_process_is_not_killed_while_its_environments_may_still_close():
+    (process,) = EnvironmentPool(FACTORY, processes=1, asynchronous=AsyncOptions(close_s=7.0))._processes
+    assert process.stop_limit_s > 7.0
+
+
 def test_a_spec_says_how_its_pool_is():
     spec = EnvironmentSpec("x", EnvironmentPool, fork="replay", neighbours=3, normalise=str.lower)
     made = EnvironmentPool.of(spec, None, 2, 5.0)

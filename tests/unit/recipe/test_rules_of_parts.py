@@ -765,6 +765,7 @@ def test_parameters_are_counted_in_weights_or_else_from_sizes(tmp_path: Path, mo
     (model / "two.safetensors").write_bytes(struct.pack("<Q", 10**9) + header)
     (model / "three.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
     assert count() == 7
+    assert model_checks.LONGEST_HEADER == 100 * 2**20, "as in the library safetensors"
     monkeypatch.setattr(model_checks, "LONGEST_HEADER", len(header))
     assert count() == 7
     monkeypatch.setattr(model_checks, "LONGEST_HEADER", len(header) - 1)
