@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.test_critic import AGENTS
+from tests.e2e.test_himac import check_the_same
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.chat_endpoint import Endpoint
 from tests.fixtures.trainer import Run, Trainer
@@ -33,7 +35,7 @@ hier:
   worker: {worker}
   sampler: {{name: independent}}
   estimator: {{name: grpo, group_by: [group, role]}}
-  schedule: {{name: joint}}
+  schedule: {schedule}
   rollout: {{template: plain, max_tokens_per_turn: 24, environment_processes: 1}}
   policies: {policies}
 actor_rollout_ref:
@@ -50,9 +52,10 @@ trainer:
 """
 
 
-def write_recipe(probes: Path, policies: dict[str, Any], name: str, steps: int = STEPS) -> str:
-    """Put a recipe with these policies beside the probes; returns its name."""
-    text = RECIPE.format(worker=json.dumps(AGENTS), policies=json.dumps(policies), steps=steps)
+def write_recipe(probes: Path, policies: dict[str, Any], name: str, steps: int = STEPS, **parts: Any) -> str:
+    """Put a recipe with these policies, and with other parts than its own, beside the probes; returns its name."""
+    blocks = {"worker": AGENTS, "schedule": {"name": "joint"}, **parts, "policies": policies}
+    text = RECIPE.format(steps=steps, **{kind: json.dumps(block) for kind, block in blocks.items()})
     (probes / f"{name}.yaml").write_text(text)
     return name
 
@@ -204,6 +207,57 @@ def test_exchanged_names_of_adapters_exchange_what_is_learned(
 def plain(tensor: str) -> str:
     """The name of a weight below an adapter in the model without adapters."""
     return tensor.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
+KILLED = {
+    "weights": ({"second": {"roles": ["actor"]}}, {}, ["+hier.exchange_policies=2"]),
+    "adapters": ({"second": {"roles": ["actor"], "train": "adapter"}}, {}, ADAPTERS),
+    "opponents": (
+        {"second": {"roles": ["then"]}},
+        {
+            "worker": {
+                "name": "self_play",
+                "seats": {"now": {}, "then": {"by": "past"}},
+                "prompt": "x:{instruction}",
+                "observation_prompt": "x:",
+            },
+            "schedule": {"name": "opponents", "folder": "${trainer.default_local_dir}", "share": 0.5},
+        },
+        ["hier.environment.steps=3"],
+    ),
+}
+"""Policies beside the first one, the other parts of the recipe, and its further lines."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KILLED)
+def test_killed_at_a_random_step_every_policy_goes_on_bit_by_bit(train: Trainer, probes: Path, kind: str) -> None:
+    policies, parts, lines = KILLED[kind]
+    name, steps = write_recipe(probes, policies, f"killed_{kind}", 5, **parts), 5
+
+    def settings(of: str) -> list[str]:
+        return [*lines, f"hier.store.path={train.folder / of}/graphs"]
+
+    whole = train(name, settings("whole"), "whole")
+    assert len(trained_steps(whole)) == steps
+    killed = train(name, settings("parts"), "parts", watch=train.kill_after(random.randrange(1, steps - 1), "parts"))
+    assert killed.code == 137, killed.log[-3000:]
+    saved = int((train.folder / "parts/checkpoints/latest_checkpointed_iteration.txt").read_text())
+    resumed = trained_steps(train(name, settings("parts"), "parts"))
+    check_the_same((whole, train.folder / "whole"), resumed, train.folder / "parts", saved, steps)
+    for step in range(saved + 1, steps + 1):
+        for policy in ("default", "second"):
+            check_equal(*(saved_parts(train.folder / of, policy, step) for of in ("whole", "parts")))
+        one, two = (train.folder / of / f"checkpoints/global_step_{step}/hier.json" for of in ("whole", "parts"))
+        assert one.read_text() == two.read_text()
+    if kind == "opponents":
+        graphs = [
+            graph
+            for step in range(2, steps + 1)
+            for graph in read_graphs(train.folder / f"parts/graphs/step_{step:06}")
+        ]
+        seen = {(node.role, node.policy.partition(":")[0], node.trained) for graph in graphs for node in graph.nodes}
+        assert seen == {("now", "default", True), ("then", "second", True), ("then", "saved", False)}
 
 
 @pytest.mark.long

@@ -15,7 +15,13 @@ from typing import Any
 
 from verl_hier.errors import HierError, RecipeError
 from verl_hier.recipe.checks import sampling
-from verl_hier.recipe.checks.machine import Missing, accelerator_memory_of, memory_of, missing_here
+from verl_hier.recipe.checks.machine import (
+    Missing,
+    accelerator_memory_of,
+    expected_memory_of,
+    memory_of,
+    missing_here,
+)
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.checks.resources import Sizes, sizes_of
 from verl_hier.recipe.checks.rule import needs_critic, needs_reference, rules
@@ -48,6 +54,7 @@ class Report:
         sharing: what the tree engine would save.
         trainer, server: trainer mode and rollout server.
         memory: bytes that a CPU run takes at least, None for GPU recipes.
+        expected: bytes that it is expected to hold, None for GPU recipes.
         held: bytes that each accelerator of a GPU recipe holds for each model, None where nobody knows.
         notes: what could not be checked here, or deserves a thought.
         first: the commands that make the model, where it is the one of the cold start and does not exist yet.
@@ -62,6 +69,7 @@ class Report:
     trainer: str
     server: str
     memory: int | None
+    expected: int | None
     held: dict[str, int] | None
     notes: tuple[str, ...]
     first: tuple[str, ...] = ()
@@ -81,11 +89,11 @@ class Report:
             *([("sharing", str(self.sharing))] if verbose else []),
             (
                 "processes",
-                f"{plan.ranks + plan.replicas + plan.services} of Ray, {plan.environment_processes} of worlds",
+                f"{plan.processes} of Ray, {plan.environment_processes} of worlds",
             ),
         ]
-        if self.memory is not None:
-            rows.append(("memory", f"at least {self.memory / 2**30:.1f} GiB"))
+        if self.memory is not None and self.expected is not None:
+            rows.append(("memory", f"about {self.expected / 2**30:.1f} GiB, at least {self.memory / 2**30:.1f}"))
         if self.held is not None:
             each = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in self.held.items())
             whole = sum(self.held.values()) / 2**30
@@ -159,6 +167,7 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         trainer=plain["trainer"]["v1"]["trainer_mode"],
         server=plain["actor_rollout_ref"]["rollout"]["name"],
         memory=None if (needed := memory_of(recipe, model)) is None else sum(needed.values()),
+        expected=expected_memory_of(recipe, model),
         held=accelerator_memory_of(recipe, model),
         notes=(*_notes(recipe), *validate(plain, needs_reference(plain), needs_critic(plain))),
         first=first,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,36 @@ def test_the_table_has_a_line_for_each_arm(updates):
         lines[2] == "| arpo | 8.0 (`steps: 8`) | 2 | 20 (20 to 20) | 45 (40 to 50) | 25 (20 to 30) | 2.0 (2.0 to 2.0) |"
     )
     assert len(lines) == 4 and "one step" in lines[3]
+
+
+@pytest.fixture
+def policies(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "bench"))
+    return importlib.import_module("policies")
+
+
+def test_the_forms_of_policies_differ_in_nothing_else(policies, byte_model):
+    composed = {
+        form: compose(policies.RECIPE, policies.overrides(form, byte_model, steps=3, tasks=8))
+        for form in policies.FORMS
+    }
+    steps = {form: str(step_of(ComposedRecipe.of(config))) for form, config in composed.items()}
+    assert len(set(steps.values())) == 1
+    assert [config.hier.recipe.policies for config in composed.values()] == list(policies.FORMS)
+    assert {config.hier.seed for config in composed.values()} == {0}
+
+
+def test_memory_is_read_from_the_kernel_for_the_processes_of_a_run_alone(policies, monkeypatch):
+    assert policies.pss("Rss: 9 kB\nPss:    12 kB\nPss_Dirty:  7 kB\n") == 12 * 1024 and policies.pss("") == 0
+    monkeypatch.setenv(policies.MARK, "mine")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found, other = (list(policies.Watcher(run)._held()) for run in ("mine", "another"))
+        process.communicate(b"\n")
+    assert len(found) == 1 and found[0] > 2**20 and not other
+
+
+def test_a_run_whose_memory_was_not_expected_is_named(policies):
+    cost = policies.Cost("shared", 1.0, 0.25, 0.02, 31.4, 22, 4 * 2**30, 5 * 2**30)
+    head, _, line = policies.table([cost])
+    assert head.count("|") == line.count("|") and cost.off == pytest.approx(0.25) and cost.off > policies.LIMIT
+    assert line.endswith("| 1.00 s | 0.25 s | 0.02 s | 31 s | 22 | 4.00 GiB | 5.00 GiB (+25 %) |")

@@ -25,6 +25,7 @@ from verl_hier.recipe.checks import columns, keys, machine, parts, places, promp
 from verl_hier.recipe.checks import model as model_checks
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.compose import compose
+from verl_hier.recipe.policies import PolicyOptions
 from verl_hier.recipe.sharing import ExpectedSharing, expected_sharing
 from verl_hier.rollout import Limits
 from verl_hier.rollout.entropy import EntropyOptions
@@ -833,6 +834,56 @@ def test_memory_is_counted_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert held(critic) == {"policy": 800, "critic": 8_000_000}
     assert held({**critic, "hier.replay": ReplayOptions()}) == {"policy": 800, "critic": 10_000_000}
     assert held({**critic, "critic.model": {"path": "a/b"}}) is None
+
+
+OTHER = "a/b-1m"
+"""A model of the hub whose name says that it has a million parameters."""
+
+
+@pytest.mark.parametrize(
+    ("policies", "lines", "held"),
+    [
+        ({}, {}, {"policy": 800}),
+        ({"b": PolicyOptions(("x",))}, {}, {"policy": 800, "policy b": 800}),
+        (
+            {"b": PolicyOptions(("x",))},
+            {ACTOR + "use_kl_loss": True},
+            {"policy": 800, "reference": 200, "policy b": 1000},
+        ),
+        ({"b": PolicyOptions(("x",), model=OTHER)}, {}, {"policy": 800, "policy b": 8_000_000}),
+        (
+            {"b": PolicyOptions(("x",)), "c": PolicyOptions(("y",), model=OTHER)},
+            {"trainer.n_gpus_per_node": 4},
+            {"policy": 400, "policy b": 400, "policy c": 4_000_000},
+        ),
+        # The weights below adapters are there once; the adapters are small beside them.
+        ({"b": PolicyOptions(("x",), "adapter")}, {"actor_rollout_ref.model.lora_rank": 8}, {"policy": 200}),
+        ({"b": PolicyOptions(("x",), "none", url="http://localhost/v1")}, {}, {"policy": 800}),
+    ],
+)
+def test_every_policy_with_weights_of_its_own_is_on_the_accelerators(
+    policies: dict[str, PolicyOptions], lines: dict[str, Any], held: dict[str, int]
+) -> None:
+    gpu = {"trainer.device": "cuda", "trainer.n_gpus_per_node": 2, "actor_rollout_ref.model.lora_rank": 0, **WITHOUT}
+    without = {ACTOR + "use_kl_loss": False, "algorithm.use_kl_in_reward": False}
+    made = recipe({**gpu, **without, **lines, "hier.policies": policies})
+    assert machine.accelerator_memory_of(made, HUNDRED) == held
+    assert machine.expected_memory_of(made, HUNDRED) is None
+
+
+def test_what_a_run_is_expected_to_hold_follows_from_its_processes() -> None:
+    cpu = {"trainer.device": "cpu", **WITHOUT}
+    mebi = 2**20
+
+    def expected(policies: dict[str, PolicyOptions]) -> int:
+        found = machine.expected_memory_of(recipe({**cpu, "hier.policies": policies}), HUNDRED)
+        assert found is not None
+        return found
+
+    shared = expected({})
+    assert expected({"b": PolicyOptions(("x",))}) - shared > 2 * 480 * mebi
+    assert 480 * mebi < expected({"b": PolicyOptions(("x",), "adapter")}) - shared < 481 * mebi
+    assert expected({"b": PolicyOptions(("x",), "none")}) - shared < mebi
 
 
 def why(found: Any) -> list[str]:

@@ -15,7 +15,9 @@ from verl_hier.recipe.checks.model import ModelFacts, model_facts
 from verl_hier.recipe.checks.prompts import require_fields
 from verl_hier.recipe.checks.resources import (
     COPY_BYTES_PER_PARAMETER,
+    PROCESS_BYTES,
     TRAINED_BYTES_PER_PARAMETER,
+    WORKING_BYTES,
     available_bytes,
     lower_bound,
     plan_of,
@@ -77,6 +79,14 @@ def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | Non
     return found | {line: size for line, size in beside.items() if size}
 
 
+def expected_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> int | None:
+    """Bytes that the processes of a run on a CPU hold together (PSS) after a few steps; None for GPU recipes."""
+    needed = memory_of(recipe, model)
+    if needed is None:
+        return None
+    return sum(needed.values()) + plan_of(recipe).processes * (WORKING_BYTES - PROCESS_BYTES)
+
+
 def _parameters(model: str) -> int:
     """Parameters of a teacher; 0 where there is no such folder, which its own check says."""
     if model.startswith((".", "/")) and not Path(model).is_dir():
@@ -104,8 +114,8 @@ def accelerator_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str
     Activations and the rollout server come on top; what a recipe offloads is counted, since an update brings it back.
 
     Returns:
-        The bytes of `policy`, `critic` and `reference` as far as the recipe has them; None for runs on a CPU and for
-        models whose size is not known.
+        The bytes of `policy`, `critic` and `reference` as far as the recipe has them, and of each policy of
+        `hier.policies` by `policy NAME`; None for runs on a CPU and for models whose size is not known.
     """
     config = recipe.config
     if config["trainer"]["device"] == "cpu" or model.parameters is None:
@@ -120,6 +130,10 @@ def accelerator_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str
         "critic": critic * (TRAINED_BYTES_PER_PARAMETER + COPY_BYTES_PER_PARAMETER * (recipe.hier.replay is not None)),
         "reference": model.parameters * COPY_BYTES_PER_PARAMETER * (needs_reference(config) and not adapter),
     }
+    copies = int(needs_reference(config))
+    for name, policy in recipe.hier.policies.items():
+        if policy.train == "full":
+            found[f"policy {name}"] = _bytes_of(policy, recipe, model, copies)
     return {name: size // shards(recipe) for name, size in found.items() if size}
 
 

@@ -38,6 +38,8 @@ MODES = ("hier_sync", "hier_colocate_async", "hier_separate_async")
 # Measured with verl 0.9.1 on Linux: a Ray process that imports verl holds 0.4-0.6 GB, of which 0.25 are its own and
 # the rest is shared library pages. The bound uses the own part.
 PROCESS_BYTES = 250 * 2**20
+# What such a process adds to the PSS of a run that has trained a few steps: scripts/bench/policies.py.
+WORKING_BYTES = 480 * 2**20
 # The Ray head (GCS, raylet, object store as used by small runs) and the driver.
 RAY_BYTES = 600 * 2**20
 ENVIRONMENT_BYTES = 60 * 2**20
@@ -63,6 +65,11 @@ class Plan:
     reward_workers: int
     storage_units: int
     environment_processes: int
+
+    @property
+    def processes(self) -> int:
+        """All Ray processes that import verl."""
+        return self.ranks + self.replicas + self.services
 
     @property
     def services(self) -> int:
@@ -257,9 +264,8 @@ def lower_bound(plan: Plan, parameters: int, copies: int, critic: int) -> dict[s
         copies: forward-only copies of the policy (reference, rollout replicas).
         critic: parameters of the critic, 0 without one.
     """
-    processes = plan.ranks + plan.replicas + plan.services
     return {
-        "trainer.n_gpus_per_node": RAY_BYTES + processes * PROCESS_BYTES,
+        "trainer.n_gpus_per_node": RAY_BYTES + plan.processes * PROCESS_BYTES,
         "hier.rollout.environment_processes": plan.environment_processes * ENVIRONMENT_BYTES,
         "actor_rollout_ref.model.path": parameters * (TRAINED_BYTES_PER_PARAMETER + copies * COPY_BYTES_PER_PARAMETER),
         "critic.model.path": critic * TRAINED_BYTES_PER_PARAMETER,
