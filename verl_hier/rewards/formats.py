@@ -57,6 +57,19 @@ def valid(rated: Rated) -> float:
     return sum(turn.valid for turn in rated.turns) / len(rated.turns)
 
 
+def spared(rated: Rated, limit: int, roles: tuple[str, ...] | list[str] = ()) -> float:
+    """The share of a number of turns that an episode did not take, from 1 down to 0; 1 for a turn.
+
+    Args:
+        rated: the turn or episode.
+        limit: turns that cost the whole reward.
+        roles: those whose turns count; empty for all.
+    """
+    if isinstance(rated, RatedTurn):
+        return 1.0
+    return max(0.0, 1.0 - sum(not roles or turn.role in roles for turn in rated.turns) / limit)
+
+
 def overlong(rated: Rated, limit: int, buffer: int = 512, factor: float = 1.0) -> float:
     """The soft penalty of DAPO (arXiv 2503.14476 §3.4) on texts that come near a limit: 0 down to `-factor`.
 

@@ -30,12 +30,15 @@ class AgentFlowOptions:
     """What the planner sees; it answers with the next step."""
     planner_system: str | None = None
     """System message of the planner, for chat models."""
+    executor: bool = True
+    """Whether an executor turns each step into an action; off: the planner's text is the action, and a last line `stop`
+    of it ends the steps."""
     executor_prompt: Annotated[str, Template("memory", "step")] = "do: {step} | {observation}"
     """What the executor sees; it answers with one action."""
     executor_system: str | None = None
     """System message of the executor, for chat models."""
     action_tag: str | None = None
-    """When set, the executor's action is the text inside <tag>…</tag>."""
+    """When set, the action is the text inside <tag>…</tag>."""
     verifier: bool = True
     """Whether a verifier decides after each step if the memory suffices; else the environment or `steps` ends them."""
     verifier_prompt: Annotated[str, Template("memory")] = "enough: {instruction} | {memory}"
@@ -68,7 +71,8 @@ class AgentFlow(Worker):
         options = self._options
         flow = _Flow(options, episode, await episode.reset())
         for number in range(options.steps):
-            await flow.step(number)
+            if not await flow.step(number):
+                break
             if flow.over:
                 return
             if options.verifier and await flow.enough(number):
@@ -106,17 +110,21 @@ class _Flow:
         """Whether the environment has ended the episode."""
         return self._last_result.done or self._last_result.truncated
 
-    async def step(self, number: int) -> None:
-        """The planner chooses, the executor acts, the memory grows."""
+    async def step(self, number: int) -> bool:
+        """The planner chooses, the executor acts, the memory grows; False where a planner that acts itself stops."""
         self._number, self._plan = number, None
-        self._plan = await self._turn("planner")
-        turn = await self._turn("executor", self._plan)
+        self._plan = turn = await self._turn("planner")
+        if self._options.executor:
+            turn = await self._turn("executor", self._plan)
+        elif turn.text.rstrip(" .!\n").rpartition("\n")[2].strip().lower() == STOP:
+            return False
         action = parse_action(turn.text, self._options.action_tag)
         if action is None:
             turn.mark(valid=False, failure="no_action_tag")
         self._last_result = await self._episode.act(action or "")
         action = (action or "")[: self._options.memory_characters]
         self._memory.append(_Done(turn, action, self._last_result.text))
+        return True
 
     async def enough(self, number: int) -> bool:
         """Whether the verifier ends the steps."""
@@ -153,14 +161,14 @@ class _Flow:
 def _active_roles(options: AgentFlowOptions) -> tuple[str, ...]:
     verifier = ("verifier",) * options.verifier
     generator = ("generator",) * (options.answer_action is not None)
-    return ("planner", "executor", *verifier, *generator)
+    return ("planner", *("executor",) * options.executor, *verifier, *generator)
 
 
 def transcribe(options: AgentFlowOptions, transcript: Transcript) -> list[str]:
     """The turns of the modules with which they would do here what another worker's episode did.
 
     The planner alone sees the memory, so its step is the action itself, which the executor repeats. The verifier says
-    `go on` until only the generator's answer is left.
+    `go on` until only the generator's answer is left; without an executor the planner says `stop` then.
 
     Raises:
         ValueError: `no_steps` for an episode that only answers, `too_many_steps` beyond the limit.
@@ -174,10 +182,13 @@ def transcribe(options: AgentFlowOptions, transcript: Transcript) -> list[str]:
                 raise ValueError("no_steps")
             if options.verifier:
                 texts[-1] = STOP
+            elif not options.executor and number < options.steps:
+                texts.append(STOP)
             return [*texts, answer]
         if number == options.steps:
             raise ValueError("too_many_steps")
-        texts += [action, f"<{tag}>{action}</{tag}>" if tag else action]
+        acts = f"<{tag}>{action}</{tag}>" if tag else action
+        texts += [action, acts] if options.executor else [acts]
         if options.verifier:
             texts.append(GO_ON)
     return texts

@@ -28,7 +28,7 @@ from verl_hier.rollout.roles import Roles
 from verl_hier.testing.rollout import CharacterTokenizer, InlinePool, ScriptedPolicy
 
 SHARED = "shared"
-SAYS = ("<local>who</local>", "<web>who</web>", "<answer>1</answer>", "search who", "reject", "1")
+SAYS = ("<local>who</local>", "<web>who</web>", "<answer>1</answer>", "search who", "reject", "stop", "1")
 """What scripted policies say, drawn by the seed of the turn, so that every role has turns."""
 
 

@@ -17,7 +17,7 @@ from verl_hier.host.specs import NoOptions
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.rewards.formats import format_shaping, has_tags, matches, overlong, short, valid
+from verl_hier.rewards.formats import format_shaping, has_tags, matches, overlong, short, spared, valid
 from verl_hier.rewards.judge import judge
 from verl_hier.rollout.rewards import RatedEpisode, RatedTurn, Reward, rate
 from verl_hier.testing.rollout import roll_out_scripted
@@ -183,6 +183,9 @@ def test_format_checks() -> None:
     assert (short(turn("x" * 10), 10), short(turn("x" * 15), 10), short(turn("x" * 30), 10)) == (1.0, 0.5, 0.0)
     episode = RatedEpisode(TASK, (turn("a"), turn("b", valid=False)), 0.0, None, False)
     assert (valid(turn("a")), valid(episode), matches(episode, "b")) == (1.0, 0.5, 1.0)
+    assert (spared(turn("a"), 2), spared(episode, 8), spared(episode, 1)) == (1.0, 0.75, 0.0)
+    role = episode.turns[0].role
+    assert (spared(episode, 4, [role]), spared(episode, 4, ["nobody"])) == (0.5, 1.0)
 
 
 def played(*texts: str, ret: float = 0.0, success: bool | None = False, tokens: int = 0) -> RatedEpisode:

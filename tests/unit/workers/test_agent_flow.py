@@ -55,6 +55,16 @@ def test_the_world_may_end_it():
     assert graph.episodes[0].status == "truncated"
 
 
+def test_a_planner_can_act_itself_and_says_when_it_stops():
+    options = {"executor": False, "verifier": False, "answer_action": "{content}"}
+    graph, policy = roll(["right", "Stop.", "gold"], **options)
+    assert [n.role for n in graph.nodes] == ["planner", "planner", "generator"]
+    assert "right > at 1" in policy.tokenizer.decode(policy.prompts[2]) and graph.counts["environment_calls"] == 2
+    # A word within an action ends nothing, and after the last step nobody has to say it.
+    graph, _ = roll(["left stop left", "right", "gold"], steps=2, **options)
+    assert [n.role for n in graph.nodes] == ["planner", "planner", "generator"]
+
+
 def test_only_chosen_roles_are_trained():
     graph, _ = roll(["go", "right"] * 3, verifier=False)
     phase = Joint(JointOptions(roles=("planner",))).phase(1)
@@ -107,3 +117,7 @@ def test_the_last_action_can_be_the_generators_answer():
         AgentFlowOptions(answer_action="answer {content}"), replace(calls, turns=(*calls.turns[:-1], answered))
     )
     assert told == ["right", "right", "go on", "right", "right", "stop", "gold"]
+    acting = AgentFlowOptions(executor=False, verifier=False, answer_action="answer {content}")
+    calls = replace(calls, turns=(*calls.turns[:-1], answered))
+    assert transcribe(acting, calls) == ["right", "right", "stop", "gold"]
+    assert transcribe(replace(acting, steps=2), calls) == ["right", "right", "gold"]
