@@ -10,12 +10,22 @@ from pathlib import Path
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.checks.lengths import ROLLOUT
 from verl_hier.recipe.checks.model import HUB_NAME
-from verl_hier.recipe.checks.roles import require_role, worker_levels
+from verl_hier.recipe.checks.roles import MOST_STEPS, require_role, worker_levels
 from verl_hier.recipe.checks.rule import needs_critic, rule, there, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.engine import wants_tree
 from verl_hier.recipe.paths import COLD_START
-from verl_hier.recipe.policies import NAME, PolicyOptions, assigned, is_own, learning, lines_of, own_lines, trained
+from verl_hier.recipe.policies import (
+    NAME,
+    PolicyOptions,
+    assigned,
+    is_own,
+    learning,
+    lines_of,
+    own_lines,
+    played,
+    trained,
+)
 from verl_hier.rollout.policy import DEFAULT_POLICY
 
 SERVED = "transformers"
@@ -127,6 +137,27 @@ def check_exchange(recipe: ComposedRecipe) -> None:
             "hier.exchange_policies: fewer than two policies that learn have roles here, so that there is nothing to "
             "exchange; leave it out, or name another policy in hier.policies."
         )
+
+
+@rule
+def check_policies_learn(recipe: ComposedRecipe) -> None:
+    """Refuse a policy that would learn, but whose roles the schedule never trains while it has them."""
+    hier, schedule = recipe.hier, recipe.parts.schedule
+    if not learning(hier.policies):
+        return
+    levels, made = worker_levels(recipe.parts.worker), schedule.spec.factory(schedule.options)
+    idle, steps = set(trained(hier.policies)), value(recipe.config, "trainer.total_training_steps")
+    for step in range(1, max(int(steps or 0), MOST_STEPS) + 1):
+        phase, owners = made.phase(step), played(hier.policies, [*levels], step, hier.exchange_policies)
+        learns = (role for role, level in levels.items() if phase.learns(role, level))
+        idle -= {owners.get(role, DEFAULT_POLICY) for role in learns}
+        if not idle:
+            return
+    raise RecipeError(
+        f"hier.schedule: the policy {min(idle)!r} of hier.policies would never learn, since {schedule.spec.name!r} "
+        "trains none of the roles that it has in any step; let the schedule train one, such as "
+        "hier.schedule={name: joint}, or give its roles to a policy with train: none."
+    )
 
 
 @rule
