@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from verl_hier.errors import RecipeError
 from verl_hier.recipe.catalogue import OWN_TASKS, find, recipes
+from verl_hier.recipe.checks import machine
+from verl_hier.recipe.checks.model import ModelFacts
 from verl_hier.recipe.compose import compose
 from verl_hier.verl_facts.hub import PACKAGED, require_on_hub
 
@@ -40,3 +44,14 @@ def test_without_a_hub_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RecipeError) as refused:
         require_on_hub("somebody/a-model", "actor_rollout_ref.model.path")
     assert "from-gguf" not in str(refused.value)
+
+
+def test_a_machine_without_a_hub_lacks_the_model_unless_others_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes of a Ray cluster have a hub of their own, or not; nobody here knows."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    model = ModelFacts("somebody/a-model", None, None)
+    for address, lacks in ((None, True), ("local", True), ("10.0.0.1:6379", False)):
+        recipe = SimpleNamespace(config={"ray_kwargs": {"ray_init": {"address": address}}})
+        assert bool([*machine._model(recipe, model, ())]) == lacks

@@ -508,6 +508,8 @@ def test_the_data_sources_of_verl_are_scored() -> None:
         ("nothing here", "lr", []),
         ("n * 4", "n", [4]),
         ("x: ${y}", "x", ["${y"]),
+        ("run('--kind gae')", "kind", ["gae"]),
+        ('{"kind": "gae"}', "kind", ["gae"]),
     ],
 )
 def test_a_value_is_read_behind_its_key(line: str, key: str, found: list[Any]) -> None:
