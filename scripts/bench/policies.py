@@ -122,7 +122,7 @@ def overrides(form: str, model: Path, steps: int, tasks: int) -> list[str]:
 
 def measured(form: str, folder: Path, words: list[str]) -> Cost:
     """Run it and say what it has cost."""
-    expected = check_recipe(compose(RECIPE, words)).expected
+    expected = check_recipe(compose(RECIPE, words)).memory
     assert expected is not None
     run, begun, first = CpuRun(folder / form, command(RECIPE, words)), time.monotonic(), list[float]()
 

@@ -18,7 +18,6 @@ from verl_hier.recipe.checks import sampling
 from verl_hier.recipe.checks.machine import (
     Missing,
     accelerator_memory_of,
-    expected_memory_of,
     memory_of,
     missing_here,
 )
@@ -53,8 +52,7 @@ class Report:
         sizes: devices, processes, and what one step does.
         sharing: what the tree engine would save.
         trainer, server: trainer mode and rollout server.
-        memory: bytes that a CPU run takes at least, None for GPU recipes.
-        expected: bytes that it is expected to hold, None for GPU recipes.
+        memory: bytes that a CPU run is expected to hold (PSS), None for GPU recipes.
         held: bytes that each accelerator of a GPU recipe holds for each model, None where nobody knows.
         notes: what could not be checked here, or deserves a thought.
         first: the commands that make the model, where it is the one of the cold start and does not exist yet.
@@ -69,7 +67,6 @@ class Report:
     trainer: str
     server: str
     memory: int | None
-    expected: int | None
     held: dict[str, int] | None
     notes: tuple[str, ...]
     first: tuple[str, ...] = ()
@@ -92,8 +89,8 @@ class Report:
                 f"{plan.processes} of Ray, {plan.environment_processes} of worlds",
             ),
         ]
-        if self.memory is not None and self.expected is not None:
-            rows.append(("memory", f"about {self.expected / 2**30:.1f} GiB, at least {self.memory / 2**30:.1f}"))
+        if self.memory is not None:
+            rows.append(("memory", f"about {self.memory / 2**30:.1f} GiB"))
         if self.held is not None:
             each = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in self.held.items())
             whole = sum(self.held.values()) / 2**30
@@ -167,7 +164,6 @@ def _sound(config: Any, command: str | None) -> tuple[ComposedRecipe, Report]:
         trainer=plain["trainer"]["v1"]["trainer_mode"],
         server=plain["actor_rollout_ref"]["rollout"]["name"],
         memory=None if (needed := memory_of(recipe, model)) is None else sum(needed.values()),
-        expected=expected_memory_of(recipe, model),
         held=accelerator_memory_of(recipe, model),
         notes=(*_notes(recipe), *validate(plain, needs_reference(plain), needs_critic(plain))),
         first=first,

@@ -469,8 +469,8 @@ def test_processes_are_counted() -> None:
     bare = resources.plan_of(recipe({**PROCESSES, "reward.num_workers": None, units: None}))
     assert (bare.reward_workers, bare.storage_units, bare.services) == (0, 0, 5)
     mebi = 2**20
-    assert resources.lower_bound(plan, 1000, 3, 100) == {
-        "trainer.n_gpus_per_node": 600 * mebi + (2 + 2 + 14) * 250 * mebi,
+    assert resources.expected_bytes(plan, 1000, 3, 100) == {
+        "trainer.n_gpus_per_node": 300 * mebi + (2 + 2 + 14) * 250 * mebi,
         "hier.rollout.environment_processes": 18 * 60 * mebi,
         "actor_rollout_ref.model.path": 1000 * (16 + 3 * 4),
         "critic.model.path": 1600,

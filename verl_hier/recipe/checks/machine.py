@@ -15,11 +15,9 @@ from verl_hier.recipe.checks.model import ModelFacts, model_facts
 from verl_hier.recipe.checks.prompts import require_fields
 from verl_hier.recipe.checks.resources import (
     COPY_BYTES_PER_PARAMETER,
-    PROCESS_BYTES,
     TRAINED_BYTES_PER_PARAMETER,
-    WORKING_BYTES,
     available_bytes,
-    lower_bound,
+    expected_bytes,
     plan_of,
 )
 from verl_hier.recipe.checks.rows import data_files
@@ -62,14 +60,14 @@ def missing_here(recipe: ComposedRecipe, model: ModelFacts, first: Sequence[str]
 
 
 def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | None:
-    """Bytes that a run on a CPU takes at least, by the recipe line that most changes them; None for GPU recipes."""
+    """Bytes that a run on a CPU holds (PSS), by the recipe line that most changes them; None for GPU recipes."""
     config = recipe.config
     if config["trainer"]["device"] != "cpu":
         return None
     plan, several = plan_of(recipe), len(learning(recipe.hier.policies))
     servers = plan.replicas // (1 + several)
     copies = servers + needs_reference(config)
-    found = lower_bound(plan, model.parameters or 0, copies, _critic_of(config) or 0)
+    found = expected_bytes(plan, model.parameters or 0, copies, _critic_of(config) or 0)
     others = sum(
         _bytes_of(policy, recipe, model, servers if policy.train == "adapter" else copies)
         for policy in recipe.hier.policies.values()
@@ -77,14 +75,6 @@ def memory_of(recipe: ComposedRecipe, model: ModelFacts) -> dict[str, int] | Non
     taught = sum(_parameters(teacher.model) for teacher in recipe.hier.teachers.values()) * COPY_BYTES_PER_PARAMETER
     beside = {"hier.policies": others, "hier.teachers": taught}
     return found | {line: size for line, size in beside.items() if size}
-
-
-def expected_memory_of(recipe: ComposedRecipe, model: ModelFacts) -> int | None:
-    """Bytes that the processes of a run on a CPU hold together (PSS) after a few steps; None for GPU recipes."""
-    needed = memory_of(recipe, model)
-    if needed is None:
-        return None
-    return sum(needed.values()) + plan_of(recipe).processes * (WORKING_BYTES - PROCESS_BYTES)
 
 
 def _parameters(model: str) -> int:
@@ -200,7 +190,7 @@ def _memory(recipe: ComposedRecipe, model: ModelFacts) -> Iterator[Missing]:
         }
         cure = cures.get(line, "take a smaller model")
         yield Missing(
-            f"{line}: this plan needs at least {_gib(whole)} of memory and {_gib(free)} are free; the most of it, "
+            f"{line}: this plan needs about {_gib(whole)} of memory and {_gib(free)} are free; the most of it, "
             f"{_gib(needed[line])}, follows from this line: {cure}."
         )
 

@@ -1,7 +1,7 @@
 """Processes that do not divide, or that Ray could never start.
 
-Memory is a lower bound, and only of runs on a CPU: GPU servers manage theirs themselves, and the machine that checks
-such a recipe is often not the one that runs it.
+Memory is what small runs were measured to hold, and only of runs on a CPU: GPU servers manage theirs themselves, and
+the machine that checks such a recipe is often not the one that runs it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ ALSO_ON_CPU = ("vllm",)
 """Servers with a build of their own for CPUs."""
 MODES = ("hier_sync", "hier_colocate_async", "hier_separate_async")
 
-# Measured with verl 0.9.1 on Linux: a Ray process that imports verl holds 0.4-0.6 GB, of which 0.25 are its own and
-# the rest is shared library pages. The bound uses the own part.
+# Measured with verl 0.9.1 on Linux, as PSS of all processes of a run (scripts/bench/policies.py): a trainer rank or a
+# rollout server adds 0.25 GiB after a few steps; they are forked from one process, whose pages they share.
 PROCESS_BYTES = 250 * 2**20
-# What such a process adds to the PSS of a run that has trained a few steps: scripts/bench/policies.py.
-WORKING_BYTES = 480 * 2**20
-# The Ray head (GCS, raylet, object store as used by small runs) and the driver.
-RAY_BYTES = 600 * 2**20
+# The Ray head (GCS, raylet, object store as used by small runs), the driver, and library pages, which count once.
+RAY_BYTES = 300 * 2**20
 ENVIRONMENT_BYTES = 60 * 2**20
 # fp32 weights, gradients and two AdamW moments; one more copy each for reference policy and rollout server.
 TRAINED_BYTES_PER_PARAMETER = 16
@@ -255,8 +253,8 @@ def plan_of(recipe: ComposedRecipe) -> Plan:
     )
 
 
-def lower_bound(plan: Plan, parameters: int, copies: int, critic: int) -> dict[str, int]:
-    """Bytes that the run takes at least, by the recipe line that most changes them.
+def expected_bytes(plan: Plan, parameters: int, copies: int, critic: int) -> dict[str, int]:
+    """Bytes that the run is expected to hold, by the recipe line that most changes them.
 
     Args:
         plan: its processes.
