@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from verl_hier.host.lazy import LazyFunction, make_lazy
+from verl_hier.host.lazy import lazy as lazy  # plugins have always imported it from here
 
 Kind = Literal["environment", "worker", "sampler", "estimator", "schedule"]
 """The five parts of a method, each with a block of its own in a recipe."""

@@ -271,7 +271,7 @@ def _importable(reference: str) -> bool:
     """Whether a new process in this directory can import a function."""
     if reference.startswith(("__main__:", "None:")) or "<" in reference:
         return False
-    code = f"from verl_hier.host.specs import named_function; named_function({reference!r}, '')"
+    code = f"from verl_hier.host.lazy import named_function; named_function({reference!r}, '')"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 

@@ -89,7 +89,11 @@ def test_mistyped_option(refused: Refused) -> None:
 
 
 def test_option_that_the_part_itself_refuses(refused: Refused) -> None:
-    assert "plans and plans_when_frozen must be at least 1" in refused("hier.sampler.plans=0")
+    assert "'alternating' refuses these options: period must be at least 1" in refused("hier.schedule.period=0")
+
+
+def test_a_bound_of_an_option(refused: Refused) -> None:
+    assert refused("hier.sampler.plans=0") == "hier.sampler.plans: must be at least 1, got 0."
 
 
 def test_a_column_that_nobody_provides(refused: Refused, install: Install) -> None:
@@ -252,7 +256,10 @@ def test_refused(refused: Refused, overrides: tuple[str, ...], words: str) -> No
         (("hier.worker.roles.designer={}",), "roles: 'designer' cannot be the name of a role"),
         (("hier.worker.roles.find.tool=act",), "hier.worker.roles.find.tool: hier.worker.roles.find has no option"),
         (("hier.schedule={name: stagewise, levels: [1]}",), "levels must name at least two different levels"),
-        (("hier.schedule={name: stagewise, inactive_weight: 0.0}",), "inactive_weight must be within (0, 1]"),
+        (
+            ("hier.schedule={name: stagewise, inactive_weight: 0.0}",),
+            "hier.schedule.inactive_weight: must be above 0 and at most 1",
+        ),
         (("hier.schedule={name: bottom_up, levels: [2, 0]}",), "hier.schedule.levels: schedule 'bottom_up' works on"),
         (
             ("hier.schedule={name: bottom_up, roles: [solver, designer]}",),

@@ -155,7 +155,7 @@ def test_parts_are_listed_and_explained(verl_hier: Run, kind: str) -> None:
 def test_an_option_is_explained_with_type_default_and_text(verl_hier: Run) -> None:
     _, out, _ = verl_hier("samplers", "nested")
     (row,) = [line for line in out.splitlines() if line.startswith("plans ")]
-    assert row.split()[1:3] == ["int", "8"] and "Plans a task" in row
+    assert row.split()[1:6] == ["int", "at", "least", "1", "8"] and "Plans a task" in row
     _, out, _ = verl_hier("environments", "alfworld")
     (row,) = [line for line in out.splitlines() if line.startswith("invalid_penalty")]
     assert "Subtracted from the reward" in row

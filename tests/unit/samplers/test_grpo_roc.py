@@ -106,5 +106,5 @@ def test_n_has_room_for_both_kinds():
     assert registered.episodes(GRPORoCOptions(), 16) == 16
     with pytest.raises(RecipeError, match=r"min_positive \+ min_zero = 4"):
         registered.episodes(GRPORoCOptions(), 3)
-    with pytest.raises(RecipeError, match="draw must be at least 1"):
+    with pytest.raises(RecipeError, match="draw: must be at least 1"):
         build_options(registered, {"draw": 0.5})
