@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ EPISODES = 8
 """Episodes that are played side by side."""
 CANCELLED_AFTER_S = (0.0, 0.001, 0.005, 0.02, 0.1)
 LIMIT_S = 1.0
-"""Time limit of a call to a server that does not answer."""
+"""Least time limit of a call to a server that does not answer; it is longer where an episode takes longer."""
 WITHOUT_SERVER = ("unavailable", "session_lost", "timeout")
 """What a call may be lost to that no server answers."""
 Answers = list[tuple[str, float, bool, bool, bool, str | None]]
@@ -77,7 +78,9 @@ class _Check:
     actions: tuple[str, ...]
 
     async def run(self, server: tuple[str, int] | None, through: Callable[[int], Any] | None) -> None:
+        began = time.monotonic()
         alone = await self._in_pool(self.options, self._alone)
+        limit_s = max(LIMIT_S, time.monotonic() - began)
         await self._in_pool(self.options, lambda pool: self._side_by_side(pool, alone))
         await self._in_pool(self.options, lambda pool: self._cancelled(pool, alone))
         await self._in_pool(self.options, lambda pool: self._side_by_side(pool, alone), calls_in_flight=1)
@@ -86,9 +89,9 @@ class _Check:
             return
         async with Relay(*server) as relay:
             options = through(relay.port)
-            await self._in_pool(options, lambda pool: self._slow(pool, relay, alone), time_limit_s=LIMIT_S)
+            await self._in_pool(options, lambda pool: self._slow(pool, relay, alone), time_limit_s=limit_s)
             await self._in_pool(options, lambda pool: self._cut(pool, relay, alone))
-            await self._in_pool(options, lambda pool: self._gone(pool, relay), time_limit_s=LIMIT_S)
+            await self._in_pool(options, lambda pool: self._gone(pool, relay), time_limit_s=limit_s)
 
     async def _in_pool(
         self,
