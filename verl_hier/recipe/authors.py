@@ -225,9 +225,11 @@ def places_in(theirs: Authors, checkout: Path) -> list[tuple[str, Place]]:
         files = {(place.commit, place.file) for _, place in inside}
         if not all(_has(checkout, *file) for file in files):
             continue
-        wrong = sum(place.wrong(_lines(checkout, place.commit, place.file)) is not None for _, place in inside)
-        if all(_in_git(checkout, *file) is not None for file in files) or 2 * wrong < len(inside):
+        if all(_in_git(checkout, *file) is not None for file in files):
             found += inside
+            continue
+        wrong = sum(place.wrong(_lines(checkout, place.commit, place.file)) is not None for _, place in inside)
+        found += inside if 2 * wrong < len(inside) else []
     return found
 
 

@@ -15,12 +15,7 @@ from typing import Any
 
 from verl_hier.errors import HierError, RecipeError
 from verl_hier.recipe.checks import sampling
-from verl_hier.recipe.checks.machine import (
-    Missing,
-    accelerator_memory_of,
-    memory_of,
-    missing_here,
-)
+from verl_hier.recipe.checks.machine import Missing, accelerator_memory_of, memory_of, missing_here
 from verl_hier.recipe.checks.model import ModelFacts, has_chat_template, model_facts
 from verl_hier.recipe.checks.resources import Sizes, sizes_of
 from verl_hier.recipe.checks.rule import needs_critic, needs_reference, rules
@@ -84,10 +79,7 @@ class Report:
             ("a step", str(sizes.step)),
             ("longest row", f"{sizes.longest_row} tokens"),
             *([("sharing", str(self.sharing))] if verbose else []),
-            (
-                "processes",
-                f"{plan.processes} of Ray, {plan.environment_processes} of worlds",
-            ),
+            ("processes", f"{plan.processes} of Ray, {plan.environment_processes} of worlds"),
         ]
         if self.memory is not None:
             rows.append(("memory", f"about {self.memory / 2**30:.1f} GiB"))

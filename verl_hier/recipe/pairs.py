@@ -29,6 +29,8 @@ one of these."""
 FORMS = ("shared", "separate", "adapters", "frozen")
 """Further blocks, by the choice of `hier/policies`: the roles share one model, have weights of their own, have adapters
 of their own, or are played by a model that never learns."""
+BLOCKS = (*SCALES, *FORMS)
+"""The blocks of a file that are choices of groups of their own."""
 
 
 def folder() -> Path:
@@ -52,7 +54,7 @@ def blocks_of(file: Path) -> frozenset[str]:
     if not file.is_file():
         return frozenset()
     _, content = read_yaml(file)
-    return frozenset(content or ()) & frozenset((*SCALES, *FORMS))
+    return frozenset(content or ()) & frozenset(BLOCKS)
 
 
 @cache

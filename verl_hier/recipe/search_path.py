@@ -22,8 +22,6 @@ from omegaconf import OmegaConf
 from verl_hier.recipe import pairs
 
 SCHEME = "verl-hier"
-BLOCKS = (*pairs.SCALES, *pairs.FORMS)
-"""The blocks of a file that are choices of groups of their own."""
 
 
 class ShippedSource(FileConfigSource):
@@ -57,10 +55,10 @@ class ShippedSource(FileConfigSource):
             return ConfigResult(config=content, path=self.full_path(), provider=self.provider, header={"package": None})
         file, scale = self._file_of(config_path)
         found: ConfigResult = super().load_config(file)
-        if any(block in found.config for block in BLOCKS):
+        if any(block in found.config for block in pairs.BLOCKS):
             blocks = OmegaConf.to_container(found.config, resolve=False)
             assert isinstance(blocks, dict)
-            rest = {key: value for key, value in blocks.items() if key not in BLOCKS}
+            rest = {key: value for key, value in blocks.items() if key not in pairs.BLOCKS}
             found.config = OmegaConf.create(blocks[scale] if scale else rest)
         return found
 
@@ -76,12 +74,12 @@ class ShippedSource(FileConfigSource):
     def is_group(self, config_path: str) -> bool:
         """Whether there is such a folder, or a folder whose files have such blocks."""
         above, name = os.path.split(config_path)
-        return bool(super().is_group(config_path)) or (name in BLOCKS and bool(super().is_group(above)))
+        return bool(super().is_group(config_path)) or (name in pairs.BLOCKS and bool(super().is_group(above)))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The names in a folder, with the pairs that were tried among the recipes."""
         above, scale = os.path.split(config_path)
-        if scale in BLOCKS:
+        if scale in pairs.BLOCKS:
             return [name for name in self.list(above, ObjectType.CONFIG) if self.is_config(f"{config_path}/{name}")]
         names: list[str] = super().list(config_path, results_filter)
         tried = pairs.tried() if not config_path and results_filter != ObjectType.GROUP else ()
@@ -91,7 +89,7 @@ class ShippedSource(FileConfigSource):
         """The file of a config, relative to the folder, and the block of it; "" for what is in none."""
         folder, name = os.path.split(self._normalize_file_name(config_path))
         above, scale = os.path.split(folder)
-        return (f"{above}/{name}", scale) if scale in BLOCKS else (os.path.join(folder, name), "")
+        return (f"{above}/{name}", scale) if scale in pairs.BLOCKS else (os.path.join(folder, name), "")
 
     def _text_of_pair(self, config_path: str) -> str | None:
         from verl_hier.recipe.catalogue import shipped

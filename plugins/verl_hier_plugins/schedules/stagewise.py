@@ -20,7 +20,8 @@ class StagewiseOptions:
     levels: tuple[int, ...] = (1, 0)
     """The active level of each stage, in order; the paper begins with the executor."""
     inactive_weight: AboveZeroToOne = 2e-4
-    """Loss weight of inactive levels in soft stages; the paper's learning rates are 1e-9 and 5e-6."""
+    """Loss weight of inactive levels in soft stages; for 0 take `mode: hard`. The paper's learning rates are 1e-9 and
+    5e-6."""
 
     def __post_init__(self) -> None:
         if self.period < 1 or len(set(self.levels)) < 2 or len(set(self.levels)) < len(self.levels):

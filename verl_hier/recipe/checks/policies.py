@@ -41,11 +41,24 @@ def check_policy_names(recipe: ComposedRecipe) -> None:
                 f"hier.policies.{name}: so the policy of actor_rollout_ref is called; name its roles here, and nothing "
                 "else: all its other lines stand in actor_rollout_ref."
             )
-        if not NAME.fullmatch(name):
-            raise RecipeError(
-                f"hier.policies: {name!r:.60} is no name for a policy; use up to 40 small letters, digits and _, a "
-                "letter first."
-            )
+        require_name("hier.policies", name, "a policy")
+
+
+def require_name(block: str, name: str, what: str) -> None:
+    """Refuse a name that metrics and folders cannot have.
+
+    Args:
+        block: the recipe line in which the name is a key.
+        name: the name.
+        what: what has it, with its article.
+
+    Raises:
+        RecipeError: naming the block.
+    """
+    if not NAME.fullmatch(name):
+        raise RecipeError(
+            f"{block}: {name!r:.60} is no name for {what}; use up to 40 small letters, digits and _, a letter first."
+        )
 
 
 @rule

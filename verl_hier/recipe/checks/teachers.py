@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from verl_hier.errors import RecipeError
-from verl_hier.recipe.checks.policies import require_same_tokens
+from verl_hier.recipe.checks.policies import require_name, require_same_tokens
 from verl_hier.recipe.checks.roles import require_role, worker_levels
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.engine import wants_tree
-from verl_hier.recipe.policies import NAME, assigned
+from verl_hier.recipe.policies import assigned
 
 
 @rule
@@ -22,11 +22,7 @@ def check_teachers(recipe: ComposedRecipe) -> None:
     owner, never = dict[str, str](), _never_learning(recipe)
     for name, teacher in hier.teachers.items():
         line = f"hier.teachers.{name}"
-        if not NAME.fullmatch(name):
-            raise RecipeError(
-                f"hier.teachers: {name!r:.60} is no name for a teacher; use up to 40 small letters, digits and _, a "
-                "letter first."
-            )
+        require_name("hier.teachers", name, "a teacher")
         for role in teacher.roles or known:
             require_role(recipe.parts.worker, role, f"{line}.roles")
             if role in owner:
