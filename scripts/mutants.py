@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.fixtures.mutant_runs import IMPORTS, changed_file, limit_processor_time, verdict_of, wait_for  # noqa: E402
+from tests.fixtures.mutant_runs import IMPORTS, SLOW, changed_file, limit_processor_time, verdict_of, wait_for  # noqa: E402
 from tests.fixtures.mutations import Mutant, mutants_of_room, sample  # noqa: E402
 
 ROOMS = ("graph", "credit", "rollout", "training", "recipe", "environments")
@@ -225,6 +225,8 @@ class Room:
         job = self._changed(mutant, text, tests)
         with changed_file(Path(job["path"]), job["text"]):
             verdict, failed = self._process(tests, job["seconds"])
+        if verdict["status"] == "timed out" and self._process(tests, job["seconds"])[0] == verdict:
+            return SLOW
         if failed and failed not in self.useful:
             again, _ = self._process([failed], job["seconds"])
             if again["status"] != "survived":
