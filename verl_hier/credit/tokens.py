@@ -104,7 +104,7 @@ def row_positions(table: TurnTable) -> Ints:
     prompt[first] = 0
     ends = np.cumsum(prompt + length[order])
     starts = ends - length[order]
-    offset = np.repeat((starts - prompt)[first], np.diff(np.append(first, order.size)))
+    offset = np.repeat(starts[first], np.diff(np.append(first, order.size)))
     start = np.empty(order.size, np.int64)
     start[order] = starts - offset
     turn = np.asarray(table["tokens.turn"])

@@ -55,6 +55,9 @@ def test_siblings_share_a_parent_or_a_task():
     ids = trees.sibling_ids(parent, group)
     assert ids[0] == ids[1] and ids[2] == ids[3]
     assert len(set(ids.tolist())) == 4
+    # Of nodes with a parent the groups do not matter.
+    first, second = trees.sibling_ids([-1, 0, 0], [0, 0, 1])[1:]
+    assert first == second
 
 
 def test_deep_chain():

@@ -65,6 +65,13 @@ def test_a_turn_in_pieces_has_one_reward_and_the_mean_credit_of_its_tokens():
     assert next(chat_rows(graph))["credit"] is None
 
 
+def test_an_episode_that_ended_inside_a_turn_shows_it():
+    graph = rollout_graphs.flat(n=1)
+    graph.nodes[-1].partial = True
+    (line,) = chat_rows(graph)
+    assert line["nodes"] == [node.id for node in graph.nodes] and len(graph.nodes) > 2
+
+
 def test_a_continued_message_that_nothing_comes_before_is_a_message_of_its_own():
     graph = rollout_graphs.flat(n=1)
     graph.nodes[0].messages = [Message("continued", "go")]

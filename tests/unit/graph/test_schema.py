@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from tests.fixtures import rollout_graphs
 from verl_hier.errors import GraphError
 from verl_hier.graph import SCHEMA_VERSION, EpisodeRecord, Message, Node, RolloutGraph
+from verl_hier.graph.schema import require_fit
 from verl_hier.graph.storage import json_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -129,6 +130,9 @@ def change(path, value):
 def test_broken_graphs_are_refused(breaks):
     data = copy.deepcopy(GOOD)
     VALIDATOR.validate(data)
+    require_fit(data)
     breaks(data)
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate(data)
+    with pytest.raises(GraphError):
+        require_fit(data)
