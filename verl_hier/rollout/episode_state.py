@@ -102,7 +102,6 @@ class EpisodeState:
         self.ahead = Ahead()
         self.grant: Grant | None = None
         self.most_tokens: int | None = None
-        self.waiting = False
         self.paused = asyncio.Event()
         self.permits = asyncio.Semaphore(0)
 

@@ -391,10 +391,8 @@ class EpisodeView:
                             raise state.fail(error) from error
                     else:
                         state.turn_request = request
-                        state.waiting = True
                         state.paused.set()
                         await state.permits.acquire()
-                        state.turn_request = None
                         node = await sample_node(state, request, prompt + action, most - len(action))
                 state.record.leaf = node.id
                 state.events.append(Event(node=node))

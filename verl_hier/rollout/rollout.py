@@ -94,7 +94,7 @@ class Episode(EpisodeState):
                 return
             self.grant = grant
             self.most_tokens = min((limit for limit in (tokens, grant.tokens) if limit is not None), default=None)
-            self.waiting = False
+            self.turn_request = None
             self.paused.clear()
             self.permits.release()
             try:
@@ -153,7 +153,7 @@ class Episode(EpisodeState):
         fork.trained = trained
         self.keep_rewards_after(kept)
         fork.force(forced or [], forced_logprobs)
-        if self.handle is not None and len(replayed) == len(answers) and self.waiting:
+        if self.handle is not None and len(replayed) == len(answers) and self.turn_request is not None:
             try:
                 fork.handle = await self.handle.fork()  # saves the replay of its actions
             except EnvironmentFailure as error:
