@@ -483,6 +483,7 @@ def test_starts_and_forks_end_with_the_budget():
         assert [fork.record.decision["n"] for fork in forks] == list(range(made))
         assert [fork.record.trained for fork in forks] == [number > 0 for number in range(made)]
         assert rollout.graph.counts.get("budget_skipped", 0) == 4 - made
+    assert len(asyncio.run(fork_episodes(rollout_of(BudgetOptions(turns=1)), places[:1]))) == 1
 
 
 def test_points_on_a_path_are_counted_in_tokens():
