@@ -31,6 +31,11 @@ def small(value: int | None, more: float = 0.5) -> bool:
     if isinstance(value, int | float) and not more:  # not here
         return value + 1 < LIMIT or "é" in f"{value - 1}"
     return [each for each in (value,) if each] == [-more].astype(float, copy=False)
+
+class Taker(Protocol):
+    def take(self, most: int = 3) -> bool:
+        '''What somebody else writes; not here.'''
+        ...
 """
 
 
