@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from difflib import get_close_matches
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any, Literal, get_args
 from verl_hier import __version__
 from verl_hier.errors import HierError, PluginError
 from verl_hier.host.discovery import contained, entry_points
-from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost
+from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost, discover
 from verl_hier.host.specs import Kind
 from verl_hier.recipe import catalogue
+from verl_hier.recipe.pairs import folder as shipped_recipes
+from verl_hier.recipe.yaml_files import read_yaml
 
 Package = Literal["environment", "worker", "sampler", "estimator", "schedule", "method"]
 EXAMPLES: dict[Package, str] = {
@@ -28,23 +31,30 @@ EXAMPLES: dict[Package, str] = {
 }
 """The example of each kind: a folder of `examples/plugins`, which is installed as `verl_hier_examples`."""
 TEXTS = (".py", ".toml", ".md", ".yaml")
+SMALL = """data: {train_batch_size: 8, max_prompt_length: 192, max_response_length: 512}
+actor_rollout_ref:
+  rollout: {n: 12}
+  actor: {ppo_mini_batch_size: 4}
+"""
+"""The lines on size that a shipped environment brings, for one that brings none."""
 OWN_FILES = ("setup", "conftest", "tests")
 """Names of files or folders with a meaning of their own in a package."""
 
 
-def create_package(kind: Package, name: str, folder: Path) -> list[Path]:
+def create_package(kind: Package, name: str, folder: Path, environment: str = "alfworld") -> list[Path]:
     """Copy the example of a kind to a package called `name` below `folder`.
 
     Args:
         kind: what the plugin brings: one part, or a method of several parts and the recipe that names them.
         name: of the parts, the plugin and the module; the distribution has dashes in place of the underscores.
         folder: where the package's own folder is made.
+        environment: the one that the recipe of a method names, shipped or of an installed plugin.
 
     Returns:
         The files, relative to `folder`.
 
     Raises:
-        HierError: when the name is no Python name, is taken, or the folder exists.
+        HierError: when the name is no Python name, is taken, or the folder exists; when there is no such environment.
     """
     root = folder / _dashed(name)
     if root.exists():
@@ -58,6 +68,7 @@ def create_package(kind: Package, name: str, folder: Path) -> list[Path]:
         f"verl-hier-{_dashed(old)}": _dashed(name),
         'dependencies = ["verl-hier"]': f'dependencies = ["verl-hier>={__version__}"]',
         _camel(old): _camel(name),
+        **(_on(environment) if kind == "method" else {}),
         old: name,
     }
     created = []
@@ -66,6 +77,31 @@ def create_package(kind: Package, name: str, folder: Path) -> list[Path]:
             path, text = path.replace(before, after), text.replace(before, after)
         created.append(_write(folder, Path(root.name) / path, text))
     return created
+
+
+def _on(environment: str) -> dict[str, str]:
+    """What changes in the recipe of the example when it names another environment than text households."""
+    groups = "  - hier/environment: alfworld\n  - hier/environment/tiny: alfworld\n"
+    shipped = shipped_recipes() / "hier/environment" / f"{environment}.yaml"
+    if shipped.is_file():
+        # Where no small tasks are described, the environment's own are all that there is.
+        small = f"  - hier/environment/tiny: {environment}\n" if "tiny" in read_yaml(shipped)[1] else ""
+        return {"on text households": f"on {environment}", groups: f"  - hier/environment: {environment}\n{small}"}
+    installed = discover(dict.fromkeys(entry_points(), True))
+    plugins = {name: plugin.name for plugin in installed for name in plugin.provides.get("environment", ())}
+    if environment not in plugins:
+        near = get_close_matches(environment, plugins, 1)
+        raise HierError(
+            f"--environment: no installed plugin has an environment called {environment!r}"
+            f"{f'; is it {near[0]!r}?' if near else ''}; `verl-hier plugins` lists them."
+        )
+    part = f"  environment: {{name: {environment}}}\n  rollout: {{max_turns: 40, environment_processes: 1}}\n"
+    return {
+        "on text households": f"on {environment}",
+        groups: "",
+        "  plugins: {plan_first: true}\n": f"  plugins: {{plan_first: true, {plugins[environment]}: true}}\n{part}",
+        "\nactor_rollout_ref:\n  rollout: {n: 12}\n": f"\n{SMALL}",
+    }
 
 
 def create_recipe(name: str, folder: Path, like: str) -> list[Path]:

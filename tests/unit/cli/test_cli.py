@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -360,6 +361,7 @@ def test_tiny_and_demos_make_what_the_recipe_needs(verl_hier: Run, tmp_path: Pat
 # ---- new ----------------------------------------------------------------------------------------------------------
 
 
+COUNT_TO = Path(__file__).parents[3] / "examples/plugins/count_to"
 KINDS = ("estimator", "worker", "sampler", "environment", "schedule", "method")
 COMPOSED = """
 defaults: [ppo_trainer, hier/base, hier/size/cpu, _self_]
@@ -415,6 +417,29 @@ def test_new_makes_packages_of_every_kind_that_pass_their_tests_and_compose_a_re
     for kind in ("environment", "method"):
         code, out, err = verl_hier("check", tmp_path / f"my-{kind}" / f"my_{kind}.yaml")
         assert code == 0 and f"verl-hier new {kind}" not in out, err
+
+
+@pytest.mark.parametrize("environment", ["sokoban", "frozenlake", "count_to"])
+def test_a_new_method_is_on_the_environment_of_its_user(
+    verl_hier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str
+) -> None:
+    monkeypatch.syspath_prepend(str(installed(shutil.copytree(COUNT_TO, tmp_path / "theirs"), "count_to")))
+    name = f"on_{environment}"
+    code, _, err = verl_hier("new", "method", name, "--environment", environment, "--into", tmp_path)
+    assert code == 0, err
+    package = installed(tmp_path / name.replace("_", "-"), name)
+    monkeypatch.syspath_prepend(str(package))
+    recipe = package / f"{name}.yaml"
+    assert f"{name} on {environment}" in recipe.read_text() and "alfworld" not in recipe.read_text()
+    code, out, err = verl_hier("check", recipe)
+    assert code == 0 and ("textarena" if environment == "frozenlake" else environment) in out, err
+
+
+def test_a_new_method_needs_an_environment_that_there_is(verl_hier: Run, tmp_path: Path) -> None:
+    code, _, err = verl_hier("new", "method", "ours", "--environment", "sokban", "--into", tmp_path)
+    assert code == 2 and "is it 'sokoban'?" in err
+    code, _, err = verl_hier("new", "worker", "ours", "--environment", "sokoban", "--into", tmp_path)
+    assert code == 2 and "leave it out for a new worker" in err and not list(tmp_path.iterdir())
 
 
 def test_new_recipe_copies_one_that_then_composes_under_its_own_name(verl_hier: Run, tmp_path: Path) -> None:
