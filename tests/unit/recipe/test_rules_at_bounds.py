@@ -737,6 +737,14 @@ def test_loss_weights_are_honoured_or_refused(lines: dict[str, Any], line: str) 
         passes(losses.check_loss_weights, lines, **even)
 
 
+@pytest.mark.parametrize(
+    ("mean", "unit"), [("token-mean", "token"), ("seq-mean-token-mean", "row (as this loss counts")]
+)
+def test_what_a_loss_counts_by_itself_is_offered(mean: str, unit: str) -> None:
+    lines = {LOSS: "bypass_mode", BY: "turn", PREFIX: "once", MEAN: mean}
+    refuses(losses.check_loss_weights, f"an importance ratio; set it to {unit}", lines)
+
+
 def test_parts_that_weigh_turns_need_a_loss_that_does() -> None:
     lines = {LOSS: "bypass_mode", BY: "token", PREFIX: "once"}
     for kind in ("estimator", "schedule"):

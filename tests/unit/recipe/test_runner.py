@@ -19,12 +19,14 @@ from verl_hier.graph import RolloutGraph
 from verl_hier.host.part import Part
 from verl_hier.host.specs import EnvironmentSpec, NoOptions
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.policies import PolicyOptions
 from verl_hier.recipe.rewards import check_rewards, rewards_of
 from verl_hier.recipe.runner import RolloutRunner
 from verl_hier.rollout import Limits, Request, Rollout, Sampler
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.rewards import Reward, RewardOptions
+from verl_hier.rollout.unfinished import UnfinishedEpisode
 from verl_hier.testing.rollout import InlinePool, WordTokenizer
 from verl_hier_plugins.workers.react import React, ReactOptions
 
@@ -102,6 +104,28 @@ def test_other_policies_are_opened_by_their_name() -> None:
     graph = played(named("other"), opens=("other", "left"))
     assert {node.text for node in graph.nodes} == {"left"} and {node.policy for node in graph.nodes} == {"other"}
     assert {node.text for node in played(named("default"), opens=("other", "left")).nodes} == {"right"}
+
+
+def test_an_episode_of_an_earlier_step_goes_on_with_the_policies_that_it_began_with() -> None:
+    offered: list[list[int]] = []
+
+    class Offered(Two):
+        async def sample(self, rollout: Rollout) -> None:
+            offered.append([each.step for each in rollout.unfinished])
+            await super().sample(rollout)
+
+    policies = {"other": PolicyOptions(roles=("agent",))}
+    made = small({"hier.policies": policies, "hier.exchange_policies": 2})
+    worker = replace(made.parts.worker.spec, roles={"agent": 0, "second": 1})
+    sampler = replace(made.parts.sampler.spec, factory=lambda options: Offered())
+    made = replace(
+        made, parts=replace(made.parts, worker=Part(worker, ReactOptions()), sampler=Part(sampler, NoOptions()))
+    )
+    began = played(small({})).nodes[:1]
+    left = tuple(UnfinishedEpisode(step, "", tuple(began)) for step in (1, 2, 3, 4, 5))
+    for step in (5, 4):
+        played(made, {"step": step, "unfinished": left})
+    assert offered == [[1, 2, 5], [3, 4]]
 
 
 @pytest.mark.parametrize(
