@@ -742,7 +742,7 @@ def test_loss_weights_are_honoured_or_refused(lines: dict[str, Any], line: str) 
 )
 def test_what_a_loss_counts_by_itself_is_offered(mean: str, unit: str) -> None:
     lines = {LOSS: "bypass_mode", BY: "turn", PREFIX: "once", MEAN: mean}
-    refuses(losses.check_loss_weights, f"an importance ratio; set it to {unit}", lines)
+    refuses(losses.check_loss_weights, f"does not read loss weights; set it to {unit}", lines)
 
 
 def test_parts_that_weigh_turns_need_a_loss_that_does() -> None:
