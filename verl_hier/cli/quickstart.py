@@ -13,13 +13,15 @@ def quickstart(
     out: Annotated[Path, new_folder("Folder of everything it makes.")] = Path("runs/quickstart"),
     seed: Annotated[int, whole("Seed of weights, demonstrations, tasks and rollout.", least=0)] = 0,
     steps: Annotated[int, whole("Reinforcement learning steps.")] = 32,
-    sft_steps: Annotated[int, whole("Supervised steps of the cold start.")] = 1300,
+    sft_steps: Annotated[
+        int | None, whole("Supervised steps of the cold start; omitted: 1300 on households, 200 in the shop.")
+    ] = None,
     demonstrations: Annotated[int, whole("Expert episodes of the cold start.", least=2)] = 480,
 ) -> None:
     """Train HiMAC from nothing, on this machine's CPU."""
-    from verl_hier.ops.quickstart import Quickstart, conclusion, run
+    from verl_hier.ops.quickstart import Quickstart, conclusion, run, world_here
 
-    plan = Quickstart(out, seed, steps, sft_steps, demonstrations)
+    plan = Quickstart(out, seed, steps, sft_steps, demonstrations, world_here())
     with StepBar("supervised training") as bar:
         summary = run(plan, line, bar)
     said = list(conclusion(summary, plan))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from verl_hier.cli.main import app, main
 from verl_hier.errors import HierError, RecipeError
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.renamed import RENAMED, now
-from verl_hier.ops.quickstart import EXPECTED, Quickstart, conclusion
+from verl_hier.ops.quickstart import EXPECTED, HOUSEHOLDS, SHOP, Quickstart, conclusion, start_overrides, world_here
 from verl_hier.ops.report import write_report
 from verl_hier.ops.start_up import PHASES, StartUp
 from verl_hier.ops.stored import Stored
 from verl_hier.recipe.check import check_recipe
+from verl_hier.recipe.checks import world as checks_of_worlds
 from verl_hier.recipe.checks.machine import memory_of
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
@@ -177,8 +180,38 @@ def test_a_quickstart_ends_with_what_was_gained() -> None:
     assert gained.startswith("held-out success 26.6% → 48.4%, +21.8 points (± 8 by chance") and "20 to 40" in gained
     assert "78.0%" in other and "greedily" in other
     assert "expected" not in next(conclusion(summary, Quickstart(steps=4)))
+    assert "expected" not in next(conclusion(summary, Quickstart(world=SHOP)))
     page = (ROOT / "docs/quickstart.md").read_text()
     assert f"Expect {EXPECTED[0]} to {EXPECTED[1]} points" in page
+
+
+def test_a_quickstart_without_a_compiler_is_in_the_shop(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert world_here() is HOUSEHOLDS
+    there = checks_of_worlds.importlib.util.find_spec
+    monkeypatch.setattr(
+        checks_of_worlds.importlib.util, "find_spec", lambda name: None if name == "alfworld" else there(name)
+    )
+    assert world_here() is SHOP
+    report = check_recipe(compose(SHOP.recipe, start_overrides(Quickstart(world=SHOP))[1:]))
+    assert report.parts.environment.spec.name == "shop" and report.parts.estimator.spec.name == "himac"
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_the_quickstart_goes_on_where_the_planner_cannot_be_built(tmp_path: Path, compiler: bool) -> None:
+    programs = {
+        "python": f'case "$*" in *"install"*alfworld*) exit {int(not compiler)};; *import*torch*) exit 0;; esac',
+        "verl-hier": 'echo "verl-hier $*"',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    surroundings = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tmp_path)}
+    command = [ROOT / "scripts/quickstart", "--seed", "3"]
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "verl-hier quickstart --seed 3"
+    assert ("ALFWorld cannot be installed here" in done.stdout) is not compiler
+    assert len(list(tmp_path.glob(".verl-hier-*"))) == 1
 
 
 def test_a_run_without_rollouts_says_how_to_get_them(tmp_path: Path) -> None:
