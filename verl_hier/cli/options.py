@@ -28,6 +28,11 @@ def weight(text: str) -> Any:
     return typer.Option(min=0, callback=_finite, help=text)
 
 
+def finite(text: str) -> Any:
+    """A finite number."""
+    return typer.Option(callback=_finite, help=text)
+
+
 def positive(text: str) -> Any:
     """A finite number above zero."""
     return typer.Option(callback=_positive, help=text)

@@ -39,17 +39,26 @@ def chat_rows(graph: RolloutGraph) -> Iterator[dict[str, Any]]:
     Raises:
         GraphError: when an older version wrote the graph, which kept no messages.
     """
-    if graph.nodes and not any(node.messages for node in graph.nodes):
-        raise GraphError(
-            f"the graph of task {graph.task.get('uid')} keeps no messages, as those of schema version 1; roll it out "
-            "again with this version (`hier.store.path`)."
-        )
+    require_messages(graph)
     owners: dict[tuple[int, ...], list[int]] = {}
     for episode in graph.complete():
         for chain in chains(graph, episode.id):
             owners.setdefault(tuple(chain), []).append(episode.id)
     for row, episodes in owners.items():
         yield _line(graph, row, episodes)
+
+
+def require_messages(graph: RolloutGraph) -> None:
+    """Refuse a graph without messages.
+
+    Raises:
+        GraphError: when an older version wrote the graph, which kept none.
+    """
+    if graph.nodes and not any(node.messages for node in graph.nodes):
+        raise GraphError(
+            f"the graph of task {graph.task.get('uid')} keeps no messages, as those of schema version 1; roll it out "
+            "again with this version (`hier.store.path`)."
+        )
 
 
 def _append(found: list[dict[str, str]], role: str, content: str, goes_on: bool) -> None:

@@ -15,7 +15,8 @@ QUICK = ("compare", "sft", "conformance")
 SLOW = ("credit", "import --from chat", "import --from verl", "check", "eval", "lab run")
 """Commands that `--all` tries as well."""
 LONG = (
-    *("credit --out", "credit --recipe", "export", "export --to atif", "convert", "view --text", "view --html"),
+    *("credit --out", "credit --recipe", "export", "export --to atif", "convert"),
+    *("export --to sft", "export --to pairs", "view --text", "view --html"),
     *("view a run", "report of a run", "replay a run", "compare runs", "eval a run", "train --resume"),
     *("train", "eval expert", "demos", "distill", "replay", "tools of a recipe", "env --baselines"),
     *("env python_tool", "env search", "env mcp", "env gateway", "env openenv"),

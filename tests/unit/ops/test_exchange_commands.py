@@ -44,6 +44,27 @@ def test_chat_there_and_back(verl_hier, tmp_path, byte_model, template):
     assert sorted(map(json.dumps, told[0])) == sorted(map(json.dumps, told[1]))
 
 
+@pytest.mark.parametrize(
+    "arguments, columns",
+    [
+        (("sft", "--form", "turns", "--role", "agent"), ["prompt", "completion"]),
+        (("pairs",), ["prompt", "chosen", "rejected"]),
+        (("pairs", "--form", "plain", "--model", "MODEL", "--gap", "0.01"), ["prompt", "chosen", "rejected"]),
+    ],
+)
+def test_rows_to_learn_from_and_what_was_left_out(verl_hier, tmp_path, byte_model, arguments, columns):
+    chat, graphs, out = (tmp_path / name for name in ("chat.jsonl", "graphs.jsonl", "rows.jsonl"))
+    verl_hier("export", rollout_graphs.GOLDEN, "--to", "chat", "--out", chat)
+    verl_hier("import", chat, "--from", "chat", "--model", byte_model, "--out", graphs)
+    given = [byte_model if word == "MODEL" else word for word in arguments]
+    code, said, _ = verl_hier("export", graphs, "--to", *given, "--out", out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert code == 0 and said.startswith(f"{len(rows)} lines: {out}\nleft out: ")
+    assert all(list(row)[: len(columns)] == columns for row in rows)
+    if "plain" in arguments:
+        assert rows[0]["prompt"].endswith("<|im_start|>assistant\n") and isinstance(rows[0]["chosen"], str)
+
+
 def test_a_dump_there_and_back_and_credited(verl_hier, tmp_path, byte_model):
     chat, graphs, dump = (tmp_path / name for name in ("chat.jsonl", "graphs.jsonl", "dump.jsonl"))
     verl_hier("export", rollout_graphs.GOLDEN, "--to", "chat", "--out", chat)
@@ -69,6 +90,34 @@ def test_a_dump_there_and_back_and_credited(verl_hier, tmp_path, byte_model):
         (("export", "GOLDEN", "--to", "verl", "--out", "OUT.jsonl"), "--model FOLDER"),
         (("export", "GOLDEN", "--to", "chat", "--out", "OUT.csv"), "use .jsonl or .parquet"),
         (("export", "GOLDEN", "--to", "verl", "--model", "NONE", "--out", "OUT.jsonl"), "neither a folder here"),
+        (("export", "GOLDEN", "--to", "chat", "--take", "best", "--out", "OUT.jsonl"), "--take is of --to sft"),
+        (
+            ("export", "GOLDEN", "--to", "atif", "--gap", "1", "--out", "OUT.jsonl"),
+            "--gap is of --to sft and --to pairs",
+        ),
+        (("export", "GOLDEN", "--to", "sft", "--take", "errors", "--out", "OUT.jsonl"), "takes best or revised"),
+        (
+            ("export", "GOLDEN", "--to", "pairs", "--take", "best", "--out", "OUT.jsonl"),
+            "siblings or errors or revised",
+        ),
+        (("export", "GOLDEN", "--to", "sft", "--form", "plain", "--out", "OUT.jsonl"), "--model FOLDER"),
+        (("export", "GOLDEN", "--to", "pairs", "--model", "MODEL", "--out", "OUT.jsonl"), "--form plain"),
+        (("export", "GOLDEN", "--to", "pairs", "--form", "turns", "--out", "OUT.jsonl"), "a pair is always one turn"),
+        (
+            ("export", "GOLDEN", "--to", "pairs", "--take", "revised", "--form", "plain", "--out", "OUT.jsonl"),
+            "leave --form plain out",
+        ),
+        (
+            ("export", "GOLDEN", "--to", "sft", "--take", "revised", "--form", "messages", "--out", "OUT.jsonl"),
+            "leave --form out",
+        ),
+        (
+            ("export", "GOLDEN", "--to", "sft", "--thought", "Oh.", "--out", "OUT.jsonl"),
+            "--thought is of --take revised",
+        ),
+        (("export", "GOLDEN", "--to", "sft", "--gap", "1", "--out", "OUT.jsonl"), "--gap is of --to pairs"),
+        (("export", "GOLDEN", "--to", "sft", "--least", "nan", "--out", "OUT.jsonl"), "not a finite number"),
+        (("export", "GOLDEN", "--to", "pairs", "--least", "99", "--out", "OUT.jsonl"), "holds no such row. Left out:"),
         (("import", "NONE", "--from", "chat", "--model", "NONE", "--out", "OUT.jsonl"), "does not exist"),
         (("import", "GOLDEN", "--from", "verl", "--model", "NONE", "--out", "OUT.jsonl"), "neither a folder here"),
         (("import", "GOLDEN", "--from", "verl", "--model", "MODEL", "--out", "OUT.jsonl"), "line 1 lacks `input`"),
