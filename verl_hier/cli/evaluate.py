@@ -45,19 +45,32 @@ def evaluate(
     served_model: ServedModel = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     graphs: Annotated[Path | None, new_file("File for the rollouts.", *SUFFIXES)] = None,
+    sampler: Annotated[str | None, typer.Option(help="Sampler to search with; omitted: that of the recipe.")] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(help="Search: choose one of the n episodes of a task by `best`, `vote`, `value` or `verifier`."),
+    ] = None,
+    verifier: Annotated[
+        str, typer.Option(help="Who verifies: the address of an endpoint, a model, or a name of `hier.rewards`.")
+    ] = "",
+    verifier_model: Annotated[str, typer.Option(help="The verifier's name at its endpoint.")] = "",
 ) -> None:
     """Measure a policy on a split, without training."""
     from verl_hier.graph import write_graphs
     from verl_hier.ops.evaluation import evaluate as measure
     from verl_hier.ops.rollouts import Plan, finish, recipe_of
+    from verl_hier.ops.search import said_in_words, sampler_words, search_of
 
     given = list(overrides or ())
     if recipe is not None and "=" in recipe:  # without a recipe the first override takes its place
         given.insert(0, recipe)
         recipe = None
-    plan = Plan(split, tasks, n, temperature, seed)
-    composed = recipe_of(policy, recipe, given)
-    result, rollouts = finish(measure(policy, composed, plan, served_model, _progress))
+    options = {"n": n, "sampler": sampler, "select": select, "verifier": verifier, "verifier_model": verifier_model}
+    said, given = said_in_words(options, given)
+    search = search_of(said)
+    composed = recipe_of(policy, recipe, [*sampler_words(said["sampler"]), *given])
+    plan = Plan(split, tasks, said["n"], temperature, seed)
+    result, rollouts = finish(measure(policy, composed, plan, served_model, _progress, search))
     if graphs is not None:
         write_graphs(graphs, rollouts)
     if as_json:
@@ -66,6 +79,11 @@ def evaluate(
     table(result.lines())
     heading("by role")
     table(result.role_lines(), head=("role", "turns", "tokens", "tokens a turn", "invalid turns", "reward"))
+    if result.search is not None:
+        heading("search")
+        table(result.search.lines())
+        line()
+        table(result.search.curve_lines(), head=result.search.curve_head())
     if graphs is not None:
         line(f"\nrollouts: {graphs}")
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+FINAL_ANSWER = "final_answer"
+"""What an episode answers, in the `info` of a step, in the `extra` of the turn, and in the column of that name."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -29,7 +32,9 @@ class StepResult:
         anchor: identity of the state *before the next action*: equal strings mean equal states.
         info: further JSON-able values. The last `won` (bool) of an episode is its success, see `last_word`: say it in
             every answer, those with `valid=False` included. At the end of a solved episode `used_tool` (bool) of
-            environments with a tool is counted, which a guard watches.
+            environments with a tool is counted, which a guard watches. `final_answer` (text) is what the episode
+            answers, in a form in which equal answers are equal; worlds that say it have it in their spec's `provides`,
+            so that votes can be taken.
     """
 
     text: str

@@ -59,6 +59,13 @@ def _same(answer: str, truth: str) -> bool:
     return exact_match(answer, (truth,))
 
 
+def equal_form(answer: str) -> str:
+    """An answer in a form in which equal answers are equal: a number in lowest terms, normalised words, or, where
+    nothing is left of these, as it is written."""
+    number = number_of(answer) if len(answer) <= LONGEST else None
+    return str(number) if number is not None else normalise(answer) or answer.strip()
+
+
 MATCHES: dict[str, Callable[[str, Iterable[str]], bool]] = {
     "exact_match": exact_match,
     "number": number,

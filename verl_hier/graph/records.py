@@ -14,6 +14,9 @@ RESET = "reset"
 """In the request of a graph: the answer to the reset, of a world whose answers depend on the actions alone."""
 ANSWERS = "answers"
 """In the decision of a node, for such a world: what was done after its turn, as pairs of an action and the answer."""
+CHOICE = "choice"
+"""In the decision of the last turn of an episode: how a search has chosen among the episodes of its task, written when
+all of them had ended."""
 CUT = ("length", "aborted")
 """Values of `Node.stop_reason` of a turn that was cut."""
 Status = Literal["running", "finished", "truncated", "failed", "pruned"]

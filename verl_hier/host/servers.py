@@ -28,6 +28,11 @@ def servers_with(host: PluginHost, ability: str) -> str:
     return ", ".join(f"`{name}`" for name, server in host.specs("rollout_server").items() if getattr(server, ability))
 
 
+def opening_server(host: PluginHost) -> RolloutServerSpec | None:
+    """The server that loads saved models in this process; None where no plugin has one."""
+    return next((server for server in host.specs("rollout_server").values() if server.opens is not None), None)
+
+
 def loader_of(host: PluginHost, config: Any) -> Callable[[str | os.PathLike[str]], Any]:
     """Loads saved models as policies in this process, by the rollout server that can.
 
@@ -41,9 +46,9 @@ def loader_of(host: PluginHost, config: Any) -> Callable[[str | os.PathLike[str]
     """
 
     def load(model: str | os.PathLike[str]) -> Any:
-        for server in host.specs("rollout_server").values():
-            if server.opens is not None:
-                return server.opens(server, config, model)
+        server = opening_server(host)
+        if server is not None and server.opens is not None:
+            return server.opens(server, config, model)
         raise RecipeError(
             f"hier.plugins: {str(model)!r} is to be loaded in this process, and no enabled plugin has a rollout server "
             "that does so; the built-in one is `transformers`."

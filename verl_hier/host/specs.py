@@ -213,6 +213,14 @@ class SamplerSpec(Spec):
         leaves_out: `leaves_out(options) -> Iterable[str]`, roles that the options name and that it leaves out of some
             episodes; refuses workers that do not have them, or do not heed `EpisodeView.stand_ins`. None: it leaves out
             no role.
+        needs_logprobs: goes by the log-probs of sampled tokens, or by the entropies that follow from them; refuses
+            endpoints that return none. A function of the options as `needs_scores`.
+        needs_tokens: begins turns with given tokens, cuts them, or samples them in pieces; refuses endpoints that take
+            and give messages alone. A function of the options as `needs_scores`.
+        sees_outcomes: goes by the rewards or the success of episodes, which are not known where nobody grades them:
+            what a search with it reaches is an upper bound. A function of the options as `needs_scores`.
+        sized: `sized(options, n)`, the options with which it makes n leaves, for samplers whose options say how many
+            they make; `verl-hier eval` asks it for an n that `episodes` refuses.
         provides: turn-table columns that this sampler fills besides the standard ones, or
             `provides(options)` where they depend on the options.
     """
@@ -223,6 +231,10 @@ class SamplerSpec(Spec):
     needs_fork: bool = False
     needs_top_logprobs: bool = False
     needs_scores: bool | Callable[[Any], bool] = False
+    needs_logprobs: bool | Callable[[Any], bool] = False
+    needs_tokens: bool | Callable[[Any], bool] = False
+    sees_outcomes: bool | Callable[[Any], bool] = False
+    sized: Callable[[Any, int], Any] | None = None
     leaves_out: Callable[[Any], Iterable[str]] | None = None
     provides: tuple[str, ...] | Callable[[Any], Iterable[str]] = ()
 
@@ -386,6 +398,8 @@ class RolloutServerSpec:
         name: value of `actor_rollout_ref.rollout.name`.
         module: Python package that it needs, and the extra of verl-hier that installs it; None where it needs none.
         on_cpu: runs on a machine without an accelerator.
+        logprobs: returns the log-probs of the generated tokens.
+        tokens: takes and gives tokens; a server of messages alone neither begins nor cuts a turn.
         top_logprobs: returns the log-probs of the likeliest tokens at each generated token; verl's own servers do not.
         prompt_scores: returns the log-probs of the tokens of a prompt; verl's TensorRT-LLM server does not.
         scores_from: takes `prompt_logprobs_start`: it computes only the scores from there on, the rest comes from its
@@ -405,6 +419,8 @@ class RolloutServerSpec:
     name: str
     module: str | None = None
     on_cpu: bool = False
+    logprobs: bool = True
+    tokens: bool = True
     top_logprobs: bool = False
     prompt_scores: bool = False
     scores_from: bool = False

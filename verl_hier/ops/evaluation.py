@@ -11,26 +11,12 @@ from typing import Any
 from verl_hier.errors import RolloutError
 from verl_hier.graph import Node, RolloutGraph
 from verl_hier.graph.success import decided
+from verl_hier.ops.intervals import Estimate, average, share
 from verl_hier.ops.players import Source
 from verl_hier.ops.rollouts import Plan, Progress, resolve_plan, roll_out
+from verl_hier.ops.search import Search, prepare
+from verl_hier.ops.searched import Searched, conclude
 from verl_hier.recipe.composed import ComposedRecipe
-
-CONFIDENCE = 0.95
-_Z = 1.959963984540054  # of the normal distribution, for CONFIDENCE on two sides
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean and its 95 % confidence interval.
-
-    Attributes:
-        mean: of the episodes.
-        low, high: ends of the interval; NaN where one task alone says nothing about the others.
-    """
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -81,6 +67,7 @@ class Evaluation:
         seconds: wall time.
         solved: solved episodes.
         judged: episodes that have a success; it is the share of the solved ones among them.
+        search: what the choice of one episode of each task reaches; None where none is chosen.
     """
 
     policy: str
@@ -107,6 +94,7 @@ class Evaluation:
     rewards: Mapping[str, Estimate] = field(default_factory=dict)
     solved: int = 0
     judged: int = 0
+    search: Searched | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; numbers that are not known are None."""
@@ -149,22 +137,32 @@ async def evaluate(
     plan: Plan | None = None,
     served_model: str = "",
     on_progress: Progress = lambda graph, done, tasks: None,
+    search: Search | None = None,
 ) -> tuple[Evaluation, list[RolloutGraph]]:
-    """Measure what a policy reaches on a recipe; see `ops.rollouts.roll_out` for the arguments.
+    """Measure what a policy reaches on a recipe; see `ops.rollouts.roll_out` for the other arguments.
+
+    Args:
+        search: how one episode of each task is chosen among those that the recipe's sampler makes of it; None plays
+            independent episodes and chooses none.
 
     Returns:
         The figures, and the graphs that they were read from.
 
     Raises:
+        RecipeError: when the sampler, or the choice, needs what is not there.
         RolloutError: when no episode ended regularly.
     """
     plan, started = plan or Plan(), time.perf_counter()
+    prepared = None if search is None else prepare(source, recipe, plan, search)
+    if prepared is not None:
+        recipe, plan = prepared.recipe, prepared.plan
     graphs, player = await roll_out(source, recipe, plan, served_model, on_progress)
     resolved, parts = resolve_plan(recipe, plan), recipe.parts
     if not any(True for graph in graphs for _ in graph.complete()):
         refused = f" {player.refused} requests were refused by the endpoint." if player.refused else ""
         lost = next(episode.error for graph in graphs for episode in graph.episodes)
         raise RolloutError(f"no episode has a turn that counts, so there is nothing to measure ({lost}).{refused}")
+    tokens_of = counted_tokens if player.messages else model_tokens
     evaluation = Evaluation(
         policy=player.name,
         recipe=recipe.hier.recipe.name,
@@ -178,51 +176,10 @@ async def evaluate(
         seed=recipe.hier.seed if plan.seed is None else plan.seed,
         refused=player.refused,
         seconds=time.perf_counter() - started,
-        **measure(graphs, counted_tokens if player.messages else model_tokens),
+        search=None if prepared is None else conclude(graphs, prepared, tokens_of),
+        **measure(graphs, tokens_of),
     )
     return evaluation, graphs
-
-
-def share(groups: Sequence[Sequence[float]]) -> Estimate:
-    """A share of episodes with Wilson's interval (E. B. Wilson, JASA 22, 1927).
-
-    Several episodes of one task are not independent. The number of episodes in the formula is therefore divided by the
-    design effect (L. Kish, Survey Sampling, 1965): the variance of the mean over tasks by that of as many independent
-    episodes, at least 1. Where all episodes agree, so that it cannot be estimated, the number of tasks is taken. The
-    interval of a single task is about that task alone.
-
-    Args:
-        groups: for each task 1 or 0 for each of its episodes.
-    """
-    values = [value for group in groups for value in group]
-    n, mean = len(values), sum(values) / len(values)
-    n_effective = float(n)
-    if len(groups) > 1:
-        independent = _variance([[value] for value in values], mean)
-        n_effective = n / max(1.0, _variance(groups, mean) / independent) if independent else float(len(groups))
-    spread = _Z**2 / n_effective
-    centre = (mean + spread / 2) / (1 + spread)
-    half = _Z / (1 + spread) * math.sqrt(mean * (1 - mean) / n_effective + spread / (4 * n_effective))
-    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half))
-
-
-def average(groups: Sequence[Sequence[float]]) -> Estimate:
-    """A mean over episodes with the interval of the normal distribution; tasks are independent, their episodes not.
-
-    Args:
-        groups: for each task the numbers of its episodes.
-    """
-    values = [value for group in groups for value in group]
-    mean = sum(values) / len(values)
-    half = _Z * math.sqrt(_variance(groups, mean)) if len(groups) > 1 else math.nan
-    return Estimate(mean, mean - half, mean + half)
-
-
-def _variance(groups: Sequence[Sequence[float]], mean: float) -> float:
-    """Variance of the mean over all episodes of two or more independent tasks: that of a ratio of sums over tasks."""
-    n = sum(map(len, groups))
-    squares = sum((sum(group) - len(group) * mean) ** 2 for group in groups)
-    return len(groups) / (len(groups) - 1) * squares / n**2
 
 
 def measure(graphs: Sequence[RolloutGraph], tokens_of: Callable[[Node], float]) -> dict[str, Any]:

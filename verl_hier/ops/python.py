@@ -18,6 +18,7 @@ from verl_hier.ops.players import Source
 from verl_hier.ops.rollouts import Plan, finish, recipe_of
 from verl_hier.ops.rollouts import roll_out as play
 from verl_hier.ops.runs import Run
+from verl_hier.ops.search import sampler_words, search_of
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.overrides import hydra_value
 from verl_hier.recipe.rewards import check_rewards
@@ -152,6 +153,10 @@ def evaluate(
     reward_funcs: RewardFunctions = (),
     reward_weights: Sequence[float] | None = None,
     graphs: str | os.PathLike[str] | None = None,
+    sampler: str | None = None,
+    select: str | None = None,
+    verifier: str = "",
+    verifier_model: str = "",
 ) -> Evaluation:
     """Measure what a policy reaches on a split, without training, as `verl-hier eval` does.
 
@@ -170,13 +175,19 @@ def evaluate(
             which have a weight and may rate turns; as a list, named after the functions, or by name.
         reward_weights: a weight for each of `reward_funcs`; None leaves them as they are, 1 for a callable.
         graphs: file for the rollouts, `.parquet`, `.jsonl` or `.jsonl.gz`.
+        sampler: searches in place of the recipe's sampler.
+        select: `best`, `vote`, `value` or `verifier`: how one of the n episodes of a task is chosen; None: no search.
+        verifier: address of an endpoint, a model, or a name of `hier.rewards`.
+        verifier_model: the verifier's name at its endpoint.
 
     Raises:
         HierError: when the recipe or the policy cannot be played, the endpoint is gone, or no episode ended regularly.
     """
-    chosen = _recipe(policy, recipe, _words(words, size, model, server, overrides), reward_funcs, reward_weights)
+    said = {"sampler": sampler, "select": select, "verifier": verifier, "verifier_model": verifier_model}
+    search, given = search_of(said), [*sampler_words(sampler), *_words(words, size, model, server, overrides)]
+    chosen = _recipe(policy, recipe, given, reward_funcs, reward_weights)
     plan = _plan(split, tasks, n, temperature, seed)
-    evaluation, rollouts = finish(measure(policy, chosen, plan, served_model))
+    evaluation, rollouts = finish(measure(policy, chosen, plan, served_model, search=search))
     if graphs is not None:
         write_graphs(graphs, rollouts)
     return evaluation

@@ -34,9 +34,11 @@ class Plan:
     tasks: int | Sequence[int] | None = None
     """How many tasks of the split, the first ones, or their numbers; None plays all."""
     n: int | None = None
-    """Episodes of each task; None: `val_kwargs.n` of the recipe's `actor_rollout_ref.rollout`, with `trees` its `n`."""
+    """Episodes of each task; None: `val_kwargs.n` of the recipe's `actor_rollout_ref.rollout`, with `trees` or `search`
+    its `n`."""
     temperature: float | None = None
-    """Sampling temperature, 0 for the likeliest token; None: that of `val_kwargs`, with `trees` that of training."""
+    """Sampling temperature, 0 for the likeliest token; None: that of `val_kwargs`, with `trees` or `search` that of
+    training."""
     seed: int | None = None
     """Root of all random numbers; None: the recipe's `hier.seed`."""
     step: int | None = None
@@ -45,6 +47,8 @@ class Plan:
     trees: bool = False
     """Roll out as in training, with the recipe's sampler and budget; otherwise episodes are independent of each other,
     as in validation."""
+    search: bool = False
+    """Play the tasks of validation with the recipe's sampler and budget, and with n and the sampling of training."""
 
     def __post_init__(self) -> None:
         if isinstance(self.tasks, int) and self.tasks < 1:
@@ -79,7 +83,7 @@ def resolve_plan(recipe: ComposedRecipe, plan: Plan) -> ResolvedPlan:
         RecipeError: when there is no such split, file or task.
     """
     rollout, data = recipe.config["actor_rollout_ref"]["rollout"], recipe.config["data"]
-    settings = rollout if plan.trees else rollout["val_kwargs"]
+    settings = rollout if plan.trees or plan.search else rollout["val_kwargs"]
     named = data["train_files" if plan.trees else "val_files"]
     part = recipe.parts.environment
     if part.spec.tasks is None:
@@ -144,6 +148,7 @@ async def play(
             n=resolved.n,
             step=plan.step or 0,
             validate=not plan.trees,
+            searches=plan.search,
             sampling=resolved.sampling,
         )
         async with slots:
@@ -197,7 +202,9 @@ def recipe_of(source: Source, recipe: str | os.PathLike[str] | None, overrides: 
     Raises:
         RecipeError: when there is none, or overrides are given to the recipe of a run.
     """
-    from verl_hier.recipe.compose import compose
+    from omegaconf import OmegaConf
+
+    from verl_hier.recipe.compose import PART_OVERRIDE, compose
 
     if recipe is not None:
         return ComposedRecipe.of(compose(os.fspath(recipe), overrides))
@@ -210,6 +217,9 @@ def recipe_of(source: Source, recipe: str | os.PathLike[str] | None, overrides: 
     if run is None:
         raise RecipeError(f"name the recipe that {source} is to play; `verl-hier recipes` lists them.")
     config = run.recipe()
+    for block in filter(None, map(PART_OVERRIDE.match, overrides)):  # another part, not options mixed into the old one
+        config = OmegaConf.merge(config, {})
+        OmegaConf.update(config, block[1], {}, merge=False)
     groups = [text for text in overrides if text.partition("=")[0].partition(".")[0] not in config]
     if groups:
         raise RecipeError(
@@ -217,8 +227,6 @@ def recipe_of(source: Source, recipe: str | os.PathLike[str] | None, overrides: 
             "choose anew."
         )
     if overrides:
-        from omegaconf import OmegaConf
-
         config = OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides)))
     return ComposedRecipe.of(config)
 

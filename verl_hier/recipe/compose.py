@@ -30,7 +30,7 @@ _ROLLOUT = ("actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.m
 BLOCKS = {*_ROLLOUT, "actor_rollout_ref.rollout.val_kwargs", "algorithm", "critic", "data", "trainer", "trainer.v1"}
 """Blocks without which nothing can be said of a recipe; others may be null."""
 _UNKNOWN_KEY = re.compile(r"Could not override '([\w.]+)'")
-_PART_OVERRIDE = re.compile(rf"(hier\.(?:{'|'.join(KINDS)}))=\{{")
+PART_OVERRIDE = re.compile(rf"(hier\.(?:{'|'.join(KINDS)}))=\{{")
 _HIER_OVERRIDE = re.compile(r"hier\.[\w.]+=")
 
 
@@ -133,7 +133,7 @@ def overridden(overrides: Sequence[str]) -> list[str]:
     """
     given: list[str] = []
     for text in map(translated, overrides):
-        part = _PART_OVERRIDE.match(text)
+        part = PART_OVERRIDE.match(text)
         if part:
             given += [f"~{part[1]}", f"+{text}"]
         else:

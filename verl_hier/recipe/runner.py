@@ -88,7 +88,7 @@ class RolloutRunner:
     ) -> RolloutGraph:
         """The checked graph of one task, with the rewards of the recipe's reward functions.
 
-        Validation plays independent episodes without a budget.
+        Validation plays independent episodes without a budget, unless the request says that it searches.
 
         Args:
             request: the task.
@@ -115,7 +115,7 @@ class RolloutRunner:
             environments=environments,
             limits=self.limits or self.recipe.limits,
             seed=hier.seed,
-            budget=BudgetOptions() if request.validate else hier.rollout.budget,
+            budget=BudgetOptions() if request.validate and not request.searches else hier.rollout.budget,
             entropy=hier.rollout.entropy,
             vocabulary=self.vocabulary,
             says_won=parts.environment.spec.says_won,
@@ -132,7 +132,7 @@ class RolloutRunner:
         return graph
 
     def _sampler(self, request: Request) -> Sampler:
-        if request.validate:
+        if request.validate and not request.searches:
             independent = self.recipe.host.spec("sampler", "independent")
             return independent.factory(independent.options())
         chosen = self.recipe.parts.sampler

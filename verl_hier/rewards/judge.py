@@ -83,6 +83,14 @@ async def judge(
         RolloutError: when the endpoint cannot be reached, or says what is no chat completion, before its first answer;
             and when it is out of reach for `MOST_UNHEARD` verdicts.
     """
+    client = _client(url, model, timeout_s)
+    asked = [{"role": "user", "content": question(rated, prompt, scale)}]
+    answer = await client.ask(asked, temperature=temperature, max_tokens=max_tokens)
+    return None if answer is None else share_of(answer.text, scale)
+
+
+def question(rated: RatedEpisode | RatedTurn, prompt: str = PROMPT, scale: Sequence[float] = (0, 10)) -> str:
+    """What a judge is asked about a turn or an episode; see `judge` for the prompt and the scale."""
     low, high = scale
     fields = {
         "instruction": str(rated.task.get("instruction", "")),
@@ -92,10 +100,13 @@ async def judge(
         "low": f"{low:g}",
         "high": f"{high:g}",
     }
-    asked = _filled(prompt, fields)
-    client = _client(url, model, timeout_s)
-    answer = await client.ask([{"role": "user", "content": asked}], temperature=temperature, max_tokens=max_tokens)
-    said = None if answer is None else verdict(answer.text, low, high)
+    return _filled(prompt, fields)
+
+
+def share_of(text: str, scale: Sequence[float] = (0, 10)) -> float | None:
+    """The verdict in what a judge says, on a scale from 0 to 1; None where there is none."""
+    low, high = scale
+    said = verdict(text, low, high)
     return None if said is None else (min(max(said, low), high) - low) / (high - low)
 
 

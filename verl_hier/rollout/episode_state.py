@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_hier.environments.base import StepResult, last_word
+from verl_hier.environments.base import FINAL_ANSWER, StepResult, last_word
 from verl_hier.environments.pool import EnvironmentFailure
 from verl_hier.environments.tools import TOOL_REWARDS
 from verl_hier.graph.nodes import EpisodeRecord, Node, Status
@@ -218,6 +218,8 @@ class EpisodeState:
         paid = node if writer.id in shared else writer
         if TOOL_REWARDS in step.info:
             paid.extra[TOOL_REWARDS] = json.dumps(step.info[TOOL_REWARDS])
+        if FINAL_ANSWER in step.info:
+            node.extra[FINAL_ANSWER] = str(step.info[FINAL_ANSWER])
         self._reward(node, paid, step.reward)
         last_turns = {each.agent: each for each in self.nodes} if step.rewards else {}
         for agent, amount in (step.rewards or {}).items():

@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_hier.errors import RolloutError
 from verl_hier.graph.nodes import Node, RolloutGraph
+from verl_hier.graph.records import CHOICE
 from verl_hier.rollout.policy import Generation, Sampling, Scored
 
 
@@ -80,6 +81,7 @@ def differences(stored: RolloutGraph, again: RolloutGraph) -> list[str]:
     for node in (*left["nodes"], *right["nodes"]):
         # It follows from the tokens; earlier versions have stored the server's word.
         node.pop("stop_reason", None)
+        node["decision"].pop(CHOICE, None)
     if not any(node.messages for node in stored.nodes):
         for node in (*left["nodes"], *right["nodes"]):
             for name in _NOT_IN_VERSION_1:

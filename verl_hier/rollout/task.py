@@ -77,6 +77,8 @@ class Request:
         step: trainer step; with `index` it names the random generators.
         levels: levels that learn in this step, None for all; a sampler need not roll out what only others need.
         validate: evaluation only.
+        searches: an evaluation in which the recipe's sampler decides which episodes exist, within the budget of the
+            recipe; otherwise those of evaluations are independent of each other.
         sampling: temperature, top-p and top-k of the recipe.
         unfinished: episodes of the task that earlier steps have left unfinished.
         told: what the schedule tells the workers of this task, JSON-able; see `Schedule.told`.
@@ -89,6 +91,7 @@ class Request:
     step: int = 0
     levels: frozenset[int] | None = None
     validate: bool = False
+    searches: bool = False
     sampling: Sampling = field(default_factory=Sampling)
     unfinished: tuple[UnfinishedEpisode, ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
@@ -121,6 +124,7 @@ class Request:
             step=graph.step,
             levels=None if stored["levels"] is None else frozenset(stored["levels"]),
             validate=stored["validate"],
+            searches=stored.get("searches", False),
             sampling=Sampling(stored["temperature"], stored["top_p"], stored["top_k"]),
             unfinished=unfinished,
             told=stored.get("told", {}),
@@ -136,6 +140,7 @@ class Request:
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
             "top_k": self.sampling.top_k,
+            **({"searches": True} if self.searches else {}),
             **({"told": dict(self.told)} if self.told else {}),
             **({"likelihoods": dict(self.likelihoods)} if self.likelihoods else {}),
         }

@@ -1,8 +1,10 @@
-"""A world for tests: positions on a line."""
+"""Worlds for tests: positions on a line."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from verl_hier.environments.base import Environment, StepResult
@@ -33,3 +35,41 @@ class Line(Environment):
             anchor=str(self._at),
             info={"won": won},
         )
+
+
+class Fragile(Line):
+    """Breaks under some of the words."""
+
+    def step(self, action: str) -> StepResult:
+        """See `Environment.step`."""
+        if action == "left":
+            raise RuntimeError("the world broke")
+        return super().step(action)
+
+
+class Lost(Line):
+    """Cannot be started."""
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
+        """See `Environment.reset`."""
+        raise RuntimeError("the world is not there")
+
+
+class Graded(Line):
+    """The same positions, each of which is worth something."""
+
+    def step(self, action: str) -> StepResult:
+        """See `Environment.step`."""
+        answer = super().step(action)
+        worth = random.Random(f"{answer.text} after {action}").random()
+        return replace(answer, reward=worth, info={**answer.info, "won": answer.done and worth > 0.5})
+
+
+class Ungraded(Line):
+    """The same positions, and nobody who says how good it is to be there."""
+
+    def step(self, action: str) -> StepResult:
+        """See `Environment.step`."""
+        answer = super().step(action)
+        said = {name: value for name, value in answer.info.items() if name != "won"}
+        return replace(answer, reward=0.0, rewards={}, info=said)

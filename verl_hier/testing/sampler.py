@@ -10,21 +10,21 @@ def test_my_sampler() -> None:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.base import Environment
 from verl_hier.errors import RecipeError
-from verl_hier.graph import RolloutGraph
+from verl_hier.graph import Node, RolloutGraph
 from verl_hier.host.specs import SamplerSpec, WorkerSpec
-from verl_hier.rollout import EndReason, EpisodeView, Limits, Rollout, Sampler, Sampling, Worker
+from verl_hier.rollout import EndReason, Episode, EpisodeView, Limits, Rollout, Sampler, Sampling, Worker
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences
 from verl_hier.rollout.unfinished import UnfinishedEpisode
-from verl_hier.testing.line import Line
+from verl_hier.testing.line import Fragile, Graded, Line, Lost, Ungraded
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, replay_scripted, roll_out_scripted
-from verl_hier.testing.scene import Answer, SlowSpeaker, Speaker, attempt, changing_generators
+from verl_hier.testing.scene import Answer, Silent, SlowSpeaker, Speaker, attempt, changing_generators
 
 LIMITS = Limits(max_turns=12, max_tokens_per_turn=64, context_tokens=4000)
 MOST_EPISODES = 64
@@ -67,30 +67,26 @@ def _walk(prompt: str, sampling: Sampling) -> str:
     return word + " " * chance.randrange(3)
 
 
-class _Fragile(Line):
-    """Breaks under some of the words."""
-
-    def step(self, action: str) -> StepResult:
-        if action == "left":
-            raise RuntimeError("the world broke")
-        return super().step(action)
-
-
-class _Lost(Line):
-    """Cannot be started."""
-
-    def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
-        raise RuntimeError("the world is not there")
-
-
 class _Kept(Sampler):
-    """A sampler, and what it expected in the end."""
+    """A sampler, what it expected in the end, and whether it has cut turns or sampled them in pieces."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self.expected = 0
+        self.in_pieces = False
 
     async def sample(self, rollout: Rollout) -> None:
+        advance, split = rollout.advance, rollout.split
+
+        async def advanced(episodes: Iterable[Episode], tokens: int | None = None) -> list[Episode]:
+            self.in_pieces = self.in_pieces or tokens is not None
+            return await advance(episodes, tokens)
+
+        def cut(node: Node, at: int) -> Node:
+            self.in_pieces = True
+            return split(node, at)
+
+        rollout.advance, rollout.split = advanced, cut  # type: ignore[method-assign]
         try:
             await self._sampler.sample(rollout)
         finally:
@@ -161,6 +157,8 @@ class _Subject:
         }
         forked = any(episode.source >= 0 for episode in graph.episodes)
         self.asked |= {*(f"needs_{what}" for what in spoken.asked), *["needs_fork"] * forked}
+        forces = any(node.decision.get("forced") for node in graph.nodes)
+        self.asked |= {*["needs_tokens"] * (kept.in_pieces or forces)}
         self.left_out |= {role for episode in graph.episodes for role in episode.decision.get("stand_ins", ())}
         self.columns |= {name for node in graph.nodes for name in node.extra}
         assert isinstance(graph, RolloutGraph)
@@ -195,7 +193,8 @@ def check_sampler(
     once, and leaves no episode running; equal seeds give equal trees, however fast the policy answers, and a stored
     rollout can be replayed; no budget is exceeded, and every one of them ends the rollout without an error; it copes
     with worlds that break, policies that say nothing, single levels that learn, and episodes that an earlier step has
-    left unfinished; it declares what it needs (forks, top log-probs, scores), and needs what it declares.
+    left unfinished; it declares what it needs (forks, log-probs, scores, tokens) and whether it goes by outcomes, and
+    needs what it declares.
 
     Args:
         spec: the registered sampler.
@@ -302,8 +301,8 @@ def check_budgets(subject: _Subject) -> None:
 
 def check_hard_times(subject: _Subject) -> None:
     """Worlds that break, policies that say nothing, and steps in which one level learns."""
-    subject.play("in a world that breaks", environment=_Fragile)
-    subject.play("in a world that cannot be started", environment=_Lost)
+    subject.play("in a world that breaks", environment=Fragile)
+    subject.play("in a world that cannot be started", environment=Lost)
     subject.play("with a policy that says nothing", answer=lambda prompt, sampling: "")
     subject.play("in a world that ends at the first action", task={"instruction": "go", "goal": 1})
     subject.play("when every turn is cut", limits=Limits(12, 2, 4000))
@@ -337,8 +336,38 @@ def check_unfinished(subject: _Subject) -> None:
         subject.replay(when, second)
 
 
+def check_what_it_goes_by(subject: _Subject) -> None:
+    """Whether other trees grow where nobody says how likely words are, or how good an episode was."""
+    number = subject.numbers[-1]
+    for seed in range(4):
+        usual = _shape(subject.play("as usual", n=number, seed=seed))
+        before = set(subject.asked)
+        try:
+            silent = _shape(subject.play("without log-probs", n=number, seed=seed, policy=Silent))
+        except AssertionError:  # it says itself that it cannot do without them
+            silent = []
+        if silent != usual or subject.asked != before:  # or asks for those of given tokens instead
+            subject.asked = before | {"needs_logprobs"}
+        for which, world in {"with many rewards": Graded, "without rewards": Ungraded}.items():
+            if subject.environment is not Line:  # what its positions are worth is not known
+                break
+            if _shape(subject.play(f"in a world {which}", n=number, seed=seed, environment=world)) != usual:
+                subject.asked.add("sees_outcomes")
+
+
+def _shape(graph: RolloutGraph) -> list[tuple[Any, ...]]:
+    """Where each episode parts from which other one, how far it goes, and whether it is a leaf."""
+    return [
+        (episode.source, episode.shared, len(graph.path(episode.id)), episode.status in ("finished", "truncated"))
+        for episode in graph.episodes
+    ]
+
+
 USES = {
     "needs_fork": "fork episodes",
+    "needs_logprobs": "go by the log-probs of sampled tokens",
+    "needs_tokens": "sample turns in pieces, or begin them with given tokens",
+    "sees_outcomes": "go by the rewards of episodes",
     "needs_top_logprobs": "ask for the likeliest tokens",
     "needs_scores": "ask for the log-probs of given tokens",
 }
@@ -374,6 +403,7 @@ def check_declared(subject: _Subject) -> None:
 CHECKS: tuple[Callable[[_Subject], None], ...] = (
     check_factory,
     check_groups,
+    check_what_it_goes_by,
     check_uses,
     check_repeatable,
     check_budgets,

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -143,6 +144,14 @@ class SlowSpeaker(Speaker):
     """Answers in another order than it is asked."""
 
     slow = True
+
+
+class Silent(Speaker):
+    """Says nothing of how likely its words are."""
+
+    async def generate(self, prompt: list[int], sampling: Sampling, conversation: str) -> Generation:
+        """See `rollout.Policy.generate`."""
+        return replace(await super().generate(prompt, sampling, conversation), logprobs=[], top_logprobs=[])
 
 
 class Verbatim(CharacterTokenizer):

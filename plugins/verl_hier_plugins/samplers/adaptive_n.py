@@ -168,4 +168,5 @@ def hier_samplers() -> SamplerSpec:
         summary="episodes in rounds, as long as a task is uncertain or hard, up to n",
         source="XRPO, arXiv 2510.06672 (priority: B, threshold: ours); DARS, arXiv 2508.13755 (C)",
         episodes=leaves_of,
+        sees_outcomes=True,
     )

@@ -189,4 +189,6 @@ def hier_samplers() -> SamplerSpec:
         source="arXiv 2510.14545 §3.1; RUC-NLPIR/ARPO AEPO/ vllm_rollout_with_tools.py::generate_sequences",
         episodes=_episodes,
         needs_fork=True,
+        needs_logprobs=True,
+        needs_tokens=lambda options: options.dynamic,
     )

@@ -145,4 +145,5 @@ def hier_samplers() -> SamplerSpec:
         episodes=leaves_of,
         roots=lambda options, n: options.starts or max(1, n // 2),
         needs_fork=True,
+        sees_outcomes=lambda options: options.choose == "uncertain",
     )

@@ -259,4 +259,5 @@ def hier_samplers() -> SamplerSpec:
         source="arXiv 2507.19849 §3.1; RUC-NLPIR/ARPO vllm_rollout_with_tools.py::generate_sequences",
         episodes=_episodes,
         needs_fork=True,
+        needs_logprobs=True,
     )

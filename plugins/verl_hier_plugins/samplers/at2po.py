@@ -169,4 +169,5 @@ def hier_samplers() -> SamplerSpec:
         episodes=leaves_of,
         roots=lambda options, n: min(options.chains, n),
         needs_fork=True,
+        needs_logprobs=lambda options: options.choose == "entropy",
     )

@@ -133,4 +133,5 @@ def hier_samplers() -> SamplerSpec:
         episodes=at_least(2, "best_of_turn sampler compares n candidates at every turn"),
         needs_fork=True,
         provides=(REWARD,),
+        sees_outcomes=lambda options: options.greedy_choice,
     )

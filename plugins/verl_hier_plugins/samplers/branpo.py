@@ -196,4 +196,5 @@ def hier_samplers() -> SamplerSpec:
         episodes=at_least(2, "branpo sampler compares n episodes"),
         needs_fork=True,
         provides=("suffix", "preference"),
+        sees_outcomes=True,
     )

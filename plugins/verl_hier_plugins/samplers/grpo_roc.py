@@ -143,4 +143,5 @@ def hier_samplers() -> SamplerSpec:
         summary="more episodes than needed; of the successes the cleanest are kept, of the failures any",
         source="arXiv 2508.20722 (rStar2-Agent); microsoft/rStar down_sample/roc.py",
         episodes=leaves_of,
+        sees_outcomes=True,
     )

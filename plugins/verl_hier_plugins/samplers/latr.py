@@ -256,4 +256,6 @@ def hier_samplers() -> SamplerSpec:
         episodes=at_least(2, "latr sampler grows a tree of n leaves"),
         needs_fork=True,
         needs_top_logprobs=True,
+        needs_logprobs=True,
+        needs_tokens=True,
     )

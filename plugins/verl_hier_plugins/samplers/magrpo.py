@@ -177,4 +177,7 @@ def hier_samplers() -> SamplerSpec:
         episodes=leaves_of,
         needs_fork=True,
         provides=(COMPLETION,),
+        needs_logprobs=lambda options: options.joint == "cross",
+        needs_tokens=lambda options: options.joint == "cross",
+        sees_outcomes=lambda options: options.stop_above is not None,
     )

@@ -143,4 +143,5 @@ def hier_samplers() -> SamplerSpec:
         source="arXiv 2602.07848; TsinghuaC3I/MARTI marti/agent_workflows/ab_mcts_processor.py",
         episodes=at_least(2, "mars2 sampler grows n solutions"),
         needs_fork=True,
+        sees_outcomes=True,
     )

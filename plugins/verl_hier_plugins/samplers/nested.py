@@ -73,4 +73,5 @@ def hier_samplers() -> SamplerSpec:
         source="HiMAC, arXiv 2603.00977 (confidence B)",
         episodes=at_least(2, "nested sampler compares n executions of one plan"),
         needs_fork=True,
+        sees_outcomes=lambda options: options.select != "random",
     )

@@ -188,4 +188,7 @@ def hier_samplers() -> SamplerSpec:
         summary="more episodes than needed, cut down while they run so that likely good and bad ones balance",
         source="arXiv 2603.24840 (ARRoL), whose score is a trained head (confidence C)",
         episodes=leaves_of,
+        needs_logprobs=lambda options: options.score == "confidence",
+        needs_tokens=lambda options: options.unit == "tokens",
+        sees_outcomes=lambda options: options.score == "return",
     )

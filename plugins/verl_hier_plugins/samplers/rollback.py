@@ -190,4 +190,5 @@ def hier_samplers() -> SamplerSpec:
         episodes=at_least(1, "rollback sampler plays n episodes"),
         needs_fork=True,
         needs_scores=True,
+        needs_tokens=True,
     )

@@ -207,4 +207,6 @@ def hier_samplers() -> SamplerSpec:
         needs_fork=True,
         needs_top_logprobs=True,
         needs_scores=lambda options: options.window is not None,  # a thought is closed by forced tokens
+        needs_logprobs=True,
+        needs_tokens=lambda options: options.window is not None,
     )

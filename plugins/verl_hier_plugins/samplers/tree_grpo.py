@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from verl_hier.errors import RecipeError
 from verl_hier.hookspecs import hookimpl
@@ -55,6 +56,14 @@ def leaves_of(options: TreeGRPOSamplerOptions, n: int) -> int:
     return n
 
 
+def sized(options: TreeGRPOSamplerOptions, n: int) -> TreeGRPOSamplerOptions:
+    """As many trees where n is a multiple of them, else one; each keeps the leaves that it needs, and draws as many
+    places in a round as that takes."""
+    trees = options.trees if n % options.trees == 0 else 1
+    leaves = n // trees
+    return replace(options, trees=trees, leaves=leaves, nodes=max(1, ceil((leaves - 1) / options.rounds)))
+
+
 class TreeGRPOSampler(Sampler):
     """See the module."""
 
@@ -101,4 +110,5 @@ def hier_samplers() -> SamplerSpec:
         episodes=leaves_of,
         roots=lambda options, n: options.trees,
         needs_fork=True,
+        sized=sized,
     )

@@ -123,4 +123,5 @@ def hier_samplers() -> SamplerSpec:
         source="arXiv 2508.17445 §3; multimodal-art-projection/TreePO vllm_rollout_spmd.py, run_treepo_train.sh",
         episodes=at_least(2, "treepo sampler grows a tree of n leaves"),
         needs_fork=True,
+        needs_tokens=True,
     )

@@ -146,4 +146,6 @@ def hier_samplers() -> SamplerSpec:
         episodes=leaves_of,
         roots=lambda options, n: min(options.trees, n),
         needs_fork=True,
+        needs_logprobs=True,
+        needs_tokens=True,
     )

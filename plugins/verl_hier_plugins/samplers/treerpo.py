@@ -74,4 +74,5 @@ def hier_samplers() -> SamplerSpec:
         source="arXiv 2506.05183 (reading notes)",
         episodes=leaves_of,
         needs_fork=True,
+        needs_tokens=True,
     )

@@ -17,7 +17,8 @@ from verl_hier.coldstart import build_tiny
 from verl_hier.coldstart.build import texts_of
 from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.graph import EpisodeRecord, Node, RolloutGraph, read_graphs
-from verl_hier.ops.evaluation import average, evaluate, measure, model_tokens, share
+from verl_hier.ops.evaluation import evaluate, measure, model_tokens
+from verl_hier.ops.intervals import average, share
 from verl_hier.ops.rollouts import Plan, finish, recipe_of, roll_out
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe

@@ -4,6 +4,7 @@ The tool's papers: ToRA, https://arxiv.org/abs/2309.17452, and ToRL, https://arx
 reasoning-gym, https://arxiv.org/abs/2505.24760, generated arithmetic, or a GSM8K-style file.
 """
 
+from verl_hier.environments.base import FINAL_ANSWER
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.lazy import lazy
@@ -20,6 +21,7 @@ SPEC = EnvironmentSpec(
     names_states=True,
     info=("won", "score", "calls"),
     says_won=True,
+    provides=lambda options: (FINAL_ANSWER,) * (options.chain == 1),
     splits=SPLITS,
     pool=pool,
     summary="arithmetic and logic questions with a sandboxed Python tool: generated, reasoning-gym's, or from a file",

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_hier.environments.action_parsing import parse_verb
-from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.base import FINAL_ANSWER, Environment, StepResult
 from verl_hier.environments.expert import Expert
 from verl_hier.environments.numbers import last_number
+from verl_hier.environments.scoring import equal_form
 from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.errors import RecipeError
 from verl_hier.sandbox.scripts import require_sandbox, run_once
@@ -167,10 +168,12 @@ class PythonToolEnvironment(Environment):
         given = (read(body) or body) if self._options.spelling == "words" else body
         found = score(self.task, given)
         won = found >= 1.0 - 1e-9
+        said = {} if self._options.chain > 1 else {FINAL_ANSWER: equal_form(given)}
         return self._ended(
             self._texts["right" if won else "wrong"],
             found,
             reward=found if self._options.partial_credit else float(won),
+            **said,
         )
 
     def _ended(self, text: str, found: float, **answer: Any) -> StepResult:

@@ -3,6 +3,7 @@
 Doc page: docs/environments/retrieval.md.
 """
 
+from verl_hier.environments.base import FINAL_ANSWER
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.lazy import lazy
@@ -18,6 +19,7 @@ SPEC = EnvironmentSpec(
     names_states=True,
     info=("won", "score", "f1", "documents", "recall", "commands"),
     says_won=True,
+    provides=(FINAL_ANSWER,),
     splits=SPLITS,
     pool=pool,
     asynchronous=True,

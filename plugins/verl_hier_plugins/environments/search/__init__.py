@@ -3,6 +3,7 @@
 BM25 by bm25s, https://arxiv.org/abs/2407.03618. Doc page: docs/environments/search.md.
 """
 
+from verl_hier.environments.base import FINAL_ANSWER
 from verl_hier.environments.splits import SPLITS, pool
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.lazy import lazy
@@ -19,6 +20,7 @@ SPEC = EnvironmentSpec(
     names_states=True,
     info=("won", "score", "f1", "documents", "recall", "commands"),
     says_won=True,
+    provides=(FINAL_ANSWER,),
     splits=SPLITS,
     pool=pool,
     summary="multi-hop questions answered by searching a local corpus; generated worlds or HotpotQA-style files",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_hier.environments.base import StepResult
-from verl_hier.environments.scoring import exact_match, f1
+from verl_hier.environments.base import FINAL_ANSWER, StepResult
+from verl_hier.environments.scoring import exact_match, f1, normalise
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.search.actions import Action, describe, parse_action
 from verl_hier_plugins.environments.search.corpus import Found
@@ -76,7 +76,8 @@ class Episode:
         if parsed.kind == "answer":
             self.last = ()
             self._scores = exact_match(parsed.text, self.task["answers"]), f1(parsed.text, self.task["answers"])
-            return self._answer("", reward=self._reward(*self._scores))
+            given = normalise(parsed.text) or parsed.text
+            return self._answer("", reward=self._reward(*self._scores), said={FINAL_ANSWER: given})
         return parsed
 
     def see(self, asked: Action, documents: Sequence[Found]) -> StepResult:
@@ -107,7 +108,9 @@ class Episode:
             for number, found in enumerate(self.last, start=1)
         )
 
-    def _answer(self, text: str, reward: float = 0.0, valid: bool = True) -> StepResult:
+    def _answer(
+        self, text: str, reward: float = 0.0, valid: bool = True, said: Mapping[str, str] | None = None
+    ) -> StepResult:
         done = self._scores is not None
         won, share = self._scores or (False, 0.0)
         return StepResult(
@@ -123,6 +126,7 @@ class Episode:
                 "f1": share,
                 "documents": [found.name for found in self.last] if valid else [],
                 **self._recall(),
+                **(said or {}),
                 **({} if self._steps else {"commands": self._help()}),
                 **({"used_tool": bool(self.asked)} if done else {}),
             },
