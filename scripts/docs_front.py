@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import math
 import statistics
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +12,30 @@ import yaml
 from docs_markdown import table
 from docs_papers import CLAIMS, loop
 
+from verl_hier.ops.bench import tables
+from verl_hier.ops.bench.cells import Cells, at_budget
+from verl_hier.ops.bench.panel import Panel
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""The 97.5th percentile of Student's t, by degrees of freedom."""
 SIGNS = {"yes": "●", "partly": "◐", "no": "○", "-": "–"}
 
 
 def results() -> Iterator[str]:
     """The comparisons of docs/front.yaml: points gained, and the difference to GRPO's by seed, with its interval."""
-    measured = _json("learning/learning.json")
-    report = _learning_report()
-    curves = {(name, method): each for name, method, each in report.grouped(measured)}
+    panel = Panel.find("learning")
+    curves = tables.grouped(panel, Cells(DOCS / "learning" / "cells.jsonl").all)
     rows = []
     for name, method in yaml.safe_load((DOCS / "front.yaml").read_text("utf-8")):
-        about = report.COMPARISONS[name]
-        gains = [_gains(report, curves[name, each], about.tokens) for each in (method, "grpo")]
-        both = [ours - flat for ours, flat in zip(*gains, strict=True)]
-        reached = statistics.mean(100 * report.at_budget(curve, about.tokens) for curve in curves[name, method])
-        cells = (f"{reached - statistics.mean(gains[0]):.0f} → {reached:.0f} %", *(f"{_mean(each)}" for each in gains))
-        rows.append((about.task, f"{about.tokens:,}", method, *cells, difference(both)))
+        about = panel.tasks[name]
+        ours, flat = (tables.gains(curves[name, each], about.tokens) for each in (method, about.baseline))
+        reached = statistics.mean(100 * at_budget(curve, about.tokens) for curve in curves[name, method].values())
+        before = reached - statistics.mean(ours.values())
+        cells = (
+            f"{before:.0f} → {reached:.0f} %",
+            *(f"{statistics.mean(each.values()):+.0f}" for each in (ours, flat)),
+        )
+        more = tables.difference([ours[seed] - flat[seed] for seed in ours.keys() & flat.keys()])
+        rows.append((about.title, f"{about.tokens:,}", method, *cells, more))
     seeds = sorted({len(curves[name, method]) for name, method in curves})
     head = ("tasks", "tokens", "method", "success", "points gained", "GRPO gains", "difference (95 %)")
     yield from table(head, *rows)
@@ -44,21 +46,6 @@ def results() -> Iterator[str]:
         "interval that holds 0 decides nothing. [All comparisons, curves and costs](docs/learning/README.md); none "
         "of them is of a large model."
     )
-
-
-def _gains(report: Any, curves: Sequence[Any], tokens: float) -> list[float]:
-    return [100 * (report.at_budget(curve, tokens) - curve[0]["success"]) for curve in curves]
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):+.0f}"
-
-
-def difference(values: Sequence[float]) -> str:
-    """The mean of differences and its interval of 95 %, by Student's t."""
-    half = STUDENT[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
-    mean = statistics.mean(values)
-    return f"{mean:+.0f} ({mean - half:+.0f} to {mean + half:+.0f})"
 
 
 def sums() -> Iterator[str]:
@@ -109,11 +96,6 @@ def quickstart() -> Iterator[str]:
 
 def _json(name: str) -> Any:
     return json.loads((DOCS / name).read_text("utf-8"))
-
-
-def _learning_report() -> Any:
-    sys.path.insert(0, str(Path(__file__).parent / "bench"))
-    return importlib.import_module("learning_report")
 
 
 BLOCKS = {"results": results, "sums": sums, "rivals": rivals, "quickstart": quickstart}

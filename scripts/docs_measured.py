@@ -11,6 +11,9 @@ from types import ModuleType
 
 from docs_markdown import table
 
+from verl_hier.ops.bench import tables
+from verl_hier.ops.bench.cells import Cells
+from verl_hier.ops.bench.panel import Panel
 from verl_hier.recipe import catalogue
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -115,9 +118,11 @@ def real_model() -> Iterator[str]:
 
 
 def learning(name: str) -> Iterator[str]:
-    """A table of what `scripts/bench/learning.py` has measured, by the name of the function that makes it."""
-    measured = json.loads((DOCS / "learning" / "learning.json").read_text(encoding="utf-8"))
-    yield from getattr(_bench("learning_report"), name)(measured)
+    """A table of what `verl-hier bench learning` has measured in any version, by the name of what makes it."""
+    panel, cells = Panel.find("learning"), Cells(DOCS / "learning" / "cells.jsonl").all
+    groups = tables.grouped(panel, cells)
+    made = {"table": tables.results, "other_costs": tables.other_costs}
+    yield from made[name](panel, groups) if name in made else tables.on_the_way(panel, cells)
 
 
 def _bench(name: str) -> ModuleType:

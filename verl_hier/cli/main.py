@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from verl_hier import __version__
 from verl_hier.cli import (
+    bench,
     check,
     coldstart,
     compare,
@@ -85,6 +86,7 @@ COMMANDS: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
         {
             "view": view.view,
             "compare": compare.compare,
+            "bench": bench.bench,
             "env": env.env,
             "lab": lab.lab,
             "doctor": inspect.doctor,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import keyword
 import re
 import sys
-from difflib import get_close_matches
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from verl_hier import __version__
-from verl_hier.errors import HierError, PluginError
+from verl_hier.errors import HierError, PluginError, did_you_mean
 from verl_hier.host.discovery import contained, entry_points
 from verl_hier.host.manager import DEFAULT_ENABLED, PluginHost, discover
 from verl_hier.host.specs import Kind
@@ -90,10 +89,9 @@ def _on(environment: str) -> dict[str, str]:
     installed = discover(dict.fromkeys(entry_points(), True))
     plugins = {name: plugin.name for plugin in installed for name in plugin.provides.get("environment", ())}
     if environment not in plugins:
-        near = get_close_matches(environment, plugins, 1)
         raise HierError(
             f"--environment: no installed plugin has an environment called {environment!r}"
-            f"{f'; is it {near[0]!r}?' if near else ''}; `verl-hier plugins` lists them."
+            f"{did_you_mean(environment, plugins)}; `verl-hier environments` lists them."
         )
     part = f"  environment: {{name: {environment}}}\n  rollout: {{max_turns: 40, environment_processes: 1}}\n"
     return {

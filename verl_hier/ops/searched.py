@@ -214,8 +214,8 @@ def tasks_of(graphs: Sequence[RolloutGraph], prepared: Prepared) -> tuple[list[S
             records, outcomes = zip(*attempts, strict=True)
             tasks.append(SearchedTask(graph, list(records), list(outcomes), keys))
     if prepared.critic is not None:
-        leaves = [[episode.leaf for episode in task.episodes] for task in tasks]
-        values = prepared.critic.values([task.graph for task in tasks], leaves)
+        ends = [[episode.leaf for episode in task.episodes] for task in tasks]
+        values = prepared.critic.values([task.graph for task in tasks], ends)
         tasks = [dataclasses.replace(task, keys=keys) for task, keys in zip(tasks, values, strict=True)]
     return tasks, "success" if says_won else "return"
 

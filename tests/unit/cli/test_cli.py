@@ -437,7 +437,7 @@ def test_a_new_method_is_on_the_environment_of_its_user(
 
 def test_a_new_method_needs_an_environment_that_there_is(verl_hier: Run, tmp_path: Path) -> None:
     code, _, err = verl_hier("new", "method", "ours", "--environment", "sokban", "--into", tmp_path)
-    assert code == 2 and "is it 'sokoban'?" in err
+    assert code == 2 and "did you mean 'sokoban'?" in err
     code, _, err = verl_hier("new", "worker", "ours", "--environment", "sokoban", "--into", tmp_path)
     assert code == 2 and "leave it out for a new worker" in err and not list(tmp_path.iterdir())
 

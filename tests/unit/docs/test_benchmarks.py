@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +18,6 @@ from verl_hier.recipe.composed import ComposedRecipe
 def updates(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "bench"))
     return importlib.import_module("updates")
-
-
-def test_a_piece_in_which_no_run_has_ended_reports_that(monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "bench"))
-    (tmp_path / "learning.json").write_text(json.dumps({"runs": []}))
-    importlib.import_module("learning").report(tmp_path)
-    assert "call it again" in capsys.readouterr().out and not (tmp_path / "learning.png").exists()
 
 
 @pytest.mark.slow

@@ -1,0 +1,153 @@
+"""Cells: what a method reached on a task with a seed, with a fingerprint of all that decides it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from verl_hier import __version__
+from verl_hier.errors import FileError
+from verl_hier.graph.bounded_reading import parse_json, text_lines
+from verl_hier.ops.bench.panel import Panel, Task
+from verl_hier.recipe.compose import compose
+from verl_hier.verl_facts.versions import installed
+
+Curve = list[dict[str, Any]]
+TRIAL_SEED, TRIAL_SHARE = 99, 3
+"""Seed of the trials of learning rates, and the part of the tokens that they have."""
+_PLACES = {"trainer": ("default_local_dir", "project_name", "experiment_name", "logger"), "data": ("seed",)}
+"""Lines that say where a run writes and which seed it has, and not what is measured."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Which cell.
+
+    Attributes:
+        trial: the learning rate that the run tries; 0 for a run that counts.
+    """
+
+    task: str
+    method: str
+    seed: int
+    trial: float = 0.0
+
+    def folder(self, work: Path) -> Path:
+        """Where the logs of its run are."""
+        place = f"rate_{self.trial}" if self.trial else f"seed_{self.seed}"
+        return work / self.task / place / self.method
+
+    def tokens(self, task: Task) -> float:
+        """Its budget."""
+        return task.tokens / (TRIAL_SHARE if self.trial else 1)
+
+
+def overrides_of(task: Task, method: str, further: Iterable[str] = ()) -> tuple[str, list[str]]:
+    """The recipe of a method, and its overrides but for the seed and the model: its own, the task's, and those that
+    all tasks share, by which held-out tasks are sampled as in training."""
+    recipe, own = task.recipe(method)
+    shared = [
+        f"hier.environment.validation={task.held_out}",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
+        "actor_rollout_ref.rollout.val_kwargs.n=1",
+        "trainer.val_before_train=true",
+        f"trainer.test_freq={task.test_every}",
+        "trainer.total_training_steps=1000",
+        "trainer.total_epochs=1000",
+        "trainer.save_freq=-1",
+    ]
+    return recipe, [*own, *task.overrides, *shared, *further]
+
+
+def fingerprint(panel: Panel, name: str, method: str, further: Iterable[str] = ()) -> str:
+    """Of everything that decides the figures of a cell but its seed: recipe with prompts, start, budget, versions."""
+    task = panel.tasks[name]
+    recipe, overrides = overrides_of(task, method, further)
+    runs = [_content(recipe, overrides)]
+    if task.cold_start is not None:
+        start = panel.cold_starts[task.cold_start]
+        runs += [_content(each, start.overrides) for each in start.recipes]
+        runs[0]["actor_rollout_ref"]["model"].pop("path")
+    versions = {"verl-hier": __version__, "verl": installed("verl")}
+    decided = [*runs, versions, task.tokens, task.rates, task.held_out, task.test_every]
+    return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _content(recipe: str, overrides: Iterable[str]) -> dict[str, Any]:
+    """What a recipe composes to, without places and seeds."""
+    from omegaconf import OmegaConf
+
+    found: Any = OmegaConf.to_container(compose(recipe, list(overrides)), resolve=False)
+    for block, lines in _PLACES.items():
+        for line in lines:
+            found[block].pop(line, None)
+    found["hier"].pop("seed", None)
+    return dict(found)
+
+
+class Cells:
+    """A file of cells, one line of JSON each; the last line of a key and a fingerprint counts.
+
+    Args:
+        file: of which new cells become further lines.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = Lock()
+        self.all: list[dict[str, Any]] = list(_read(file)) if file.is_file() else []
+
+    def curve(self, key: Key, print_of: str) -> Curve:
+        """Held-out success over what was spent; empty where the cell was not measured as it would be now."""
+        return next((cell["curve"] for cell in reversed(self.all) if _is(cell, key, print_of)), [])
+
+    def keep(self, key: Key, print_of: str, curve: Curve, rate: float) -> None:
+        """Write a cell down."""
+        cell = {
+            **asdict(key),
+            "rate": rate or None,
+            "fingerprint": print_of,
+            "versions": {"verl-hier": __version__, **{name: installed(name) for name in ("verl", "torch")}},
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "date": time.strftime("%Y-%m-%d"),
+            "curve": curve,
+        }
+        with self._lock:
+            self.all.append(cell)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(cell) + "\n")
+
+
+def _is(cell: dict[str, Any], key: Key, print_of: str) -> bool:
+    return all(cell.get(name) == value for name, value in asdict(key).items()) and cell["fingerprint"] == print_of
+
+
+def _read(file: Path) -> Iterator[dict[str, Any]]:
+    for number, line in text_lines(file):
+        cell = parse_json(line, f"{file}, line {number}")
+        if not isinstance(cell, dict) or not {"task", "method", "seed", "fingerprint", "curve"} <= cell.keys():
+            raise FileError(
+                f"{file}, line {number} is no cell of `verl-hier bench`; move the file away or mend the line."
+            )
+        yield cell
+
+
+def at_budget(curve: Curve, budget: float, cost: str = "tokens") -> float:
+    """Success at the budget, linearly between the two measurements around it."""
+    before, after = curve[0], curve[-1]
+    for left, right in itertools.pairwise(curve):
+        if left[cost] <= budget <= right[cost]:
+            before, after = left, right
+    share = (budget - before[cost]) / max(after[cost] - before[cost], 1)
+    return float(before["success"] + min(max(share, 0.0), 1.0) * (after["success"] - before["success"]))
