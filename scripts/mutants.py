@@ -145,8 +145,8 @@ class Room:
         jobs = []
         for mutant in mutants:
             who = self._who(mutant)
-            if not who:
-                self._write(mutant, {"status": "survived", "by": "no test executes the line"})
+            if not who and not self.tests_of.get(mutant.path):
+                self._write(mutant, {"status": "survived", "by": "no test executes the module"})
             elif mutant.at_import or not who - {""}:
                 alone.append(mutant)
             else:
@@ -216,7 +216,8 @@ class Room:
     def _in_a_process(self, mutant: Mutant, text: str) -> dict[str, str]:
         """What the tests say in a process that imports the changed module: those of the line, or else of the module."""
         who = self._who(mutant)
-        everybody = mutant.at_import or "" in who
+        # Of a process that was killed nobody knows which lines it executed.
+        everybody = mutant.at_import or "" in who or not who
         of_module = set().union(*self.tests_of.get(mutant.path, {}).values())
         tests = self._in_order((of_module or {*self.seconds}) if everybody else who)
         if mutant.at_import:

@@ -4,10 +4,14 @@ episode."""
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from verl_hier.environments import async_child
 from verl_hier.environments import pool as pools
 from verl_hier.environments.asynchronous import AsyncOptions, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.base import StepResult
@@ -585,3 +589,20 @@ def test_slots_count_who_is_in_and_how_long_others_wait(monkeypatch):
             assert counts["most_in_flight"] == 1
 
     run(main())
+
+
+def test_the_process_is_told_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    told: list[Any] = []
+
+    async def serve(connection: socket.socket, **limits: float) -> None:
+        told.append((connection.fileno(), limits))
+
+    monkeypatch.setattr(async_child, "serve", serve)
+    monkeypatch.setattr(async_child, "end_with", told.append)
+    monkeypatch.setattr(sys, "argv", ["", str(theirs.fileno()), "7", "1.5", "2.5"])
+    monkeypatch.setattr(async_child.MASK, "cover_output", lambda: None)
+    number = theirs.detach()
+    async_child.main()
+    assert told == [7, (number, {"close_s": 1.5, "blocked_s": 2.5})]
+    ours.close()
