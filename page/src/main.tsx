@@ -11,7 +11,7 @@ import * as source from "./source";
 import { Figure, Words } from "./text";
 import { COLOURS, Tree } from "./tree";
 import { Why } from "./why";
-import type { GroupView, Overview as OverviewView, TurnWords, Why as Method } from "./views";
+import type { GroupView, Overview as OverviewView, Reasons, TurnWords } from "./views";
 
 const AGAIN = 5000;
 const KEYS: [string, string][] = [
@@ -75,7 +75,7 @@ interface Here { view: OverviewView; step: number; uid: string; turn: number | n
 function GroupPage({ view, step, uid, turn, part }: Here) {
   const [group, setGroup] = useState<GroupView | null>(null);
   const [words, setWords] = useState<ReadonlyMap<number, TurnWords>>(new Map());
-  const [methods, setMethods] = useState<Method[] | null>(null);
+  const [reasons, setReasons] = useState<Reasons | null>(null);
   const explained = useRef(false); // asked for once, when the first turn is chosen
   const [said, setSaid] = useState("");
   const refused = (error: unknown) => setSaid(error instanceof Error ? error.message : String(error));
@@ -102,7 +102,7 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
     if (missing.length) {
       source.words(step, uid, missing).then((found) => setWords((held) => new Map([...held, ...found.map((each) => [each.id, each] as const)])), refused);
     }
-    if (!explained.current) source.why(step, uid).then(setMethods, refused);
+    if (!explained.current) source.why(step, uid).then(setReasons, refused);
     explained.current = true;
   }, [group, trees, at]);
   useEffect(() => {
@@ -159,7 +159,7 @@ function GroupPage({ view, step, uid, turn, part }: Here) {
           {at !== null && (
             <div class="columns two">
               <Path group={group} trees={trees} turn={at} words={words} onTurn={(to) => go({ page: "group", step, uid, turn: to, part: "path" })} />
-              <Why group={group} methods={methods} turn={at} />
+              <Why group={group} reasons={reasons} turn={at} />
             </div>
           )}
         </>

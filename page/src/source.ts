@@ -1,5 +1,5 @@
 // Where the page gets its views: from the JSON in its own file, or from the server that it came from.
-import type { Columns, Episode, GroupView, Hits, Overview, Turn, TurnWords, Why } from "./views";
+import type { Columns, Episode, GroupView, Hits, Overview, Reasons, Turn, TurnWords } from "./views";
 
 const held = new Map<string, HTMLScriptElement>();
 for (const element of document.querySelectorAll<HTMLScriptElement>("script[data-name]")) {
@@ -48,8 +48,8 @@ export async function words(step: number, uid: string, turns: number[]): Promise
 }
 
 /** What the estimators say about the credit of a group. */
-export async function why(step: number, uid: string): Promise<Why[]> {
-  return (await part<{ methods: Why[] }>("why", step, uid)).methods;
+export async function why(step: number, uid: string): Promise<Reasons> {
+  return part<Reasons>("why", step, uid);
 }
 
 async function part<View>(name: string, step: number, uid: string, more = ""): Promise<View> {

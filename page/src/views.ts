@@ -68,6 +68,11 @@ export interface Why {
   differs?: number[]; flips?: number[];
 }
 
+/** Who lost a lost attempt, by what the others made of the same places; `turn` is -1 where nothing tells. */
+export interface Lost { episode: number; turn: number; drop: number; turns: number[]; drops: number[] }
+
+export interface Reasons { methods: Why[]; lost: Lost[] }
+
 export interface GroupView { step: number; uid: string; title: string; episodes: Episode[]; turns: Turn[] }
 
 export interface Hits { words: string; many: number; hits: { step: number; uid: string; node: number }[] }

@@ -3,12 +3,13 @@ import { through } from "./forest";
 import { link } from "./place";
 import { Figure, Words } from "./text";
 import { TurnLink } from "./path";
-import type { Comparison, GroupView, Term, Why as Method } from "./views";
+import type { Comparison, GroupView, Lost, Reasons, Term, Why as Method } from "./views";
 
 const MOST_MEMBERS = 60;
 
-export function Why({ group, methods, turn }: { group: GroupView; methods: Method[] | null; turn: number }) {
+export function Why({ group, reasons, turn }: { group: GroupView; reasons: Reasons | null; turn: number }) {
   const own = group.turns[turn];
+  const methods = reasons?.methods;
   if (!own) return null;
   return (
     <section class="why" aria-label="why" tabIndex={-1} data-focus="why">
@@ -18,8 +19,25 @@ export function Why({ group, methods, turn }: { group: GroupView; methods: Metho
         <p>These rollouts do not say which estimator credited them; <code>--estimator NAME</code> shows what one would give.</p>
       )}
       {methods?.map((method) => <Explained key={method.name} group={group} method={method} turn={turn} />)}
+      {reasons && <Losses group={group} lost={reasons.lost} turn={turn} />}
       <Members group={group} />
     </section>
+  );
+}
+
+/** What the turn lost of each lost attempt that it belongs to, and which turn lost most of it. */
+function Losses({ group, lost, turn }: { group: GroupView; lost: Lost[]; turn: number }) {
+  const mine = lost.filter((each) => each.turns.includes(turn));
+  if (!mine.length) return null;
+  return (
+    <div class="lost" data-what="lost">
+      <h3>Who lost the lost attempts</h3>
+      {mine.map((each) => (
+        <p key={each.episode}>attempt {each.episode}: {each.turn < 0 ? "nothing tells, because no other attempt was better at a place of it" : <>
+          {each.turn === turn ? <b class="bad">this turn</b> : <TurnLink group={group} turn={each.turn} />} of <Words text={group.turns[each.turn]?.agent ?? ""} /> lost <Figure value={each.drop} /> of
+          what the others made of the same places{each.turn !== turn && <>; this one <Figure value={each.drops[each.turns.indexOf(turn)]} signed /></>}</>}.</p>
+      ))}
+    </div>
   );
 }
 

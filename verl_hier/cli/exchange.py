@@ -28,6 +28,7 @@ class Written(str, Enum):
     ATIF = "atif"
     SFT = "sft"
     PAIRS = "pairs"
+    STATES = "states"
 
 
 class Template(str, Enum):
@@ -57,7 +58,8 @@ class RowForm(str, Enum):
 def export(
     source: Graphs,
     to: Annotated[
-        Written, typer.Option(help="Chat messages, verl's dump, ATIF, rows for supervised training, preference pairs.")
+        Written,
+        typer.Option(help="Chat messages, verl's dump, ATIF, rows for supervised training, pairs, graphs of states."),
     ],
     out: Annotated[Path, new_file("File to write: .jsonl, or .parquet for chat, sft and pairs.", ".jsonl", ".parquet")],
     model: Annotated[
@@ -90,6 +92,14 @@ def export(
         raise RecipeError(f"--{given} is of --to sft and --to pairs; leave it out with --to {to.value}.")
     if to is not Written.VERL and model is not None:
         raise RecipeError(f"--model decodes the tokens of --to verl; --to {to.value} needs none, so leave it out.")
+    if to is Written.STATES:
+        from verl_hier.ops.exchange.states import export_states
+
+        count, unnamed = export_states(graphs, out)
+        line(f"{count} lines: {out}")
+        if unnamed:
+            line(f"turns in no named state: {', '.join(f'{many} of {who}' for who, many in unnamed.items())}")
+        return
     if to is Written.ATIF:
         count = export_atif(graphs, out)
     elif to is Written.CHAT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from verl_hier.host.manager import PluginHost
 
 
+class Blame(str, Enum):
+    """How it is found who lost an attempt."""
+
+    OTHERS = "others"
+    REPLAY = "replay"
+
+
 def credit(
     source: Graphs,
     estimator: Annotated[str | None, typer.Option(help="Credit every turn by this estimator.")] = None,
@@ -25,15 +33,26 @@ def credit(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="option=value, or with --compare NAME.option=value.")
     ] = None,
+    blame: Annotated[
+        Blame | None, typer.Option(help="Say who lost each lost attempt: by the others, or by playing it again.")
+    ] = None,
     recipe: RecipeOption = None,
     enable: Enable = None,
 ) -> None:
-    """Credit stored rollouts again, or compare estimators."""
+    """Credit stored rollouts again, compare estimators, or say who lost.
+
+    With --blame, --out writes the lost attempts in the form of Who&When.
+    """
     without_pandas()
+    if blame is not None:
+        if estimator is not None or compare is not None or settings:
+            raise RecipeError("--blame asks no estimator; leave --estimator, --compare and --set out.")
+        _blame(source, blame, out, recipe)
+        return
     from verl_hier.host.manager import PluginHost
 
     if (estimator is None) == (compare is None):
-        raise RecipeError("give either --estimator NAME with --out FILE, or --compare a,b,c.")
+        raise RecipeError("give either --estimator NAME with --out FILE, or --compare a,b,c, or --blame others.")
     from verl_hier.ops.stored import Stored
 
     stored = Stored.at(source)
@@ -44,6 +63,22 @@ def credit(
         raise RecipeError("--estimator writes the credit of every turn; say where with --out FILE.jsonl or .parquet.")
     else:
         _credit(host, stored.graphs, str(estimator), out, settings or [])
+
+
+def _blame(source: Path, how: Blame, out: Path | None, recipe: str | None) -> None:
+    import asyncio
+
+    from verl_hier.ops.exchange.files import write_lines
+    from verl_hier.ops.lost_attempts import lost_attempts, lost_by_replay
+    from verl_hier.ops.stored import Stored
+
+    stored = Stored.at(source)
+    found = lost_attempts(stored) if how is Blame.OTHERS else asyncio.run(lost_by_replay(stored, recipe))
+    line(found.told())
+    table(found.rows(), head=("agent", "lost", "share", "of the turns", "mean turn"))
+    if out is not None:
+        write_lines(out, (".jsonl",), found.cases)
+        line(f"{len(found.cases)} lines: {out}")
 
 
 def _credit(host: PluginHost, source: Path, name: str, out: Path, pairs: list[str]) -> None:

@@ -11,6 +11,7 @@ from verl_hier.credit.groups import Normalisation as Normalisation
 from verl_hier.credit.groups import Scale as Scale
 from verl_hier.credit.groups import Singleton as Singleton
 from verl_hier.credit.groups import ZeroVariance as ZeroVariance
+from verl_hier.credit.groups import equal_scores as equal_scores
 from verl_hier.credit.groups import group_advantage as group_advantage
 from verl_hier.credit.groups import group_ids as group_ids
 from verl_hier.credit.groups import group_mean as group_mean

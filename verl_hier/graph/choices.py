@@ -128,3 +128,21 @@ def on_path(graph: RolloutGraph, episode: int, turns: dict[int, Turn]) -> list[T
     """The turns of an episode, first one first."""
     path = graph.path(episode)
     return [turns[number] for number in path if number == path[-1] or not graph.nodes[number].partial]
+
+
+def good_attempts(graph: RolloutGraph, least: float | None = None) -> set[int]:
+    """The numbers of the complete episodes that others may learn from.
+
+    Args:
+        graph: the rollout of a task.
+        least: their least return. None: they were won; where the world does not say so, they are those with the highest
+            return, unless all have one.
+    """
+    found = [*graph.complete()]
+    if least is not None:
+        return {episode.id for episode in found if episode.ret >= least}
+    if any(episode.success is not None for episode in found):
+        return {episode.id for episode in found if episode.success}
+    returns = [episode.ret for episode in found]
+    best = max(returns, default=0.0)
+    return {episode.id for episode in found if episode.ret == best} if min(returns, default=best) < best else set()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from verl_hier.credit.blame import by_the_others
 from verl_hier.errors import HierError
 from verl_hier.viewer.glance import first_groups, glance
 from verl_hier.viewer.group import paths, tree_view, words_view
@@ -146,12 +147,19 @@ class Book:
         return {"turns": views}
 
     def why(self, step: int, uid: str) -> View:
-        """What the estimators say about the credit of a group: `methods`, see `Explainer.view`.
+        """What the estimators say about the credit of a group: `methods`, see `Explainer.view`; and who `lost` its lost
+        attempts, as far as the others tell: for each its `episode`, `turn` and `drop`, and of `turns` their `drops`.
 
         Raises:
             HierError: when it is not stored.
         """
-        return {"methods": self._explainer.view(self._step(step, uid), uid)}
+        found = self._step(step, uid)
+        blamed = by_the_others(found.graph(uid))
+        lost = [
+            {"episode": one.episode, "turn": one.node, "drop": one.drop, "turns": one.turns, "drops": one.drops}
+            for one in blamed
+        ]
+        return {"methods": self._explainer.view(found, uid), "lost": lost}
 
     def _step(self, step: int, uid: str) -> Step:
         self.overview(patience=0.0)

@@ -16,7 +16,7 @@ SLOW = ("credit", "import --from chat", "import --from verl", "check", "eval", "
 """Commands that `--all` tries as well."""
 LONG = (
     *("credit --out", "credit --recipe", "export", "export --to atif", "convert"),
-    *("export --to sft", "export --to pairs", "view --text", "view --html"),
+    *("export --to sft", "export --to pairs", "export --to states", "credit --blame", "view --text", "view --html"),
     *("view a run", "report of a run", "replay a run", "compare runs", "eval a run", "train --resume"),
     *("train", "eval expert", "demos", "distill", "replay", "tools of a recipe", "env --baselines"),
     *("env python_tool", "env search", "env mcp", "env gateway", "env openenv"),

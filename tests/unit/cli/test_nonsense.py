@@ -48,6 +48,7 @@ VALID: dict[str, dict[str, str]] = {
     "credit": {"source": "graphs.jsonl", "compare": "grpo,gigpo"},
     "replay": {"recipe": "himac_alfworld", "source": "graphs.jsonl"},
     "export": {"source": "graphs.jsonl", "to": "chat", "out": "new.jsonl"},
+    "failures": {"recipe": "grpo_sokoban"},
     "import": {"source": "chat.jsonl", "from_": "chat", "model": "model", "out": "new.jsonl"},
     "convert": {"source": "graphs.jsonl", "out": "store"},
     "view": {"source": "graphs.jsonl", "html": "new.html"},

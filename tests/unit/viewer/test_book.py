@@ -12,7 +12,9 @@ import pytest
 
 from tests.fixtures import rollout_graphs
 from tests.fixtures.viewed_run import METHODS, disagree, log_step
+from tests.unit.ops.test_lessons import rollout
 from verl_hier.cli.view import book_of
+from verl_hier.credit.blame import by_the_others
 from verl_hier.errors import HierError
 from verl_hier.graph import SCHEMA_VERSION, read_graphs, write_graphs, write_step
 from verl_hier.graph.columnar.encode import uid_of
@@ -164,6 +166,14 @@ def test_why_has_the_numbers_that_the_estimator_gives(runs, method, tmp_path):
         compared = [each for term in why["terms"] for each in term["comparisons"]]
         assert compared and not any(each["elsewhere"] for each in compared)
     assert turns == len(given)
+
+
+def test_why_says_who_lost_the_lost_attempts(tmp_path):
+    graph = rollout(tmp_path)  # attempts 1 to 3 are lost: 1 by its second turn, the others by their first one
+    write_graphs(tmp_path / "graphs.jsonl", [graph])
+    lost = book(tmp_path / "graphs.jsonl", "grpo").why(0, "u")["lost"]
+    assert [(each["episode"], each["turns"].index(each["turn"])) for each in lost] == [(1, 1), (2, 0), (3, 0)]
+    assert [each["drops"] for each in lost] == [blame.drops for blame in by_the_others(graph)]
 
 
 def test_another_estimator_is_shown_beside_the_one_that_ran(runs):

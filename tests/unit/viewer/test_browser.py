@@ -15,6 +15,7 @@ from tests.fixtures.browser import browser, tab
 from tests.fixtures.trainer import ROOT
 from tests.fixtures.viewed_run import METHODS, disagree, log_step
 from tests.fixtures.written_runs import training, write_run
+from tests.unit.ops.test_lessons import rollout
 from verl_hier.cli.view import book_of
 from verl_hier.graph import Message, write_graphs
 from verl_hier.graph.columnar.encode import uid_of
@@ -97,6 +98,16 @@ def test_by_keys_alone_from_the_alarms_to_the_estimator_s_own_numbers(chrome, ru
         seen.press("Escape", "Escape")
         seen.page.wait_for_selector(".row")
         assert seen.complaints == [] and len(seen.asked) == 1 and seen.asked[0].startswith("file:")
+
+
+def test_why_names_the_turn_that_lost_an_attempt(chrome, tmp_path):
+    write_graphs(tmp_path / "graphs.jsonl", [rollout(tmp_path)])
+    book = written(tmp_path / "graphs.jsonl", tmp_path / "out.html", "grpo")
+    lost = book.why(0, "u")["lost"][0]
+    with tab(chrome, tmp_path / "out.html") as seen:
+        seen.page.evaluate(f"location.hash = '#/group/0/u/{lost['turn']}/why'")
+        seen.page.wait_for_selector(".why [data-what=lost]")
+        assert f"attempt {lost['episode']}: this turn" in seen.page.inner_text(".why [data-what=lost]")
 
 
 def test_alarms_of_roles_and_of_steps_lead_to_their_groups(chrome, runs, tmp_path):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from verl_hier.errors import GraphError
 from verl_hier.graph import RolloutGraph, conversation, read_graphs
 from verl_hier.graph.chat import require_messages
-from verl_hier.graph.choices import Turn, on_path, turns_of
+from verl_hier.graph.choices import Turn, good_attempts, on_path, turns_of
 from verl_hier.graph.rows import chains
 from verl_hier.ops.exchange.files import write_lines
 
@@ -119,14 +119,7 @@ class Lessons:
 
     def good(self, graph: RolloutGraph) -> set[int]:
         """The numbers of the attempts to learn from."""
-        found = [*graph.complete()]
-        if self.least is not None:
-            return {episode.id for episode in found if episode.ret >= self.least}
-        if any(episode.success is not None for episode in found):
-            return {episode.id for episode in found if episode.success}
-        returns = [episode.ret for episode in found]
-        best = max(returns, default=0.0)
-        return {episode.id for episode in found if episode.ret == best} if min(returns, default=best) < best else set()
+        return good_attempts(graph, self.least)
 
     def words(self, graph: RolloutGraph, turn: Turn, **said: str) -> Fields:
         """The prompt of a turn and what is said to it, in the chosen form.
