@@ -14,9 +14,14 @@ from fractions import Fraction
 
 from verl_hier.environments.math_answers import math_verify
 from verl_hier.environments.numbers import LONGEST, last_number, number_of
+from verl_hier.environments.question_rows import boxed
+from verl_hier.environments.thoughts import without_thoughts
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_TAGGED = re.compile(r"<answer>([^<]*)</answer>")
+LONGEST_STATED = 20_000
+"""Characters at the end of a text in which its answer is looked for."""
 CLOSED = ("yes", "no", "noanswer")
 """Answers without partial credit (HotpotQA's evaluation)."""
 
@@ -64,6 +69,15 @@ def equal_form(answer: str) -> str:
     nothing is left of these, as it is written."""
     number = number_of(answer) if len(answer) <= LONGEST else None
     return str(number) if number is not None else normalise(answer) or answer.strip()
+
+
+def stated_answer(text: str) -> str | None:
+    """The answer that a text says it gives, as `equal_form` has it: in `<answer>` tags, in the last `\\boxed{}`, or
+    behind `####` (GSM8K); None where it says none. Thoughts hold no answer."""
+    said = without_thoughts(text)[-LONGEST_STATED:]
+    tagged, marked = _TAGGED.findall(said), said.rpartition("####")
+    found = tagged[-1] if tagged else boxed(said) or (marked[2].strip().partition("\n")[0] if marked[1] else "")
+    return equal_form(found) or None
 
 
 MATCHES: dict[str, Callable[[str, Iterable[str]], bool]] = {

@@ -12,6 +12,7 @@ import numpy as np
 
 from verl_hier.errors import HierError, RecipeError, first_line
 from verl_hier.graph import RolloutGraph
+from verl_hier.graph.bounded_reading import read_json
 from verl_hier.graph.build_table import number_turns
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.host.specs import ValueHeadSpec
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER = "critic"
 """Where verl puts the critic in a checkpoint."""
+_ONE_VALUE = "LABEL_0"
+"""What transformers calls the output of verl's own critic, which has one and no name."""
 _SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 
@@ -52,7 +55,20 @@ class SavedCritic:
                 f"select=value: {where} has no critic; name a run with critic.enable: true and trainer.save_freq above "
                 "0, or choose another way to select."
             )
-        return cls(checkpoint / FOLDER, next(iter(recipe.value_heads.values()), None))
+        folder = checkpoint / FOLDER
+        try:
+            labels = read_json(folder / "huggingface" / "config.json").get("id2label") or {}
+        except (OSError, ValueError, AttributeError) as error:
+            raise RecipeError(f"select=value: the critic in {folder} has no config: {first_line(error)}.") from error
+        first = str(labels.get("0", _ONE_VALUE))
+        known = recipe.host.specs("value_head")
+        if first not in (_ONE_VALUE, *known):
+            raise RecipeError(
+                f"select=value: the first head of the critic in {folder} is {first!r}, and no enabled plugin says what "
+                f"it reads of a turn; known heads: {', '.join(sorted(known))}."
+            )
+        head: Any = known.get(first)
+        return cls(folder, head)
 
     def values(self, graphs: Sequence[RolloutGraph], leaves: Sequence[Sequence[int]]) -> list[list[float]]:
         """What it says of some episodes, from the tokens of their last turns: in front of the last one where it reads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -10,7 +11,7 @@ from verl_hier.environments.base import FINAL_ANSWER
 from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.part import Part
 from verl_hier.ops.abilities import require_abilities
-from verl_hier.ops.players import EXPERT, Source, run_of
+from verl_hier.ops.players import EXPERT, Source, is_endpoint, run_of
 from verl_hier.ops.rollouts import Plan, resolve_plan
 from verl_hier.ops.saved_critic import SavedCritic
 from verl_hier.ops.verifier import NAME as VERIFIER
@@ -49,6 +50,8 @@ class Search:
                 "verifier: give the address of an endpoint, a model, or a name of hier.rewards with select=verifier, "
                 "and with no other choice."
             )
+        if self.verifier_model and not is_endpoint(self.verifier):
+            raise RecipeError("verifier_model: it names a model of an endpoint; give its address as verifier.")
 
 
 def said_in_words(said: Mapping[str, Any], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -84,19 +87,23 @@ def search_of(said: Mapping[str, Any]) -> Search | None:
     Raises:
         RecipeError: when they do not fit each other.
     """
-    sampler, verifier = said["sampler"], said["verifier"] or ""
     if said["select"] is None:
-        if sampler is not None or verifier:
-            raise RecipeError(
-                f"{'verifier' if sampler is None else 'sampler'}: also say how one episode of each task is chosen, by "
-                f"select={'|'.join(get_args(Select))}."
-            )
+        alone = next((name for name in ("sampler", "verifier", "verifier_model") if said[name]), None)
+        if alone is not None:
+            choices = "|".join(get_args(Select))
+            raise RecipeError(f"{alone}: also say how one episode of each task is chosen, by select={choices}.")
         return None
-    return Search(said["select"], verifier, said["verifier_model"] or "")
+    return Search(said["select"], said["verifier"] or "", said["verifier_model"] or "")
 
 
 def sampler_words(sampler: str | None) -> list[str]:
-    """The override of a recipe by which another sampler takes the place of its own; none for its own."""
+    """The override of a recipe by which another sampler takes the place of its own; none for its own.
+
+    Raises:
+        RecipeError: for what cannot be a name.
+    """
+    if sampler is not None and not re.fullmatch(r"[\w.-]{1,80}", sampler):
+        raise RecipeError(f"sampler: {sampler!r:.80} is no name of a sampler; `verl-hier samplers` lists them.")
     return [] if sampler is None else [f"hier.sampler={{name: {sampler}}}"]
 
 

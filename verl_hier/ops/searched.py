@@ -51,6 +51,7 @@ class Searched:
         branched: whether episodes share turns.
         verifier: name of the verifier.
         verifier_requests, verifier_tokens: what it was asked and generated, of a task, mean.
+        verifier_silent: share of its answers that have no verdict, which count as the worst one.
     """
 
     select: str
@@ -64,6 +65,7 @@ class Searched:
     verifier: str = ""
     verifier_requests: float = 0.0
     verifier_tokens: float = 0.0
+    verifier_silent: float = 0.0
 
     def lines(self) -> list[tuple[str, str]]:
         """(what, how much) for printing."""
@@ -76,7 +78,8 @@ class Searched:
             rows.append(("repeated", f"{self.replayed_calls:.1f} further calls of the world a task, for forks"))
         if self.verifier_requests:
             cost = "" if math.isnan(self.verifier_tokens) else f", {self.verifier_tokens:.0f} generated tokens"
-            rows.append(("verifier", f"{self.verifier_requests:.1f} requests a task{cost}"))
+            silent = f", {self.verifier_silent:.1%} without a verdict" if self.verifier_silent else ""
+            rows.append(("verifier", f"{self.verifier_requests:.1f} requests a task{cost}{silent}"))
         return rows
 
     def curve_head(self) -> tuple[str, ...]:
@@ -193,6 +196,7 @@ def conclude(graphs: Sequence[RolloutGraph], prepared: Prepared, tokens_of: Call
         verifier=search.verifier,
         verifier_requests=0.0 if verifier is None else verifier.requests / len(graphs),
         verifier_tokens=0.0 if verifier is None else verifier.tokens / len(graphs),
+        verifier_silent=0.0 if verifier is None else verifier.silent / max(verifier.requests, 1),
     )
 
 

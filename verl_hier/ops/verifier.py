@@ -28,19 +28,23 @@ class Verifier:
 
     Attributes:
         requests, tokens: what it was asked so far, and what it generated.
+        silent: answers without a verdict, and questions that are too long for it.
     """
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self.requests = 0
         self.tokens = 0.0
+        self.silent = 0
 
     async def __call__(self, rated: RatedEpisode) -> float | None:
         """What it says of an episode, from 0 to 1; None where it names no number."""
         self.requests += 1
         text, tokens = await self._ask(question(rated))
         self.tokens += tokens
-        return share_of(text)
+        found = share_of(text)
+        self.silent += found is None
+        return found
 
 
 def verifier_of(recipe: ComposedRecipe, named: str, model: str = "") -> Verifier:
@@ -82,7 +86,10 @@ def _in_process(recipe: ComposedRecipe, model: str | os.PathLike[str]) -> Ask:
     async def ask(text: str) -> tuple[str, float]:
         prompt = renderer.render([], [], [{"role": "user", "content": text}])
         sampling = Sampling(temperature=0.0, max_tokens=MOST_TOKENS, stop_tokens=renderer.stop_tokens)
-        answer = await policy.generate(prompt, sampling, NAME)
+        try:
+            answer = await policy.generate(prompt, sampling, NAME)
+        except ValueError:  # the question is longer than the model's context
+            return "", 0.0
         return renderer.decode(answer.token_ids), float(len(answer.token_ids))
 
     return ask

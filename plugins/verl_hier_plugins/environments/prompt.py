@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.base import FINAL_ANSWER, Environment, StepResult
+from verl_hier.environments.scoring import stated_answer
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EnvironmentSpec, NoOptions
 
@@ -21,8 +22,9 @@ class PromptEnvironment(Environment):
         return StepResult(text="\n".join(str(message["content"]) for message in task["messages"]))
 
     def step(self, action: str) -> StepResult:
-        """See `Environment.step`."""
-        return StepResult(text="", done=True)
+        """See `Environment.step`; votes go by the answer in a form that verl's own reward functions read too."""
+        answer = stated_answer(action)
+        return StepResult(text="", done=True, info={} if answer is None else {FINAL_ANSWER: answer})
 
     def fork(self) -> Environment:
         """See `Environment.fork`; there is no state to copy."""
@@ -40,4 +42,5 @@ def hier_environments() -> EnvironmentSpec:
         names_states=False,
         info=(),
         says_won=False,
+        provides=(FINAL_ANSWER,),
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_hier.graph import EpisodeRecord, Node, RolloutGraph
+from verl_hier.ops.searched import SearchedTask
 from verl_hier.recipe.checks.updates import step_of
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
@@ -85,3 +87,38 @@ def test_a_run_whose_memory_was_not_expected_is_named(policies):
     head, _, line = policies.table([cost])
     assert head.count("|") == line.count("|") and cost.off == pytest.approx(0.25) and cost.off > policies.LIMIT
     assert line.endswith("| 1.00 s | 0.25 s | 0.02 s | 31 s | 22 | 4.00 GiB | 5.00 GiB (+25 %) |")
+
+
+def _answers(uid: str, shared: int, own: int, answers: str, right: str) -> SearchedTask:
+    """A task with an episode for each of the answers: `shared` tokens that all have, and `own` ones of each."""
+    place = {"context": -1, "agent": "a", "role": "a", "level": 0, "segment": 0, "plan": -1, "observation": [1]}
+    nodes = [Node(0, -1, episode=0, turn=0, action=[1] * shared, logprobs=[], **place)] if shared else []
+    records = []
+    for number in range(len(answers)):
+        nodes.append(Node(len(nodes), 0 if shared else -1, episode=number, turn=bool(shared), action=[1] * own,
+                          logprobs=[], **place))  # fmt: skip
+        records.append(EpisodeRecord(number, leaf=nodes[-1].id, status="finished"))
+    graph = RolloutGraph({"uid": uid}, nodes, records, counts={"environment_calls": len(nodes), "replayed_calls": 2})
+    return SearchedTask(graph, records, [float(answer == right) for answer in answers], list(answers))
+
+
+def test_trees_are_compared_with_as_many_independent_episodes_as_they_cost(monkeypatch):
+    """A tree of 10 + 4 x 5 tokens and 5 calls, against episodes of 10 tokens and a call each: 3 and 5 of them."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts" / "bench"))
+    search = importlib.import_module("search")
+    tree = [_answers("a", 10, 5, "xxxx", "x"), _answers("b", 10, 5, "yyxx", "x")]
+    alone = [_answers("a", 0, 10, "xyzuvw", "x"), _answers("b", 0, 10, "xxxyyy", "x")]
+    found = search.compared(tree, alone, "vote")
+    assert found["tree"] == {
+        "success": 0.75,
+        "leaves": 4.0,
+        "tokens": 30.0,
+        "calls": 5.0,
+        "calls and repeated calls": 7.0,
+    }
+    assert found["tokens"]["episodes"] == pytest.approx(3.0) and found["calls"]["episodes"] == pytest.approx(5.0)
+    assert found["calls and repeated calls"]["episodes"] == pytest.approx(7 / (1 + 2 / 6))
+    assert found["tokens"]["differences"] == pytest.approx([1 - 1 / 6, 0.0])
+    row = search.pooled("w", 4, [found, found])
+    assert row["tokens"]["difference"] == pytest.approx((1 - 1 / 6) / 2)
+    assert len(search.table([row])) == 3 and "| w | 4 |" in search.table([row])[2]

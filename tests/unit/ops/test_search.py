@@ -26,6 +26,7 @@ from verl_hier.ops.evaluation import Evaluation, evaluate
 from verl_hier.ops.rollouts import Plan
 from verl_hier.ops.search import Search, said_in_words
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.rollout.rewards import Reward
 from verl_hier.viewer.steps import read_steps
 
 SMALL = ("hier.rollout.environment_processes=1",)
@@ -130,6 +131,7 @@ def test_a_verifier_is_asked_about_each_leaf_and_paid_for(questions: ComposedRec
     assert outcomes[1] == pytest.approx(outcomes[0]) and outcomes[0][-1] > outcomes[0][0]
     assert outcomes[2] == pytest.approx([outcomes[0][0]] * 3)
     assert good.search.verifier_requests == 4.0 and len(judge.requests) == 24
+    assert (good.search.verifier_silent, chance.search.verifier_silent) == (0.0, 1.0)
     assert good.ret.mean == pytest.approx(best.ret.mean), "what a verifier says is no reward"
 
 
@@ -158,6 +160,26 @@ def test_the_command_of_the_page_searches_with_a_model_in_this_process(
     assert "2 rollouts, all the same" in again.stdout, again.output
 
 
+def test_a_model_in_this_process_verifies_and_a_question_beyond_its_context_has_no_verdict(
+    byte_model: Path, questions: ComposedRecipe
+) -> None:
+    """A random model of bytes names no number, and 512 positions are too few for the question: it is left to chance."""
+    search = Search("verifier", str(byte_model))
+    result, _ = asyncio.run(evaluate(byte_model, _of_one_turn(questions), Plan(tasks=1, n=2), search=search))
+    assert result.search is not None and result.search.verifier_silent == 1.0 and result.search.verifier_requests == 2.0
+    recipe = replace(questions, rewards={"format": Reward(lambda rated: float(rated.text.startswith("answer")))})
+    named, _ = asyncio.run(
+        evaluate(byte_model, _of_one_turn(recipe), Plan(tasks=1, n=2), search=Search("verifier", "format"))
+    )
+    assert named.search is not None and named.search.verifier == "format" and named.search.verifier_requests == 0.0
+
+
+def _of_one_turn(recipe: ComposedRecipe) -> ComposedRecipe:
+    """The recipe with episodes of one turn of four tokens."""
+    rollout = replace(recipe.hier.rollout, max_turns=1, max_tokens_per_turn=4)
+    return replace(recipe, hier=replace(recipe.hier, rollout=rollout))
+
+
 def test_words_are_options_as_the_issue_writes_them(questions: ComposedRecipe) -> None:
     none = {"n": None, "sampler": None, "select": None, "verifier": ""}
     said, rest = said_in_words(none, ["sampler=tree_grpo", "n=16", "select=vote", "hier.seed=3"])
@@ -176,6 +198,8 @@ def test_words_are_options_as_the_issue_writes_them(questions: ComposedRecipe) -
         ("model", "grpo_search", ["sampler=tree_grpo"], "sampler: also say how one episode of each task is chosen"),
         ("model", "grpo_search", ["select=verifier"], "verifier: give the address of an endpoint, a model"),
         ("model", "grpo_search", ["select=verifier", "verifier=judge"], "'judge' is neither an address, nor a model"),
+        ("model", "grpo_search", ["sampler=}{", "select=best"], "'}{' is no name of a sampler"),
+        ("model", "grpo_search", ["sampler=tree", "select=best"], "no enabled plugin provides a sampler called 'tree'"),
         ("model", "grpo_search", ["select=best", "--temperature", "0"], "at 0 all episodes of a search are the same"),
         ("expert", "grpo_search", ["select=best"], "the expert plays a task once, by rule"),
         ("model", "grpo_search", ["sampler=treerpo", "select=best", "n=16"], "n must be 512; got 16"),
@@ -225,7 +249,7 @@ def _run_with_a_critic(folder: Path, recipe: ComposedRecipe, model: Path, heads:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model, attn_implementation="sdpa")
-    critic = load_heads(str(model), torch.float32, config, False, heads or ("value",), spread=1.0).eval()
+    critic = load_heads(str(model), torch.float32, config, False, heads or ("LABEL_0",), spread=1.0).eval()
     critic.config.save_pretrained(place / "huggingface")
     torch.save(critic.state_dict(), place / "model_world_size_1_rank_0.pt")
     return critic
@@ -236,7 +260,7 @@ def test_the_critic_of_a_run_chooses_by_its_value(byte_model: Path, tmp_path: Pa
     import torch
 
     one_turn = ["hier.rollout.max_turns=2", "hier.rollout.max_tokens_per_turn=4", *SMALL]
-    recipe = ComposedRecipe.named("grpo_search", [*one_turn, *([f"hier.value_heads={{{head}: 1.0}}"] if head else [])])
+    recipe = ComposedRecipe.named("grpo_search", one_turn)
     critic = _run_with_a_critic(tmp_path, recipe, byte_model, (head,) if head else ())
     result, graphs = _searched(str(tmp_path), recipe, Search("value"), tasks=2, n=3)
     assert result.search is not None and not result.search.upper_bound
@@ -249,6 +273,14 @@ def test_the_critic_of_a_run_chooses_by_its_value(byte_model: Path, tmp_path: Pa
     scores = [[g.nodes[e.leaf].decision["choice"] for e in g.complete()] for g in graphs]
     assert all(max(each, key=lambda c: c["score"])["chosen"] for each in scores)
     assert len({choice["score"] for each in scores for choice in each}) > 3, "values differ"
+
+
+def test_a_critic_whose_head_nobody_knows_is_refused(
+    byte_model: Path, tmp_path: Path, questions: ComposedRecipe
+) -> None:
+    _run_with_a_critic(tmp_path, questions, byte_model, ("q1", "v1"))
+    with pytest.raises(RecipeError, match=r"the first head of the critic in .* is 'q1', and no enabled plugin"):
+        _searched(str(tmp_path), questions, Search("value"), tasks=1, n=2)
 
 
 def test_a_model_has_no_critic(byte_model: Path, questions: ComposedRecipe) -> None:
