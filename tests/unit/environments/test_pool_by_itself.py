@@ -15,10 +15,12 @@ from verl_hier.environments import async_child
 from verl_hier.environments import pool as pools
 from verl_hier.environments.asynchronous import AsyncOptions, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.base import StepResult
-from verl_hier.environments.child_process import Died, Raised, Refused, TookTooLong
+from verl_hier.environments.child_process import Died, Garbled, Raised, Refused, TookTooLong
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
-from verl_hier.environments.process import Stuck
+from verl_hier.environments.process import Process, Stuck
 from verl_hier.environments.slots import Slots
+from verl_hier.environments.surroundings import ProcessOptions
+from verl_hier.environments.wire import HEADER, pack
 from verl_hier.errors import RecipeError
 from verl_hier.host.specs import EnvironmentSpec
 
@@ -606,3 +608,14 @@ def test_the_process_is_told_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -
     async_child.main()
     assert told == [7, (number, {"close_s": 1.5, "blocked_s": 2.5})]
     ours.close()
+
+
+@pytest.mark.parametrize(("place", "other"), [(0, "3"), (1, 8), (2, 5), (2, None)])
+def test_a_reply_of_another_form_is_none(monkeypatch: pytest.MonkeyPatch, place: int, other: Any) -> None:
+    monkeypatch.setattr(Process, "pid", 7)
+    process = Process(("", b"", set(), ProcessOptions()), 1.0, lambda: None)
+    message = [3, 7, "done", {"said": True}]
+    assert process._message(pack(message)[HEADER.size :]) == (3, "done", {"said": True})
+    message[place] = other
+    with pytest.raises(Garbled, match="another call or process"):
+        process._message(pack(message)[HEADER.size :])
