@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from verl_hier.environments import async_child
+from verl_hier.environments import async_child, async_process
 from verl_hier.environments import pool as pools
+from verl_hier.environments.async_process import AsyncProcess, Life
 from verl_hier.environments.asynchronous import AsyncOptions, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.child_process import Died, Garbled, Raised, Refused, TookTooLong
@@ -619,3 +620,48 @@ def test_a_reply_of_another_form_is_none(monkeypatch: pytest.MonkeyPatch, place:
     message[place] = other
     with pytest.raises(Garbled, match="another call or process"):
         process._message(pack(message)[HEADER.size :])
+
+
+def process_of_sessions(sent: list[Any]) -> tuple[AsyncProcess, Life]:
+    """One whose child is there, takes every call and says nothing."""
+    process = AsyncProcess(AsyncOptions(), 1.0, ("", b"", set(), ProcessOptions()), 1.0, lambda: None)
+    frames = SimpleNamespace(lost=asyncio.get_running_loop().create_future(), send=sent.append)
+    process._present = life = Life(frames, {})  # type: ignore[arg-type]
+    return process, life
+
+
+def test_a_silent_child_is_killed_when_the_limit_and_a_moment_have_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_process, "GLANCE_S", 0.01)
+    monkeypatch.setattr(async_process, "GRACE_S", 0.05)
+    killed: list[int] = []
+
+    async def watched() -> None:
+        process, life = process_of_sessions([])
+        process._child = SimpleNamespace(kill=lambda: killed.append(process._glances))  # type: ignore[assignment]
+        watching = asyncio.create_task(process._watch(life))
+        call = asyncio.create_task(process.call("step", 1, ("go",), limit_s=0.05))
+        while not killed:
+            await asyncio.sleep(0.005)
+        watching.cancel()
+        call.cancel()
+
+    asyncio.run(watched())
+    assert killed[0] == 11  # glances: ten of them are the limit
+
+
+@pytest.mark.parametrize(("lost", "words"), [("", "exit status 3"), ("a reply of 9 GB", "a reply of 9 GB")])
+def test_calls_are_told_what_their_process_died_of(monkeypatch: pytest.MonkeyPatch, lost: str, words: str) -> None:
+    async def discard() -> int:
+        return 3
+
+    async def ended() -> BaseException | None:
+        process, life = process_of_sessions([])
+        monkeypatch.setattr(process, "_discard", discard)
+        answer = asyncio.get_running_loop().create_future()
+        life.in_flight[1] = answer, 99.0
+        life.frames.lost.set_result(lost)
+        await process._end(life)
+        return answer.exception()
+
+    error = asyncio.run(ended())
+    assert isinstance(error, Died) and error.during_call and str(error) == words
