@@ -121,3 +121,15 @@ def test_a_world_whose_states_have_no_names_has_no_graph_of_them(verl_hier, tmp_
 def test_a_recipe_without_tasks_of_its_own_is_refused():
     with pytest.raises(RecipeError, match="no stored attempt can be played again"):
         Recorded(ComposedRecipe.named("tree_grpo_verl_tools"))
+
+
+def test_what_eval_has_stored_is_read_by_all_of_them(verl_hier, tmp_path):  # noqa: F811
+    graphs = tmp_path / "graphs.jsonl"
+    assert verl_hier("eval", "expert", RECIPE, "--tasks", "3", "-n", "1", "--graphs", graphs)[0] == 0
+    for to in ("sft", "states"):
+        code, said, _ = verl_hier("export", graphs, "--to", to, "--out", tmp_path / f"{to}.jsonl")
+        assert code == 0 and said.startswith("3 lines: ")
+    code, said, _ = verl_hier("credit", graphs, "--blame", "others")
+    assert code == 0 and said.startswith("0 lost attempts")
+    code, _, err = verl_hier("export", graphs, "--to", "pairs", "--take", "errors", "--out", tmp_path / "pairs.jsonl")
+    assert code == 2 and "holds no such row" in err  # the expert loses nothing

@@ -1,0 +1,38 @@
+"""VSPO in the real trainer: tasks whose attempts all have one return are trained by a stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from verl_hier.graph import read_graphs
+from verl_hier.ops.exchange.lessons import Lessons
+from verl_hier.ops.exchange.pairs import ALONE, siblings
+from verl_hier.ops.offline import compare
+
+pytestmark = pytest.mark.long
+
+
+def test_two_steps_in_which_a_stage_stands_in_for_equal_returns(train, tmp_path):
+    options = {"stages": ["valid", "n_tokens"], "most": 1.5}
+    run = train(
+        "grpo_bytes",
+        [
+            "hier.estimator={name: vspo, stages: [valid, n_tokens], most: 1.5}",
+            f"hier.store.path={tmp_path}/graphs",
+            "trainer.total_training_steps=2",
+        ],
+    )
+    assert run.code == 0, run.log[-3000:]
+    assert [step["step"] for step in run.steps] == [1, 2]
+    assert all(step["actor/grad_norm"] > 0 for step in run.steps)
+    graphs = list(read_graphs(tmp_path / "graphs"))
+    silent = [graph for graph in graphs if len({episode.ret for episode in graph.complete()}) == 1]
+    differing = [graph for graph in silent if len({len(node.action) for node in graph.nodes}) > 1]
+    assert differing and all(any(graph.credit) for graph in differing), "no task had one return and other lengths"
+    found = {
+        row["name"]: row["nonzero"] for row in compare(["grpo", "vspo"], tmp_path / "graphs", {"vspo": options}).rows()
+    }
+    assert found["vspo"] > found["grpo"]
+    lessons = Lessons()  # the same store as rows to learn from
+    count = lessons.write(tmp_path / "graphs", tmp_path / "pairs.parquet", siblings)
+    assert count > 0 and lessons.left_out[ALONE] > 0
