@@ -9,19 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.engines_alone import batch_of, process_group
+from tests.fixtures.small_models import plain_log_probs
 from tests.fixtures.trees_of_rows import branching
 from verl_hier.beside.adapters import worker_with_adapters
 from verl_hier.compat.policies import ADAPTER
 from verl_hier.recipe.compose import compose
+from verl_hier.runtime_cpu.generation.adapters import Adapters
+from verl_hier.runtime_cpu.generation.model import load_model
 
 ROWS = [row for row in branching(3, leaves=5) if len(row) > 1][:4]
 PROMPTS = [max(1, len(row) // 3) for row in ROWS]
+TOKENS = [row.tolist() for row in ROWS]
 LINES = {"second": {"actor": {"optim": {"lr": 5e-3}, "entropy_coeff": 0.1, "ppo_epochs": 1}}}
 
 
@@ -30,6 +34,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.weights: dict[str, torch.Tensor] = {}
+        self.adapters: dict[str, tuple[float, dict[str, torch.Tensor]]] = {}
         self.step: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -40,21 +45,27 @@ class Heard:
     async def _call(self, name: str, *arguments: Any, **named: Any) -> None:
         if name == "receive_weights":
             self.weights |= {name: tensor.unpack() for name, tensor in arguments[0].items()}
+        elif name == "receive_adapter":
+            adapter, scale, message, last = arguments
+            assert last
+            self.adapters[adapter] = scale, {tensor: packed.unpack() for tensor, packed in message.items()}
         elif name == "set_global_steps":
             (self.step,) = arguments
 
 
-@pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(params=[False])
+def worker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Its servers keep the adapters apart where the parameter says so."""
+    apart = request.param
     for name, value in {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     model = write_byte_model(tmp_path / "model")
-    lines = {"path": str(model), "lora_rank": "4", "lora_alpha": "8", "lora.merge": "true"}
+    lines = {"path": str(model), "lora_rank": "4", "lora_alpha": "8", "lora.merge": str(not apart).lower()}
     overrides = [f"actor_rollout_ref.model.{line}={value}" for line, value in lines.items()]
     config = compose("grpo_sokoban", [*overrides, "actor_rollout_ref.actor.optim.lr=1e-3"]).actor_rollout_ref
     config.actor.optim.total_training_steps = 10
     with process_group(tmp_path / "store"):
-        made = worker_with_adapters(ActorRolloutRefWorker, LINES, 0)(config, "actor_rollout")
+        made = worker_with_adapters(ActorRolloutRefWorker, LINES, 0, apart)(config, "actor_rollout")
         made.init_model()
         yield made
 
@@ -104,3 +115,35 @@ def test_a_request_reaches_its_adapter_and_each_server_its_policy(worker: Any, t
     worker.load_checkpoint(str(tmp_path / "second"))
     for name, known in before.items():
         assert torch.equal(log_probs(worker, name), known)
+
+
+@pytest.mark.parametrize("worker", [True], indirect=True)
+def test_a_server_that_keeps_adapters_says_what_the_trainer_says(worker: Any, tmp_path: Path) -> None:
+    for name in ("second", "default", "second"):
+        learn(worker, name)
+    (heard,) = {id(rollout._server): rollout._server for rollout in _connected(worker)}.values()
+    asyncio.run(worker.update_weights(global_steps=7, mode="naive"))
+    assert not heard.weights and heard.step == 7 and heard.adapters.keys() == {"default", "second"}
+    served = load_model(str(tmp_path / "model"), AutoConfig.from_pretrained(tmp_path / "model"), torch.float32)
+    adapters = Adapters(served)
+    for name, (scale, tensors) in heard.adapters.items():
+        assert scale == 2.0
+        adapters.load(name, tensors, scale)
+    said = {}
+    for name in ("default", "second"):
+        with adapters.used([name]):
+            said[name] = torch.cat([plain_log_probs(served, row) for row in TOKENS])
+    assert not torch.allclose(said["default"], said["second"], atol=1e-4)
+    for name, found in said.items():
+        tokens = torch.tensor([token for row in TOKENS for token in row[1:]])
+        own = found.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        rows = log_probs(worker, name).split([len(row) for row in TOKENS])
+        assert torch.allclose(own, torch.cat([row[:-1] for row in rows]), atol=1e-5)
+
+
+def _connected(worker: Any) -> list[Any]:
+    """The rollouts of a worker, each asking Ray for its server by name: one name is one server."""
+    servers: dict[int, Heard] = {}
+    for rollout in worker._rollouts.values():
+        rollout._server = servers.setdefault(rollout.replica_rank, Heard())
+    return [*worker._rollouts.values()]

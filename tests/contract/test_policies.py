@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +15,19 @@ import pytest
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
+from tests.fixtures import absent_servers
+from tests.fixtures.absent_servers import VERSION
+from tests.fixtures.distributions import write_distribution
 from verl_hier.compat.policies import Each, SeveralPolicies, Trained, config_of, folder_of
-from verl_hier.compat.servers.named import learned_beside
+from verl_hier.compat.servers.named import OF_CLIENT, learned_beside
+from verl_hier.compat.servers.numbered import numbered_replica
 from verl_hier.errors import HierError, RecipeError
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.policies import PolicyOptions
 from verl_hier.runtime_cpu.replica import TransformersReplica
 from verl_hier.verl_facts.replicas import first_replica
+
+ROOT = Path(__file__).parents[2]
 
 
 def several(*names: str) -> SeveralPolicies:
@@ -81,6 +91,23 @@ def test_a_call_goes_to_the_servers_of_every_policy() -> None:
     assert each.update_weights(7) == 0 and calls == [(0, 7), (1, 7)] and each.name == 0
 
 
+def test_an_adapter_that_shared_servers_keep_is_asked_for_by_its_name() -> None:
+    policies = several("second", "third")
+    policies._trained["third"] = Trained("third", "third", "servers", None)
+    asked: list[Any] = []
+
+    async def generate(request_id: str, **request: Any) -> str:
+        asked.append((request_id, request))
+        return "said"
+
+    client = SimpleNamespace(generate=generate)
+    policies.add_clients(client, lambda servers: f"client of {servers}")
+    second = getattr(client, OF_CLIENT)["second"]
+    assert asyncio.run(second.generate("one", prompt_ids=[1, 2])) == "said"
+    assert asked == [("one", {"adapter": "second", "prompt_ids": [1, 2]})]
+    assert getattr(client, OF_CLIENT)["third"] == "client of servers" and policies.server_managers == ["servers"]
+
+
 def test_a_policy_has_its_own_lines_and_the_run_keeps_its_own() -> None:
     run = OmegaConf.create(
         {
@@ -104,7 +131,7 @@ def test_a_policy_has_its_own_lines_and_the_run_keeps_its_own() -> None:
 
 @pytest.mark.parametrize(("rank", "first", "workers"), [(0, 0, ["a"]), (2, 2, ["a"]), (3, 2, ["b"])])
 def test_a_replica_takes_the_workers_of_its_own_policy(rank: int, first: int, workers: list[str]) -> None:
-    replica = TransformersReplica.__new__(TransformersReplica)
+    replica = numbered_replica(TransformersReplica).__new__(numbered_replica(TransformersReplica))
     replica.replica_rank, replica.world_size = rank, 1
     replica.config = SimpleNamespace(custom={"first_replica": first} if first else None)
 
@@ -114,6 +141,37 @@ def test_a_replica_takes_the_workers_of_its_own_policy(rank: int, first: int, wo
     replica.launch_servers = launched
     asyncio.run(replica.init_hybrid(SimpleNamespace(workers=["a", "b"])))
     assert replica.workers == workers
+
+
+def test_servers_of_verls_own_classes_stand_side_by_side(tmp_path: Path) -> None:
+    """Two policies on four devices with two devices a server: what verl's replicas of vLLM and SGLang start, and what
+    verl's adapters look for in the ranks of the trainer."""
+    site = write_distribution(tmp_path, "vllm", {}, {}, version=VERSION)
+    variables = {**os.environ, "VERL_PLATFORM": "cpu", "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    said = subprocess.run(
+        [sys.executable, "-m", absent_servers.__name__], env=variables, stdout=subprocess.PIPE, check=True
+    )
+    found = json.loads(said.stdout.splitlines()[-1])
+    for server, has_socket in (("vllm", True), ("vllm_topk", True), ("sglang", False)):
+        names, sockets = set[str](), set[str]()
+        for policy, first in (("default", 0), ("second", 2)):
+            sides = found[f"{server} {policy}"]
+            for place, replica in enumerate(sides["replicas"]):
+                assert replica["number"] == first + place and replica["workers"] == [2 * place, 2 * place + 1]
+                names.add(replica["name"])
+            # The device of SGLang is that of its place, whatever the policy.
+            assert [replica["base_gpu_id"] for replica in sides["replicas"]] == [
+                None if has_socket else 0,
+                None if has_socket else 2,
+            ]
+            # The first rank of each server speaks to the very actor that its replica has started.
+            started = [replica["name"] for replica in sides["replicas"]]
+            assert [asked for asked, _, _ in sides["adapters"]] == [started[0], None, started[1], None]
+            assert [number for _, _, number in sides["adapters"]] == [first, first, first + 1, first + 1]
+            sockets |= {socket for _, socket, _ in sides["adapters"]}
+            if has_socket:
+                assert all(f"replica-{number}-" in socket for _, socket, number in sides["adapters"])
+        assert len(names) == 4 and (len(sockets) == 8 or not has_socket)
 
 
 def test_a_checkpoint_without_a_policy_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -195,13 +196,52 @@ def test_a_resumed_run_of_adapters_is_the_run_in_one_go(adapters: tuple[Run, Pat
 def test_exchanged_names_of_adapters_exchange_what_is_learned(
     adapters: tuple[Run, Path], train: Trainer, probes: Path
 ) -> None:
-    run, _ = adapters
+    run, folder = adapters
     name = write_recipe(probes, {"second": {"roles": ["reasoner"], "train": "adapter"}}, "exchanged_adapters")
     exchanged = trained_steps(train(name, ADAPTERS))
     for here, there in zip(trained_steps(run), exchanged, strict=True):
         for metric in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy"):
             assert here[metric] == there[f"policy/second/{metric}"], metric
             assert there[metric] == here[f"policy/second/{metric}"], metric
+    for mine, theirs in (("default", "second"), ("second", "default")):
+        one, two = (saved_adapter(*of) for of in ((folder, mine), (train.folder / "run", theirs)))
+        check_equal(one, two)
+
+
+def saved_adapter(folder: Path, policy: str) -> list[Any]:
+    """The adapter of a policy without its name, and its optimiser."""
+    model, optimiser = saved_parts(folder, policy, STEPS)
+    return [{name.replace(f".{policy}.", "."): model[name] for name in model if "lora_" in name}, optimiser]
+
+
+@pytest.mark.long
+def test_one_server_keeps_the_adapters_of_all_policies(train: Trainer, probes: Path) -> None:
+    """Not merged, they are served in the type that they are trained in."""
+    name = write_recipe(probes, {"second": {"roles": ["actor"], "train": "adapter"}}, "adapters_apart")
+    steps = trained_steps(train(name, ["actor_rollout_ref.model.lora_rank=4"]))
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
+        assert max(step[f"hier/logprob_difference/{role}"] for role in ROLES) < 1e-4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["full", "adapter"])
+def test_a_schedule_that_trains_one_policy_alone_leaves_the_other_as_it_was(
+    train: Trainer, probes: Path, how: str
+) -> None:
+    policies = {"second": {"roles": ["actor"], "train": how}}
+    name = write_recipe(probes, policies, f"in_turns_{how}", schedule={"name": "alternating"})
+    run = train(name, ADAPTERS if how == "adapter" else [])
+    assert run.code == 0, run.log[-5000:]
+    steps = [step for step in run.steps if "hier/rows/trained" in step]
+    learned = [{"actor/grad_norm", "policy/second/actor/grad_norm"} & step.keys() for step in steps]
+    assert learned == [{"actor/grad_norm"}, {"policy/second/actor/grad_norm"}, {"actor/grad_norm"}]
+    for policy, idle in (("default", (1, 2)), ("second", (2, 3))):
+        states = [flat(saved_parts(train.folder / "run", policy, step)) for step in range(1, STEPS + 1)]
+        for step, (before, after) in enumerate(pairwise(states), 1):
+            same = all(torch.equal(before[at], after[at]) for at in before if isinstance(before[at], torch.Tensor))
+            assert same == ((step, step + 1) == idle), (policy, step)
 
 
 def plain(tensor: str) -> str:
@@ -250,6 +290,11 @@ def test_killed_at_a_random_step_every_policy_goes_on_bit_by_bit(train: Trainer,
             check_equal(*(saved_parts(train.folder / of, policy, step) for of in ("whole", "parts")))
         one, two = (train.folder / of / f"checkpoints/global_step_{step}/hier.json" for of in ("whole", "parts"))
         assert one.read_text() == two.read_text()
+    if kind == "weights":
+        for step in range(1, steps + 1):
+            graphs = read_graphs(train.folder / f"whole/graphs/step_{step:06}")
+            owners = ("default", "second") if step in (1, 2, 5) else ("second", "default")
+            assert {(node.role, node.policy) for graph in graphs for node in graph.nodes} == {*zip(ROLES, owners)}
     if kind == "opponents":
         graphs = [
             graph
@@ -282,9 +327,13 @@ def test_exchanged_names_exchange_what_is_learned(two: tuple[Run, Path], train: 
 
 
 @pytest.mark.long
-def test_one_policy_declared_is_none_declared(train: Trainer, probes: Path) -> None:
-    none = trained_steps(train(write_recipe(probes, {}, "none_declared", 2), [], "none"))
-    one = trained_steps(train(write_recipe(probes, {"default": {"roles": [*ROLES]}}, "one_declared", 2), [], "one"))
+@pytest.mark.parametrize("lines", [[], ADAPTERS], ids=["full", "adapter"])
+def test_one_policy_declared_is_none_declared(train: Trainer, probes: Path, lines: list[str]) -> None:
+    declared = {"none": {}, "one": {"default": {"roles": [*ROLES]}}}
+    none, one = (
+        trained_steps(train(write_recipe(probes, policies, f"{name}_declared", 2), lines, name))
+        for name, policies in declared.items()
+    )
     left_out = ("timing", "perf/", "hier/server", "hier/time/")
     for here, there in zip(none, one, strict=True):
         names = {name for name in here if not any(part in name for part in left_out)}
@@ -319,7 +368,8 @@ def test_a_frozen_model_and_an_endpoint_play_roles(train: Trainer, probes: Path,
     frozen = write_byte_model(tmp_path / "model", hidden=32, seed=1)
     before = digest(frozen)
     policies = {"judge": {"roles": ["reasoner"], "train": "none", "model": str(frozen)}}
-    name = write_recipe(probes, policies, "frozen_role", 1)
+    schedule = {"name": "joint", "roles": ["actor"]}
+    name = write_recipe(probes, policies, "frozen_role", 1, schedule=schedule)
     trained_steps(train(name, [f"hier.store.path={tmp_path}/graphs"], "frozen"))
     graphs = list(read_graphs(tmp_path / "graphs" / "step_000001"))
     trained = {(node.policy, node.trained) for graph in graphs for node in graph.nodes}

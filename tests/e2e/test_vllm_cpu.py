@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.e2e.test_policies import ADAPTERS, ROLES, STEPS, trained_steps, write_recipe
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.distributions import write_distribution
 from tests.fixtures.trainer import Run, trainer_slot
@@ -39,6 +40,7 @@ SMALL = (
     *("hier.rollout.max_turns=4", "hier.rollout.template=plain", "hier.sampler.initial_rollouts=2"),
     *("hier.store.path=graphs", "+hier.plugins.even=true"),
 )
+ARPO = ("--config-name", "arpo_alfworld", "hier/server=vllm_cpu", *SMALL)
 
 EVEN = '''
 """A random model wins nothing: returns that differ, so that there is something to learn."""
@@ -82,16 +84,18 @@ Train = Callable[..., Run]
 
 
 @pytest.fixture
-def train(vllm_python: str, model: Path, plugin: Path, tmp_path: Path) -> Train:
+def train(vllm_python: str, model: Path, plugin: Path, probes: Path, tmp_path: Path) -> Train:
     """`train(*overrides)` runs the recipe in `tmp_path`; what hangs is killed with all its processes."""
 
-    def run(*overrides: str) -> Run:
-        recipe = ["--config-name", "arpo_alfworld", "hier/server=vllm_cpu"]
+    def run(*overrides: str, recipe: Sequence[str] = ARPO) -> Run:
         main = [vllm_python, "-m", "verl.trainer.main_ppo", *recipe]
-        variables = {"PYTHONPATH": str(plugin), "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl")}
+        variables = {
+            "PYTHONPATH": f"{plugin}{os.pathsep}{probes}",
+            "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl"),
+        }
         with trainer_slot(), open(tmp_path / "log.txt", "w") as log:
             process = subprocess.Popen(
-                [*main, f"actor_rollout_ref.model.path={model}", *SMALL, *overrides],
+                [*main, f"actor_rollout_ref.model.path={model}", *overrides],
                 cwd=tmp_path,
                 env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
                 stdout=log,
@@ -174,3 +178,19 @@ def test_arpo_trains_through_vllm_topk(train: Train, model: Path, tmp_path: Path
     check_entropies(model, graphs_of(tmp_path, 1), 5)
     assert run.metric("hier/server/generated_tokens") == run.metric("hier/tokens/generated")
     assert run.metric("hier/server/prefix_hit") == pytest.approx(run.metric("hier/tokens/prefix_hit"))
+
+
+@pytest.mark.parametrize("how", ["full", "adapter"])
+def test_two_policies_have_servers_of_verls_own_side_by_side(train: Train, probes: Path, how: str) -> None:
+    """What the servers of each generate after an update is what its trainer finds likely, so that each got its own."""
+    name = write_recipe(probes, {"second": {"roles": ["actor"], "train": how}}, f"two_of_vllm_{how}")
+    lines = ["trainer.save_freq=-1", "trainer.default_local_dir=checkpoints"]
+    run = train(
+        *lines, *(ADAPTERS if how == "adapter" else []), recipe=[f"--config-dir={probes}", "--config-name", name]
+    )
+    steps = trained_steps(run)
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
+        difference = max(step[f"hier/logprob_difference/{role}"] for role in ROLES)
+        assert difference < (1e-4 if how == "full" else 1e-2)

@@ -12,13 +12,14 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_hier.compat.policies import ADAPTER, with_lines
+from verl_hier.compat.servers.numbered import numbered_rollout, replicas_of
 from verl_hier.engines.adapters import BASE, Adapters
 
 Lines = Mapping[str, Mapping[str, Any]]
 """The lines of `actor_rollout_ref` that each policy beside verl's own has for itself."""
 
 
-def worker_with_adapters(base: Any, lines: Lines, seed: int | None) -> type:
+def worker_with_adapters(base: Any, lines: Lines, seed: int | None, apart: bool = False) -> type:
     """`base`, verl's worker of the actor (verl/workers/engine_workers.py), whose model has `lora_rank`.
 
     Args:
@@ -26,6 +27,8 @@ def worker_with_adapters(base: Any, lines: Lines, seed: int | None) -> type:
         lines: of each policy beside verl's own; none for a run with one adapter, whose checkpoints then hold a model
             that transformers loads.
         seed: draws the first weights of all adapters.
+        apart: the servers of verl's own policy keep every adapter by its name; else each policy has servers of its own,
+            which get its adapter merged.
     """
 
     class ActorWithAdapters(base.actor_worker_cls):  # type: ignore[misc]
@@ -35,7 +38,8 @@ def worker_with_adapters(base: Any, lines: Lines, seed: int | None) -> type:
             super().__init__(config)
             self._actors = actors
             self._losses: dict[str, Any] = {}
-            self.adapters = Adapters(self.engine, {name: actor.optim for name, actor in actors.items()}, seed)
+            optimisers = {name: actor.optim for name, actor in actors.items()}
+            self.adapters = Adapters(self.engine, optimisers, seed, apart)
 
         def reset(self) -> None:
             super().reset()
@@ -71,22 +75,23 @@ def worker_with_adapters(base: Any, lines: Lines, seed: int | None) -> type:
         """verl's `ActorRolloutRefWorker`, with the rollout servers of every policy."""
 
         rollout: Any
+        base_sync_done: bool
 
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
         def init_model(self) -> None:
-            actors = {name: omega_conf_to_dataclass(with_lines(self.config, lines[name], 0).actor) for name in lines}
+            actors = {name: omega_conf_to_dataclass(with_lines(self.config, lines[name]).actor) for name in lines}
             self.actor_worker_cls = partial(ActorWithAdapters, actors=actors)
             super().init_model()
             model = self.actor.model_config
             for actor in actors.values():
                 actor.model_config = model
-            rollout, size = self.rollout, self.world_size // _ranks_of_server(self.config.rollout)
+            rollout, size = self.rollout, replicas_of(self.config.rollout, self.world_size)
             self._rollouts = {BASE: rollout}
             for place, name in enumerate(lines, 1):
-                config = omega_conf_to_dataclass(with_lines(self.config, lines[name], place * size).rollout)
-                self._rollouts[name] = type(rollout)(
-                    config=config, model_config=rollout.model_config, device_mesh=rollout.device_mesh
-                )
+                config = with_lines(self.config, lines[name], 0 if apart else place * size, name).rollout
+                self._rollouts[name] = numbered_rollout(rollout, config, self.rank)
+            # Servers that keep adapters have loaded what these stand on, which never changes.
+            self.base_sync_done = self.base_sync_done or apart
 
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
         def use_policy(self, name: str) -> None:
@@ -104,8 +109,3 @@ def worker_with_adapters(base: Any, lines: Lines, seed: int | None) -> type:
 
     WorkerWithAdapters.__name__ = base.__name__
     return WorkerWithAdapters
-
-
-def _ranks_of_server(rollout: Any) -> int:
-    """Trainer ranks that one rollout server has (`ActorRolloutRefWorker.init_model`)."""
-    return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size)

@@ -15,18 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.rollout.llm_server import LLMServerManager
 
 from verl_hier.compat.extension import TrainerExtension
+from verl_hier.compat.servers.client import ClientOfAdapter
 from verl_hier.compat.servers.named import OF_CLIENT
+from verl_hier.compat.servers.numbered import ServersBeside, worker_beside
 from verl_hier.compat.worker_groups import role_of_actor, started_group
 from verl_hier.errors import RecipeError
+from verl_hier.host.servers import keeps_adapters, rollout_server
 from verl_hier.recipe.policies import PolicyOptions, full, learning, lines_of_adapters
 from verl_hier.rollout.policy import DEFAULT_POLICY
+from verl_hier.verl_facts.replicas import ADAPTER as OF_ADAPTER
 from verl_hier.verl_facts.replicas import FIRST_REPLICA
 
 ADAPTER = "adapter_of_policy"
@@ -42,7 +46,7 @@ class Trained:
     Attributes:
         config: the whole configuration with the policy's lines.
         group: its workers; those of verl's own policy for an adapter.
-        servers: its rollout servers.
+        servers: its rollout servers; None for an adapter that verl's own servers keep.
         weights: brings its weights to them; None for an adapter, which its workers bring with those of verl's own.
     """
 
@@ -86,11 +90,13 @@ def config_of(config: Any, options: PolicyOptions, first_replica: int) -> Any:
     return found
 
 
-def with_lines(block: Any, lines: Mapping[str, Any], first_replica: int) -> Any:
-    """A copy of `actor_rollout_ref` with the lines of a policy and the number of its first rollout server."""
+def with_lines(block: Any, lines: Mapping[str, Any], first_replica: int = 0, adapter: str = DEFAULT_POLICY) -> Any:
+    """A copy of `actor_rollout_ref` with the lines of a policy, the number of its first rollout server, and what its
+    adapter is called there."""
     found = OmegaConf.merge(block, dict(lines))
     with open_dict(found):
-        found.rollout.custom = {**(found.rollout.get("custom") or {}), FIRST_REPLICA: first_replica}
+        custom = {FIRST_REPLICA: first_replica, OF_ADAPTER: adapter}
+        found.rollout.custom = {**(found.rollout.get("custom") or {}), **custom}
     return found
 
 
@@ -101,6 +107,7 @@ class SeveralPolicies(TrainerExtension):
         super().__init__(trainer)
         self._declared: Mapping[str, PolicyOptions] = trainer.hier.policies
         self._adapters = lines_of_adapters(self._declared)
+        self._worker: type = object
         self._trained: dict[str, Trained] = {}
         self._owner: dict[str, str] = {}
         self._kept: dict[str, dict[str, Any]] = {}
@@ -114,28 +121,30 @@ class SeveralPolicies(TrainerExtension):
         # The workers of each policy with weights of its own are one more group of processes on the devices.
         self.trainer.resource_pool_manager.max_colocate_count += len(full(self._declared))
 
+    def actor_worker(self, worker: type) -> type:
+        # Those of the other policies are made of the same class; verl's own stay as they are.
+        self._worker = worker
+        return worker
+
     # ---- workers and servers -----------------------------------------------------------------------------------------
 
     def build(self) -> None:
         trainer = self.trainer
-        role = role_of_actor(trainer)
+        role, model = role_of_actor(trainer), trainer.config.actor_rollout_ref.model
         first = len(trainer.llm_server_manager.get_replicas())
+        shared = keeps_adapters(rollout_server(trainer.host, trainer.config.actor_rollout_ref.rollout.name), model)
         for name, how in self.learns_beside.items():
             config = config_of(trainer.config, self._declared[name], first)
             group = trainer.actor_rollout_wg
             if how == "full":
-                worker = trainer.role_worker_mapping[role]
+                worker = ray.remote(worker_beside(self._worker))
                 group = started_group(trainer, worker, role, config.actor_rollout_ref, f"policy_{name}")
-            pool = trainer.resource_pool_manager.get_resource_pool(role)
-            servers = LLMServerManager.create(
-                config=config, worker_group=group, rollout_resource_pool=pool, start_rank=first
-            )
-            first += len(servers.get_replicas())
-            engine = omega_conf_to_dataclass(config.actor_rollout_ref.rollout.checkpoint_engine)
-            engine.backend = "naive"
-            weights = CheckpointEngineManager(config=engine, actor_wg=group, replicas=servers.get_replicas())
-            weights.sleep_replicas()
-            if how == "adapter":
+            servers = weights = None
+            if how == "full" or not shared:
+                pool = trainer.resource_pool_manager.get_resource_pool(role)
+                servers, weights = started_servers(config, group, pool, first)
+                first += len(servers.get_replicas())
+            if how == "adapter" and servers is not None:
                 trainer.checkpoint_manager.add_replicas(servers.get_replicas())
             self._trained[name] = Trained(config, group, servers, None if how == "adapter" else weights)
         further = [policy.weights for policy in self._trained.values() if policy.weights is not None]
@@ -144,10 +153,13 @@ class SeveralPolicies(TrainerExtension):
 
     @property
     def server_managers(self) -> list[Any]:
-        return [policy.servers for policy in self._trained.values()]
+        return [policy.servers for policy in self._trained.values() if policy.servers is not None]
 
     def add_clients(self, client: Any, client_of: Callable[[Any], Any]) -> None:
-        clients = {name: client_of(policy.servers) for name, policy in self._trained.items()}
+        clients = {
+            name: ClientOfAdapter(client, name) if policy.servers is None else client_of(policy.servers)
+            for name, policy in self._trained.items()
+        }
         setattr(client, OF_CLIENT, clients)
 
     # ---- the rows of a step ------------------------------------------------------------------------------------------
@@ -235,6 +247,23 @@ class SeveralPolicies(TrainerExtension):
         finally:
             if name in self._adapters:
                 group.use_policy(DEFAULT_POLICY)
+
+
+def started_servers(config: Any, group: Any, pool: Any, first: int) -> tuple[Any, Any]:
+    """Rollout servers of a policy, asleep, and what brings them its weights.
+
+    Args:
+        config: the whole configuration with the policy's lines.
+        group: workers of its actor.
+        pool: their devices.
+        first: number of its first server.
+    """
+    servers = ServersBeside.create(config=config, worker_group=group, rollout_resource_pool=pool, start_rank=first)
+    engine = omega_conf_to_dataclass(config.actor_rollout_ref.rollout.checkpoint_engine)
+    engine.backend = "naive"
+    weights = CheckpointEngineManager(config=engine, actor_wg=group, replicas=servers.get_replicas())
+    weights.sleep_replicas()
+    return servers, weights
 
 
 def folder_of(checkpoint: Path, policy: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,9 +45,12 @@ class Adapters:
         engine: verl's FSDP engine of the actor, whose model has `lora_rank`.
         optimisers: configuration of the optimiser of each adapter beside that of the engine.
         seed: draws the first weights; None leaves them to torch's generator.
+        apart: servers get the active adapter alone, without the weights that it stands on; else verl decides.
     """
 
-    def __init__(self, engine: Any, optimisers: Mapping[str, Any], seed: int | None = None) -> None:
+    def __init__(
+        self, engine: Any, optimisers: Mapping[str, Any], seed: int | None = None, apart: bool = False
+    ) -> None:
         self._engine = engine
         self._optimisers = optimisers
         self._seed = seed
@@ -56,6 +60,8 @@ class Adapters:
         self._build_base = engine._build_lora_module
         # verl's registry chooses the class of the engine, so that its methods are replaced on the object.
         engine._build_lora_module = self._build
+        if apart:
+            engine.get_per_tensor_param = self._sent
 
     def _build(self, module: torch.nn.Module) -> torch.nn.Module:
         """The model with all adapters, before it is divided among ranks."""
@@ -118,6 +124,22 @@ class Adapters:
         vars(self._engine).update(vars(self._own[name]))
         self._engine.module.set_adapter(name)
         _train_all(self._engine.module)
+
+    def _sent(self, **how: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], dict[str, Any]]:
+        """What verl's worker sends to servers: the tensors of the active adapter, by the name of its layer, a dot, and
+        `lora_A` or `lora_B`; and what they are multiplied by, as peft does (peft/tuners/lora/layer.py,
+        `update_layer`)."""
+        module, name = self._engine.module, self._active
+        config: LoraConfig = module.peft_config[name]
+        held = ((key, value) for key, value in module.state_dict().items() if of_adapter(key, name))
+        tensors = (
+            (
+                key.removeprefix("base_model.model.").removesuffix(f".{name}.weight"),
+                value.full_tensor() if hasattr(value, "full_tensor") else value,
+            )
+            for key, value in held
+        )
+        return tensors, {"scale": config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)}
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 

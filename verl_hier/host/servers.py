@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,17 @@ def rollout_server(host: PluginHost, name: str) -> RolloutServerSpec:
     if known is None and name.endswith(TOP_LOGPROBS):
         known = replace(rollout_server(host, name.removesuffix(TOP_LOGPROBS)), name=name, top_logprobs=True)
     return known or RolloutServerSpec(name)
+
+
+def keeps_adapters(server: RolloutServerSpec, model: Mapping[str, Any]) -> bool:
+    """Whether a server answers each request with the adapter of its policy, rather than having that merged.
+
+    Args:
+        server: the server.
+        model: `actor_rollout_ref.model` of a recipe.
+    """
+    lora = model.get("lora") or {}
+    return server.adapters and bool(lora.get("rank") or model.get("lora_rank")) and not lora.get("merge")
 
 
 def servers_with(host: PluginHost, ability: str) -> str:

@@ -407,6 +407,8 @@ class RolloutServerSpec:
         scores_at_temperature: takes `prompt_logprobs_temperature`: its scores are at any temperature; those of other
             servers are at 1.
         seed: name of the sampling parameter for the seed of a request.
+        adapters: keeps adapters beside the weights, and answers each request with that of its policy.
+        several: several groups of it can serve one run, each with the weights of a policy of its own.
         stop_strings_need_tokenizer: fails at the first stop string with `skip_tokenizer_init`
             (sgl-project/sglang#27882).
         opens: `opens(spec, config, model)` is a `rollout.Policy` that generates with a saved model in the process that
@@ -426,6 +428,8 @@ class RolloutServerSpec:
     scores_from: bool = False
     scores_at_temperature: bool = False
     seed: str = "seed"
+    adapters: bool = False
+    several: bool = False
     stop_strings_need_tokenizer: bool = False
     opens: Callable[..., Any] | None = None
     refuses: Callable[[Any, Any], str | None] | None = None

@@ -14,7 +14,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl_hier.runtime_cpu.options import ServerOptions
 from verl_hier.runtime_cpu.replica import server_name
 from verl_hier.runtime_cpu.weights import pack_in_parts
-from verl_hier.verl_facts.replicas import first_replica
+from verl_hier.verl_facts.replicas import adapter_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class TransformersServerAdapter(BaseRollout):
         super().__init__(config, model_config, device_mesh)
         # Refuse what the server would refuse, where the message reaches the user first.
         ServerOptions.from_rollout_config(self.config)
-        self.replica_rank = int(os.environ["RANK"]) + first_replica(self.config) if replica_rank == -1 else replica_rank
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self.adapter = adapter_of(self.config)
         self.is_leader_rank = True
         self._server: ray.actor.ActorHandle | None = None
 
@@ -72,22 +73,24 @@ class TransformersServerAdapter(BaseRollout):
     ) -> None:
         """Send `weights`, an iterator or async iterator of (name, full tensor), to the server.
 
+        With `peft_config` they are those of an adapter, which the server keeps beside its weights: `rollout.custom`
+        says which one.
+
         Raises:
-            ValueError: For unmerged LoRA weights or a wire format other than named tensors.
+            ValueError: For a wire format other than named tensors.
         """
         if wire_format != "named_tensors":
             raise ValueError(
                 f"The rollout server 'transformers' takes whole tensors, not {wire_format!r}; set "
                 "actor_rollout_ref.rollout.checkpoint_engine.backend=naive (or gloo for separate_async)."
             )
-        if peft_config is not None:
-            raise ValueError(
-                "The rollout server 'transformers' serves merged weights: set actor_rollout_ref.model.lora.merge=True."
-            )
         started = time.monotonic()
         configured = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         async for message, last in pack_in_parts(weights, min(configured, _LARGEST_PART)):
-            await self.server.receive_weights.remote(message, last)
+            if peft_config is None:
+                await self.server.receive_weights.remote(message, last)
+            else:
+                await self.server.receive_adapter.remote(self.adapter, peft_config["scale"], message, last)
         if global_steps is not None:
             await self.server.set_global_steps.remote(global_steps)
         logger.debug("weights sent to replica %d in %.3f s", self.replica_rank, time.monotonic() - started)

@@ -5,6 +5,8 @@ from typing import Any
 
 ROLLOUT_NAME = "transformers"
 """What recipes call the server."""
+DEFAULT_ADAPTER = "default"
+"""What peft calls the first adapter of a model, for which a request is that names none."""
 # Default bound of the prefix cache. A token of a 200k-parameter model takes 1.5 KB, of a 0.5B model 24 KB.
 _PREFIX_CACHE_BYTES = 512 * 1024**2
 _PREFIX_CACHE_TOKENS = 262_144

@@ -6,10 +6,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.plugin.platform import get_platform
-from verl.workers.rollout.replica import RolloutMode, RolloutReplica
+from verl.workers.rollout.replica import RolloutReplica
 
 from verl_hier.runtime_cpu.options import ROLLOUT_NAME, ServerOptions
-from verl_hier.verl_facts.replicas import first_replica
 
 
 def server_name(replica_rank: int, suffix: str = "") -> str:
@@ -19,14 +18,6 @@ def server_name(replica_rank: int, suffix: str = "") -> str:
 
 class TransformersReplica(RolloutReplica):
     """One server process, on the node of the trainer rank that feeds it weights."""
-
-    async def init_hybrid(self, worker_group: Any) -> None:
-        """As verl's, whose slices of the workers begin with the run's first replica: here with the first one of the
-        policy whose workers these are."""
-        place = self.replica_rank - first_replica(self.config)
-        self.rollout_mode = RolloutMode.HYBRID
-        self.workers = worker_group.workers[self.world_size * place : self.world_size * (place + 1)]
-        await self.launch_servers()
 
     async def launch_servers(self) -> None:
         """Start the server's actor and wait until its model is loaded.

@@ -18,7 +18,7 @@ from verl_hier.chat.end_ids import end_ids
 from verl_hier.runtime_cpu.generation.engine import GenerationEngine
 from verl_hier.runtime_cpu.generation.model import SlotModel, load_model
 from verl_hier.runtime_cpu.generation.request import Request, SamplingParams, derive_seed, draws
-from verl_hier.runtime_cpu.options import ServerOptions
+from verl_hier.runtime_cpu.options import DEFAULT_ADAPTER, ServerOptions
 from verl_hier.runtime_cpu.weights import WeightLoader, WeightMessage
 
 logger = logging.getLogger(__name__)
@@ -65,10 +65,12 @@ class TransformersServer:
         named = self.model_config
         self._eos_ids = end_ids(named.generation_config, named.hf_config, named.tokenizer)
         self._weights = WeightLoader(model)
+        self._adapters = slot_model.adapters
+        self._arriving: WeightMessage = {}
         self._futures: dict[str, asyncio.Future[Request]] = {}
         # One stream of seeds for requests that bring none; replicas must not repeat each other.
         self._seeds = torch.Generator().manual_seed(self.config.seed + 7919 * replica_rank)
-        self._repeats: Counter[tuple[int, ...]] = Counter()
+        self._repeats: Counter[tuple[str | None, tuple[int, ...]]] = Counter()
         self._asleep = False
         self._updating = False
         self._gate_closed = False
@@ -89,11 +91,13 @@ class TransformersServer:
         audio_data: list[Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
         priority: int = 0,
+        adapter: str = DEFAULT_ADAPTER,
     ) -> TokenOutput:
-        """Continue `prompt_ids`; see docs/cpu_runtime.md for the sampling parameters.
+        """Continue `prompt_ids` with an adapter; see docs/cpu_runtime.md for the sampling parameters.
 
         Raises:
-            ValueError: For images, video or audio, an unknown sampling parameter, or a prompt that fills the context.
+            ValueError: For images, video or audio, an unknown sampling parameter, a prompt that fills the context, or
+                an adapter that was never sent.
         """
         if image_data or video_data or audio_data:
             raise ValueError(
@@ -106,9 +110,13 @@ class TransformersServer:
             if self._rejecting:
                 return self._aborted_output()
             await self._open.wait()
+        if adapter not in self._adapters and adapter != DEFAULT_ADAPTER:
+            known = ", ".join(self._adapters.names) or "none"
+            raise ValueError(f"The rollout server 'transformers' has no adapter {adapter!r}; it was sent {known}.")
         future: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
         key = self._unique_key(request_id)
-        self.engine.add(self._make_request(key, prompt, params))
+        with_adapter = adapter if adapter in self._adapters else None
+        self.engine.add(self._make_request(key, prompt, params, with_adapter))
         self._futures[key] = future
         self._ensure_running()
         try:
@@ -137,19 +145,20 @@ class TransformersServer:
         }
         return SamplingParams.parse(raw, max_tokens=max(1, min(int(wanted), room)), defaults=defaults)
 
-    def _make_request(self, key: str, prompt: list[int], params: SamplingParams) -> Request:
+    def _make_request(self, key: str, prompt: list[int], params: SamplingParams, adapter: str | None) -> Request:
         if params.seed is not None:
             seed = params.seed
         elif self.options.deterministic:
             # A group asks the same prompt several times and wants different answers: the how-manieth request for this
             # prompt since the last weights is part of the seed.
-            occurrence = self._repeats[tuple(prompt)]
-            self._repeats[tuple(prompt)] += 1
+            asked = adapter, tuple(prompt)
+            occurrence = self._repeats[asked]
+            self._repeats[asked] += 1
             seed = derive_seed(self.config.seed, self.global_steps, prompt, occurrence)
         else:
             seed = int(torch.randint(2**62, (1,), generator=self._seeds))
         stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self._eos_ids
-        return Request(key, len(prompt), list(prompt), params, stop_ids, draws(seed))
+        return Request(key, len(prompt), list(prompt), params, stop_ids, draws(seed), adapter)
 
     def _unique_key(self, request_id: str) -> str:
         """Under `full_determinism` verl sends the same request id for each turn; a turn may follow an aborted one."""
@@ -224,14 +233,14 @@ class TransformersServer:
         self._refresh_gate()
         request_ids = self.engine.abort()
         if reset_prefix_cache:
-            self.engine.prefix_cache.clear()
+            self.engine.forget_prefixes()
         return {"aborted_count": len(request_ids), "request_ids": request_ids}
 
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = False) -> dict[str, Any]:
         """End one request with its partial output."""
         aborted = self.engine.abort({request_id})
         if reset_prefix_cache:
-            self.engine.prefix_cache.clear()
+            self.engine.forget_prefixes()
         if not aborted:
             return {"aborted": False, "request_id": request_id, "error": f"Request {request_id} is not running"}
         return {"aborted": True, "request_id": request_id}
@@ -280,13 +289,24 @@ class TransformersServer:
             self._updating = False
             self._refresh_gate()
 
+    async def receive_adapter(self, name: str, scale: float, message: WeightMessage, last: bool) -> None:
+        """Take one part of an adapter, which requests can name once its last part is here."""
+        self._updating = True
+        self._arriving |= message
+        if last:
+            tensors, self._arriving = self._arriving, {}
+            self._adapters.load(name, {tensor: packed.unpack() for tensor, packed in tensors.items()}, scale)
+            self.engine.drop_caches()
+            self._updating = False
+            self._refresh_gate()
+
     async def statistics(self) -> dict[str, Any]:
         """Counters since the start, and what is in memory now."""
         return {
             **self.engine.counters.as_dict(),
             "running": len(self.engine.running),
             "waiting": len(self.engine.waiting),
-            "prefix_cache_tokens": self.engine.prefix_cache.tokens,
+            "prefix_cache_tokens": self.engine.cached_tokens,
             "replica_rank": self.replica_rank,
         }
 

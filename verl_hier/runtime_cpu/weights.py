@@ -72,10 +72,7 @@ class WeightLoader:
         for name, packed in message.items():
             target = self._targets.get(name)
             if target is None:
-                raise ValueError(
-                    f"The weight update has a tensor {name!r} that the served model does not have. With LoRA, only "
-                    "merged weights can be served: set actor_rollout_ref.model.lora.merge=True."
-                )
+                raise ValueError(f"The weight update has a tensor {name!r} that the served model does not have.")
             if tuple(target.shape) != packed.shape:
                 raise ValueError(
                     f"The weight update has {name!r} with shape {packed.shape}, the served model {tuple(target.shape)}."

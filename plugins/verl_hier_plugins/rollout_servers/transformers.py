@@ -16,6 +16,8 @@ def hier_rollout_servers() -> RolloutServerSpec:
         prompt_scores=True,
         scores_from=True,
         scores_at_temperature=True,
+        adapters=True,
+        several=True,
         opens=lazy("verl_hier.runtime_cpu.in_process:in_process_policy"),
         refuses=lazy("verl_hier.runtime_cpu.generation.model:unsupported"),
     )

@@ -77,9 +77,7 @@ def test_the_check_names_the_line(overrides: list[str], line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["lora_rank=8", "lora.rank=8"])
-def test_an_adapter_that_is_not_merged_is_refused_where_the_server_takes_none(line: str) -> None:
-    with pytest.raises(RecipeError, match=r"lora\.merge: true"):
-        check_recipe(compose("grpo_sokoban", [f"actor_rollout_ref.model.{line}"]))
-    check_recipe(
-        compose("grpo_sokoban", [f"actor_rollout_ref.model.{line}", "actor_rollout_ref.model.lora.merge=true"])
-    )
+def test_an_adapter_is_served_merged_or_apart(line: str) -> None:
+    for merge in ("false", "true"):
+        lines = [f"actor_rollout_ref.model.{line}", f"actor_rollout_ref.model.lora.merge={merge}"]
+        check_recipe(compose("grpo_sokoban", lines))

@@ -40,8 +40,8 @@ def offered() -> Iterator[tuple[str, str]]:
 
 OFFERED = list(offered())
 WHY_NOT = {
-    "separate": "only transformers numbers the servers of several policies",
-    "adapters": "only transformers numbers the servers of several policies",
+    "separate": "stand on the same devices and would take 0.6 + 0.6",
+    "adapters": "stand on the same devices and would take 0.6 + 0.6",
     "frozen": "serve it, such as with vLLM, and name its OpenAI-compatible endpoint here",
 }
 """What a check says of a choice on GPUs."""
@@ -85,6 +85,9 @@ def test_the_recipes_that_papers_ask_for_are_there() -> None:
 def test_a_choice_is_sound_on_a_cpu_and_a_check_says_why_it_is_not_elsewhere(name: str, form: str) -> None:
     assert refusal(name, [f"policies={form}"]) == ""
     assert WHY_NOT[form] in refusal(name, [f"policies={form}", "size=node"])
+    if form != "frozen":
+        smaller = "actor_rollout_ref.rollout.gpu_memory_utilization=0.3"
+        assert refusal(name, [f"policies={form}", "size=node", smaller]) == ""
     shared = compose(name)
     assert "policies" not in shared.hier and shared.hier.recipe.policies == SHARED
     apart = compose(name, [f"policies={form}"])

@@ -21,6 +21,7 @@ from verl_hier.recipe.checks import choices, correction, lengths, losses, resour
 from verl_hier.recipe.checks.numbers import NUMBERS, Number, check_betas, check_numbers
 from verl_hier.recipe.checks.rule import needs_critic, needs_reference, there, value
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.recipe.policies import PolicyOptions
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.training.options import RefillOptions, ReplayOptions
 
@@ -468,6 +469,11 @@ def test_processes_are_counted() -> None:
     units = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
     bare = resources.plan_of(recipe({**PROCESSES, "reward.num_workers": None, units: None}))
     assert (bare.reward_workers, bare.storage_units, bare.services) == (0, 0, 5)
+    for train, merge, replicas in (("full", False, 4), ("adapter", True, 4), ("adapter", False, 2)):
+        policies = {"a": PolicyOptions(("executor",), train)}
+        lines = {"hier.policies": policies, "actor_rollout_ref.model.lora_rank": 4 * (train == "adapter")}
+        made = resources.plan_of(recipe({**PROCESSES, **lines, "actor_rollout_ref.model.lora": {"merge": merge}}))
+        assert (made.ranks, made.replicas) == (2 if train == "adapter" else 4, replicas)
     mebi = 2**20
     assert resources.expected_bytes(plan, 1000, 3, 100) == {
         "trainer.n_gpus_per_node": 300 * mebi + (2 + 2 + 14) * 250 * mebi,
@@ -691,19 +697,21 @@ def test_a_correction_is_what_verl_reads(settings: Any, line: str) -> None:
 
 
 def test_an_adapter_reaches_the_server_merged() -> None:
-    check, model = correction.check_adapter, "actor_rollout_ref.model."
+    check, model, mode = correction.check_adapter, "actor_rollout_ref.model.", "trainer.v1.trainer_mode"
     for lines in (
         {model + "lora_rank": 0, model + "lora": None},
         {model + "lora_rank": None, model + "lora": {"rank": 0}},
         {model + "lora_rank": 4, model + "lora": {"merge": True}},
         {model + "lora_rank": 4, model + "lora": None, ROLLOUT + "name": "vllm"},
+        {model + "lora_rank": 1, model + "lora": None},
+        {model + "lora_rank": 4, model + "lora": {"merge": True}, mode: "hier_separate_async"},
     ):
         passes(check, lines)
     for lines in (
-        {model + "lora_rank": 1, model + "lora": None},
-        {model + "lora_rank": 0, model + "lora": {"rank": 1}},
+        {model + "lora_rank": 1, model + "lora": None, mode: "hier_separate_async"},
+        {model + "lora_rank": 0, model + "lora": {"rank": 1}, mode: "hier_separate_async"},
     ):
-        refuses(check, "lora_rank: the rollout server 'transformers' serves merged weights alone", lines)
+        refuses(check, "lora_rank: the rollout nodes of hier_separate_async are sent whole weights", lines)
 
 
 LOSS, MEAN = ACTOR + "policy_loss.loss_mode", ACTOR + "loss_agg_mode"

@@ -104,7 +104,7 @@ def test_the_bound_holds_and_results_stay_right(harness):
     for i, prompt in enumerate(prompts):
         h.add(str(i), prompt, seed=i, max_tokens=6)
         h.run()
-        assert h.engine.prefix_cache.tokens <= 100
+        assert h.engine.cached_tokens <= 100
     fresh = harness(prefix_capacity=0)
     for i, prompt in enumerate(prompts):
         fresh.add(str(i), prompt, seed=i, max_tokens=6)

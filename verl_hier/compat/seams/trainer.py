@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from verl_hier.compat.seams.inspection import exists, reads, takes
+from verl_hier.compat.seams.inspection import exists, reads, spells, takes
 from verl_hier.compat.seams.seam import TRAINER, override, seam
+
+_SERVED_BY = "verl.workers.rollout"
 
 TRAINERS = (
     seam(
@@ -125,6 +127,25 @@ TRAINERS = (
         takes("verl.single_controller.ray:RayWorkerGroup.__init__", "resource_pool", "ray_cls_with_init"),
         takes("verl.single_controller.ray.base:create_colocated_worker_cls", "class_dict"),
         reads("verl.single_controller.ray.base:ResourcePoolManager", "max_colocate_count: int"),
+        removal="when verl has several actors in one run",
+    ),
+    seam(
+        "numbered_servers",
+        "verl.workers.rollout.replica:RolloutReplica.init_hybrid",
+        "the servers of a further policy are counted on from those of the policies before it, on both sides",
+        reads(
+            "verl.workers.rollout.replica:RolloutReplica.init_hybrid",
+            "self.world_size * self.replica_rank : self.world_size * (self.replica_rank + 1)",
+        ),
+        reads("verl.workers.rollout.llm_server:LLMServerManager", 'if not hasattr(self, "rollout_replica_class")'),
+        reads(
+            "verl.workers.engine_workers:ActorRolloutRefWorker.init_model",
+            "config=rollout_config, model_config=model_config, device_mesh=rollout_device_mesh",
+        ),
+        spells(f"{_SERVED_BY}.vllm_rollout.vllm_rollout:ServerAdapter.__init__", "self.replica_rank = replica_rank"),
+        spells(
+            f"{_SERVED_BY}.sglang_rollout.sglang_rollout:ServerAdapter.__init__", "self.replica_rank = replica_rank"
+        ),
         removal="when verl has several actors in one run",
     ),
     seam(

@@ -64,3 +64,21 @@ class ResumingClient(FullyAsyncLLMServerClient, _Recording):
             elif name not in verls:
                 kept[name] = value
         return output
+
+
+class ClientOfAdapter:
+    """A client of servers that several adapters share, whose requests are for one of them.
+
+    Args:
+        client: verl's client, which hands on words that it does not know to the server.
+        adapter: what the servers call the adapter.
+    """
+
+    def __init__(self, client: Any, adapter: str) -> None:
+        self._client = client
+        self._adapter = adapter
+
+    async def generate(self, request_id: Any, **request: Any) -> TokenOutput:
+        """See `LLMServerClient.generate`."""
+        output: TokenOutput = await self._client.generate(request_id, adapter=self._adapter, **request)
+        return output

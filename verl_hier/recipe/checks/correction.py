@@ -96,8 +96,15 @@ def check_adapter(recipe: ComposedRecipe) -> None:
     lora = model.get("lora") or {}
     rank = lora.get("rank") or model.get("lora_rank") or 0
     server = recipe.server
-    if rank > 0 and server.opens and not lora.get("merge"):
+    if not rank > 0 or lora.get("merge"):
+        return
+    if server.opens and not server.adapters:
         raise RecipeError(
             f"actor_rollout_ref.model.lora_rank: the rollout server {server.name!r} serves merged weights alone; set "
+            "actor_rollout_ref.model.lora.merge: true."
+        )
+    if server.adapters and value(recipe.config, "trainer.v1.trainer_mode") == "hier_separate_async":
+        raise RecipeError(
+            "actor_rollout_ref.model.lora_rank: the rollout nodes of hier_separate_async are sent whole weights; set "
             "actor_rollout_ref.model.lora.merge: true."
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from verl_hier.errors import RecipeError
+from verl_hier.host.servers import rollout_server, servers_with
 from verl_hier.recipe.checks.lengths import ROLLOUT
 from verl_hier.recipe.checks.model import HUB_NAME
 from verl_hier.recipe.checks.roles import MOST_STEPS, require_role, worker_levels
@@ -28,8 +30,9 @@ from verl_hier.recipe.policies import (
 )
 from verl_hier.rollout.policy import DEFAULT_POLICY
 
-SERVED = "transformers"
-"""The rollout server that can have several policies."""
+MOST_MEMORY = 0.9
+"""Share of an accelerator's memory that the servers of all policies may have together, since all are awake while a
+batch is generated: what vLLM takes where nobody says it."""
 
 
 @rule
@@ -130,6 +133,12 @@ def check_adapters(recipe: ComposedRecipe) -> None:
             raise RecipeError(
                 f"{line}.model: an adapter stands on the model of actor_rollout_ref; leave it out, or train: full."
             )
+        if not (value(config, "actor_rollout_ref.model.lora.merge") or recipe.server.adapters):
+            able = servers_with(recipe.host, "adapters")
+            raise RecipeError(
+                f"actor_rollout_ref.model.lora.merge: of the rollout servers, only {able} keeps an adapter for each "
+                f"policy, as {line} has one; set it to true, so that each is served merged."
+            )
         strategy = value(config, "actor_rollout_ref.actor.strategy")
         if strategy != "fsdp2":
             raise RecipeError(
@@ -198,6 +207,24 @@ def check_frozen_models(recipe: ComposedRecipe) -> None:
 
 
 @rule
+def check_shared_memory(recipe: ComposedRecipe) -> None:
+    """Refuse servers that ask for more of an accelerator together than it has."""
+    names = learning(recipe.hier.policies)
+    if not names or value(recipe.config, "trainer.device") == "cpu":
+        return
+    line = ROLLOUT + "gpu_memory_utilization"
+    common = float(value(recipe.config, line) or 0)
+    given = [value(recipe.hier.policies[name].actor_rollout_ref, "rollout.gpu_memory_utilization") for name in names]
+    shares = [common, *(common if share is None else float(share) for share in given)]
+    if sum(shares) > MOST_MEMORY + 1e-9:
+        said, most = " + ".join(f"{share:g}" for share in shares), math.floor(100 * MOST_MEMORY / len(shares)) / 100
+        raise RecipeError(
+            f"{line}: the servers of default, {', '.join(names)} stand on the same devices and would take {said} of "
+            f"their memory together, more than {MOST_MEMORY}; set it to {most:g} or less."
+        )
+
+
+@rule
 def check_policy_parts(recipe: ComposedRecipe) -> None:
     """Refuse what works with one policy that learns only."""
     names = learning(recipe.hier.policies)
@@ -227,10 +254,14 @@ def _alone(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
         yield "engine=tree", "the tree engine trains trees of one policy"
     if mode == "hier_separate_async":
         yield "trainer.v1.trainer_mode", "the rollout nodes of hier_separate_async serve one policy"
-    server = value(config, ROLLOUT + "name")
-    if server != SERVED:
-        known = ", ".join(sorted(recipe.host.specs("rollout_server")))
-        yield ROLLOUT + "name", f"of {known}, only {SERVED} numbers the servers of several policies, and not {server!r}"
+    server = rollout_server(recipe.host, str(value(config, ROLLOUT + "name")))
+    if not server.several:
+        yield (
+            ROLLOUT + "name",
+            f"of the rollout servers, only {servers_with(recipe.host, 'several')} serve several policies",
+        )
+    if value(config, ROLLOUT + "disaggregation.enabled"):
+        yield ROLLOUT + "disaggregation.enabled", "servers that are divided into two kinds are counted for one policy"
 
 
 def require_same_tokens(line: str, model: str, base: str, advice: str) -> None:

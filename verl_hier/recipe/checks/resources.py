@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from verl_hier.errors import RecipeError
+from verl_hier.host.servers import keeps_adapters
 from verl_hier.recipe.checks.lengths import (
     ACTOR,
     ROLLOUT,
@@ -243,9 +244,11 @@ def plan_of(recipe: ComposedRecipe) -> Plan:
     workers = int(value(recipe.config, ROLLOUT + "agent.num_workers"))
     units = value(recipe.config, "transfer_queue.backend.SimpleStorage.num_data_storage_units")
     policies = recipe.hier.policies
+    shared = keeps_adapters(recipe.server, value(recipe.config, "actor_rollout_ref.model") or {})
+    served = full(policies) if shared else learning(policies)
     return Plan(
         ranks=(1 + len(full(policies)) + len(recipe.hier.teachers)) * devices(recipe),
-        replicas=(1 + len(learning(policies))) * (devices(recipe) // _devices_of_a_server(recipe)),
+        replicas=(1 + len(served)) * (devices(recipe) // _devices_of_a_server(recipe)),
         agent_workers=workers,
         reward_workers=int(value(recipe.config, "reward.num_workers") or 0),
         storage_units=int(units or 0),

@@ -88,7 +88,8 @@ class GenerationEngine:
         self.counters = Counters()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.prefix_cache = PrefixCache(0 if deterministic else prefix_capacity)
+        self._capacity = 0 if deterministic else prefix_capacity
+        self._caches: dict[str | None, PrefixCache] = {}
         self._max_sequences = max_sequences
         self._max_batched_tokens = max_batched_tokens
         self._vocab_limit = vocab_limit
@@ -98,6 +99,19 @@ class GenerationEngine:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the prefix caches."""
+        return sum(cache.tokens for cache in self._caches.values())
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix caches."""
+        self._caches.clear()
+
+    def _cache(self, request: Request) -> PrefixCache:
+        """Prefixes of the request's adapter: the keys and values of others are not its own."""
+        return self._caches.setdefault(request.adapter, PrefixCache(self._capacity))
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -142,7 +156,7 @@ class GenerationEngine:
         self.counters.preempted += len(self.running)
         self.waiting = [*self.running, *self.waiting]
         self.running = []
-        self.prefix_cache.clear()
+        self.forget_prefixes()
         self.model.slots.release()
 
     @torch.inference_mode()
@@ -151,7 +165,7 @@ class GenerationEngine:
         self._admit()
         if self.running:
             for first, batch in self._decode_batches():
-                logits = self.model.forward(first, [r.tokens[-1:] for r in batch], [r.computed for r in batch])
+                logits = self._forward(first, batch, [r.tokens[-1:] for r in batch])
                 self.counters.decode_tokens += len(batch)
                 self._append(batch, logits)
             self.counters.decode_steps += 1
@@ -188,7 +202,7 @@ class GenerationEngine:
         the next wave, when they find it in the cache.
         """
         wave, later = self.waiting[:room], self.waiting[room:]
-        if self.prefix_cache.capacity:
+        if self._capacity:
             wave, postponed = self._split_by_prefix(wave)
             later = postponed + later
         self.waiting = later
@@ -198,8 +212,9 @@ class GenerationEngine:
         now: list[Request] = []
         postponed: list[Request] = []
         # In the order of their tokens, requests with a common beginning are neighbours.
-        for request in sorted(requests, key=lambda r: r.tokens):
-            shared = min(common_prefix(now[-1].tokens, request.tokens), request.reusable) if now else 0
+        for request in sorted(requests, key=lambda r: (r.adapter or "", r.tokens)):
+            alike = bool(now) and now[-1].adapter == request.adapter
+            shared = min(common_prefix(now[-1].tokens, request.tokens), request.reusable) if alike else 0
             known = self._lookup(request) if shared else 0
             saved = shared - known
             worth = saved > 0 and saved >= _WORTH_WAITING * (len(request.tokens) - known)
@@ -225,16 +240,17 @@ class GenerationEngine:
 
     def _lookup(self, request: Request) -> int:
         """How many tokens of a request need not be computed; all of them only if their logits are known too."""
-        if not self.prefix_cache.capacity:
+        if not self._capacity:
             return 0
-        known = self.prefix_cache.match_length(request.tokens[: request.reusable])
-        if known == len(request.tokens) and self.prefix_cache.logits.get(request.tokens) is None:
+        cache = self._cache(request)
+        known = cache.match_length(request.tokens[: request.reusable])
+        if known == len(request.tokens) and cache.logits.get(request.tokens) is None:
             return known - 1
         return known
 
     def _fill_from_cache(self, slot: int, request: Request) -> None:
         if known := self._lookup(request):
-            for keys, values in self.prefix_cache.lookup(request.tokens[:known]):
+            for keys, values in self._cache(request).lookup(request.tokens[:known]):
                 self.model.slots.write(slot, request.computed, keys, values)
                 request.computed += keys.shape[1]
         if request.cached_tokens is None:
@@ -259,22 +275,27 @@ class GenerationEngine:
             return
         if batch[0].needs_prompt_logits:
             request = batch[0]
-            logits = self.model.forward(
-                first, [request.tokens[request.computed :]], [request.computed], all_logits=True
-            )
+            logits = self._forward(first, batch, [request.tokens[request.computed :]], all_logits=True)
             _record_prompt_logprobs(request, logits)
             logits = logits[-1:]
         else:
             if len(batch) == 1:
                 self._compute_in_chunks(first, batch[0])
-            logits = self.model.forward(first, [r.tokens[r.computed :] for r in batch], [r.computed for r in batch])
+            logits = self._forward(first, batch, [r.tokens[r.computed :] for r in batch])
         for row, request in enumerate(batch):
             self._remember(first + row, request, len(request.tokens))
-            self.prefix_cache.logits.put(request.tokens, logits[row])
+            self._cache(request).logits.put(request.tokens, logits[row])
         self._append(batch, logits)
 
+    def _forward(
+        self, first: int, batch: list[Request], tokens: list[list[int]], all_logits: bool = False
+    ) -> torch.Tensor:
+        """A pass over new tokens of requests in slots from `first` on, each with its adapter."""
+        starts, adapters = [r.computed for r in batch], [r.adapter for r in batch]
+        return self.model.forward(first, tokens, starts, all_logits, adapters)
+
     def _known_logits(self, request: Request) -> torch.Tensor:
-        row = self.prefix_cache.logits.get(request.tokens)
+        row = self._cache(request).logits.get(request.tokens)
         assert row is not None
         return row
 
@@ -282,17 +303,17 @@ class GenerationEngine:
         """Bring a prompt that is longer than the budget down to one forward pass."""
         while request.remaining > self._max_batched_tokens:
             stop = request.computed + self._max_batched_tokens
-            self.model.forward(slot, [request.tokens[request.computed : stop]], [request.computed])
+            self._forward(slot, [request], [request.tokens[request.computed : stop]])
             request.computed = stop
 
     def _remember(self, slot: int, request: Request, length: int) -> None:
         """Put the first `length` tokens of a slot, which must be computed, into the prefix cache."""
-        if not self.prefix_cache.capacity:
+        if not self._capacity:
             return
-        tokens = request.tokens[:length]
-        known = self.prefix_cache.match_length(tokens)
+        tokens, cache = request.tokens[:length], self._cache(request)
+        known = cache.match_length(tokens)
         keys, values = self.model.slots.read(slot, known, length)
-        self.prefix_cache.insert(tokens, keys, values, known)
+        cache.insert(tokens, keys, values, known)
 
     # Tokens
 

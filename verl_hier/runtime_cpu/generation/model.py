@@ -2,11 +2,13 @@
 
 import inspect
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from verl_hier.runtime_cpu.generation.adapters import Adapters
 from verl_hier.runtime_cpu.generation.kv_slots import KVSlots, SlotCache
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class SlotModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self.adapters = Adapters(model)
         self.dtype = model.dtype
         self._check_interface()
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -74,7 +77,14 @@ class SlotModel:
         self._check_equality()
 
     @torch.inference_mode()
-    def forward(self, first: int, tokens: list[list[int]], starts: list[int], all_logits: bool = False) -> torch.Tensor:
+    def forward(
+        self,
+        first: int,
+        tokens: list[list[int]],
+        starts: list[int],
+        all_logits: bool = False,
+        adapters: Sequence[str | None] = (None,),
+    ) -> torch.Tensor:
         """Compute the keys and values of new tokens, and logits.
 
         Args:
@@ -82,6 +92,7 @@ class SlotModel:
             tokens: The new tokens of each row, at least one each; rows may differ in length.
             starts: How many tokens of each row are in its slot already; the slots must have room (`KVSlots.reserve`).
             all_logits: Return the logits of every new token; only for a single row.
+            adapters: The adapter of each row, or one for all.
 
         Returns:
             [rows, vocabulary], those of each row's last token; with `all_logits` [new, vocabulary].
@@ -102,14 +113,15 @@ class SlotModel:
         options: dict[str, Any] = {}
         if self._crops_logits and not all_logits:
             options["logits_to_keep"] = 1
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=self._mask(position_ids, length),
-            position_ids=position_ids,
-            past_key_values=SlotCache(self.slots, first, rows, length, write_at),
-            use_cache=True,
-            **options,
-        )
+        with self.adapters.used(adapters):
+            output = self.model(
+                input_ids=input_ids,
+                attention_mask=self._mask(position_ids, length),
+                position_ids=position_ids,
+                past_key_values=SlotCache(self.slots, first, rows, length, write_at),
+                use_cache=True,
+                **options,
+            )
         logits: torch.Tensor = output.logits
         return logits[0] if all_logits else logits[:, -1]
 

@@ -127,7 +127,7 @@ def derive_seed(base_seed: int, weights_version: int | None, prompt_ids: Sequenc
 
 @dataclass(eq=False)
 class Request:
-    """One request from admission to its last token.
+    """One request from admission to its last token, answered with an adapter of the model or with none.
 
     `tokens` is prompt plus output; the first `computed` of them have their keys and values in the request's slot.
     """
@@ -138,6 +138,7 @@ class Request:
     params: SamplingParams
     stop_ids: frozenset[int]
     draws: Iterator[float]
+    adapter: str | None = None
     computed: int = 0
     cached_tokens: int | None = None
     preempted: int = 0
