@@ -63,7 +63,6 @@ class Process(ChildProcess):
 
     async def stop(self) -> None:
         """Close the connection, wait a moment, kill; a call in progress is not waited for."""
-        self._stopped = True
         if self._busy.locked() and self._child is not None:
             self._child.kill()
         await super().stop()

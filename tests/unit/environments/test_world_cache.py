@@ -35,3 +35,10 @@ def test_states_are_bounded_but_the_last_world_stays():
     assert made == ["a", "b", "a"], "b had grown, so a was dropped; then b went for a"
     world("huge", 50)
     assert world("huge", 50) == [0] * 50 and made[-1] == "huge" and made.count("huge") == 1
+
+
+def test_as_many_states_as_are_allowed_are_kept():
+    cache, made = WorldCache(10, 5, len), []
+    for key in ("a", "b", "a"):
+        cache.get(key, lambda key=key: made.append(key) or [0] * (3 if key == "a" else 2))
+    assert made == ["a", "b"]
