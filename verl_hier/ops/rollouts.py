@@ -219,6 +219,7 @@ def recipe_of(source: Source, recipe: str | os.PathLike[str] | None, overrides: 
     config = run.recipe()
     for block in filter(None, map(PART_OVERRIDE.match, overrides)):  # another part, not options mixed into the old one
         config = OmegaConf.merge(config, {})
+        OmegaConf.set_readonly(config, False)  # of this copy
         OmegaConf.update(config, block[1], {}, merge=False)
     groups = [text for text in overrides if text.partition("=")[0].partition(".")[0] not in config]
     if groups:
