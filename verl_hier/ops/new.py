@@ -81,7 +81,7 @@ def create_package(kind: Package, name: str, folder: Path, environment: str = "a
 def _on(environment: str) -> dict[str, str]:
     """What changes in the recipe of the example when it names another environment than text households."""
     groups = "  - hier/environment: alfworld\n  - hier/environment/tiny: alfworld\n"
-    shipped = shipped_recipes() / "hier/environment" / f"{environment}.yaml"
+    shipped = shipped_recipes() / "hier" / "environment" / f"{environment}.yaml"
     if shipped.is_file():
         # Where no small tasks are described, the environment's own are all that there is.
         small = f"  - hier/environment/tiny: {environment}\n" if "tiny" in read_yaml(shipped)[1] else ""

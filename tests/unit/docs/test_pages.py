@@ -178,7 +178,9 @@ def test_the_search_for_keys_finds_them():
 def test_every_metric_key_has_a_row_and_every_row_a_key():
     rows, keys = documented(), emitted()
     assert len(rows) == len(set(rows))
-    missing = {key: path for key, path in keys.items() if key not in rows}
+    # One counter of several that a row names together has its row too.
+    wanted = [re.compile(re.escape(row).replace("<>", "(<>|[^/<>]+)")) for row in rows]
+    missing = {key: path for key, path in keys.items() if not any(row.fullmatch(key) for row in wanted)}
     assert not missing, f"docs/metrics.md has no row for {missing}"
     assert set(rows) <= set(keys), f"nothing emits {sorted(set(rows) - set(keys))}"
 
