@@ -17,7 +17,9 @@ def test_two_steps_in_which_a_stage_stands_in_for_equal_returns(train, tmp_path)
     run = train(
         "grpo_bytes",
         [
-            "hier.estimator={name: vspo, stages: [valid, n_tokens], most: 1.5}",
+            "hier.estimator.name=vspo",
+            "+hier.estimator.stages=[valid, n_tokens]",
+            "+hier.estimator.most=1.5",
             f"hier.store.path={tmp_path}/graphs",
             "trainer.total_training_steps=2",
         ],
