@@ -33,8 +33,10 @@ def test_every_estimator_has_a_worked_example():
     for name, spec in SPECS.items():
         if not spec.native:
             text = page_of(spec).read_text(encoding="utf-8")
-            example = f'credit_of("{name.removesuffix("_token")}"'
-            assert example in text or f"from verl_hier_plugins.estimators.{name} import" in text
+            called = (f'{function}("{name.removesuffix("_token")}"' for function in ("credit_of", "full_credit"))
+            assert (
+                any(example in text for example in called) or f"from verl_hier_plugins.estimators.{name} import" in text
+            )
 
 
 def test_there_are_thirty_and_the_index_lists_them_all():
