@@ -30,27 +30,40 @@ def bench(
     from verl_hier.ops.bench.cells import Cells
     from verl_hier.ops.bench.page import CELLS, write_page
     from verl_hier.ops.bench.panel import Panel
-    from verl_hier.ops.bench.running import Bench, measure
+    from verl_hier.ops.bench.running import Bench, measure, require_sound
 
     found = Panel.find(panel)
-    chosen = found.chosen(_words(tasks))
+    chosen, named = found.chosen(_words("tasks", tasks)), _words("methods", methods)
     known = {method for name in chosen for method in found.tasks[name].methods}
-    for method in _words(methods):
+    for method in named:
         if method not in known:
             near = did_you_mean(method, known)
             raise HierError(f"--methods: none of the tasks has {method!r}{near}; they have {', '.join(sorted(known))}.")
-    wanted = _words(methods) or known
+    wanted = named or known
     places = tuple((name, each) for name in chosen for each in found.tasks[name].methods if each in wanted)
     folder = out or Path("runs/bench") / found.name
-    folder.mkdir(parents=True, exist_ok=True)
     plan = Bench(found, Cells(folder / CELLS), folder / "work", places, seeds, jobs, tuple(overrides or ()))
+    prints = plan.prints()
+    if not report:
+        require_sound(plan)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         if not report:
-            measure(plan, hours, line)
+            measure(plan, prints, hours, line)
     finally:
-        for sentence in write_page(plan, folder):
+        for sentence in write_page(plan, prints, folder):
             line(sentence)
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _words(option: str, text: str) -> list[str]:
+    """The words of an option; none where it was not given.
+
+    Raises:
+        HierError: where it was given without a word.
+    """
+    from verl_hier.errors import HierError
+
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if text and not words:
+        raise HierError(f"--{option}: {text!r} names nothing; leave the option out for all of them.")
+    return words

@@ -53,6 +53,7 @@ VALID: dict[str, dict[str, str]] = {
     "convert": {"source": "graphs.jsonl", "out": "store"},
     "view": {"source": "graphs.jsonl", "html": "new.html"},
     "compare": {"runs": "run", "html": "new.html"},
+    "bench": {"panel": "learning", "tasks": "bugs", "methods": "grpo"},
     "environments": {},
     "workers": {},
     "samplers": {},

@@ -180,7 +180,7 @@ def test_the_page_has_what_counts_and_names_what_was_not_run(tmp_path: Path) -> 
     for seed in range(2):
         cells.keep(Key("sums", "grpo", seed), plan.prints()["sums", "grpo"], curve((0, 0.2), (100, 0.4)), 0.0)
     cells.keep(Key("sums", "rloo", 0), "of another version", curve((0, 0.2), (100, 0.9)), 0.0)
-    (said,) = write_page(plan, tmp_path)
+    (said,) = write_page(plan, plan.prints(), tmp_path)
     page = (tmp_path / "README.md").read_text()
     assert said.startswith("2 cells count, 1 methods lack seeds") and "- sums, rloo: 0 of 2 seeds" in page
     assert "1 cells of other versions" in page and "| grpo | 2 | 20 (20 to 20) | 40 (40 to 40) |" in page

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from verl_hier.ops.bench.running import Bench
@@ -12,9 +12,9 @@ CELLS = "cells.jsonl"
 PAGE = "README.md"
 
 
-def write_page(bench: Bench, folder: Path) -> Iterator[str]:
+def write_page(bench: Bench, prints: Mapping[tuple[str, str], str], folder: Path) -> Iterator[str]:
     """Write `README.md` and `curves.png`, and say where they are and what they lack."""
-    prints, panel = bench.prints(), bench.panel
+    panel = bench.panel
     sound = [c for c in bench.cells.all if c["fingerprint"] == prints.get((c["task"], c["method"]))]
     groups = grouped(panel, sound)
     lacking = [*missing(bench.places, groups, bench.seeds)]

@@ -93,16 +93,19 @@ class Bench:
         return {place: fingerprint(self.panel, *place, self.further) for place in self.places}
 
 
-def measure(bench: Bench, hours: float, report: Report) -> None:
+def measure(bench: Bench, prints: Mapping[tuple[str, str], str], hours: float, report: Report) -> None:
     """Measure what the file does not hold as it would be measured now, and begin nothing after so many hours.
 
+    Args:
+        bench: what is to be measured.
+        prints: its fingerprints.
+        hours: from now on.
+        report: called with a sentence for each run that has ended.
+
     Raises:
-        RecipeError: before the first cold start, for a recipe that is wrong or that this machine cannot run.
         HierError: that of the first run that failed, when the others have ended.
     """
     end = time.monotonic() + 3600 * hours
-    _require_sound(bench)
-    prints = bench.prints()
     for keys in (bench.trials(), bench.keys()):
         missing = [key for key in keys if not bench.cells.curve(key, prints[key.task, key.method])]
         if missing:
@@ -121,7 +124,12 @@ def rate_of(bench: Bench, key: Key, print_of: str) -> float:
     return max(reached, key=reached.__getitem__)
 
 
-def _require_sound(bench: Bench) -> None:
+def require_sound(bench: Bench) -> None:
+    """Refuse before the first cold start what a run would refuse after it.
+
+    Raises:
+        RecipeError: for a recipe that is wrong, or that this machine cannot run.
+    """
     from verl_hier.recipe.check import check_ready
     from verl_hier.recipe.compose import compose
 
