@@ -124,9 +124,16 @@ def test_a_cell_counts_where_it_was_measured_as_it_would_be_now(tmp_path: Path) 
     assert read.all == cells.all and len(read.all) == 3
     assert read.curve(key, "now")[-1]["success"] == 0.7 and read.curve(key, "before")[-1]["success"] == 0.1
     assert read.curve(key, "later") == read.curve(other, "now") == read.curve(replace(key, seed=1), "now") == []
-    (tmp_path / CELLS).write_text('{"task": "sums"}\n')
-    with pytest.raises(FileError, match=r"cells\.jsonl, line 1 is no cell"):
-        Cells(tmp_path / CELLS)
+    sound = read.all[0]
+    point = sound["curve"][0]
+    for change in (
+        *({name: 3} for name in ("task", "method", "fingerprint", "curve")),
+        *({name: "x"} for name in ("seed", "trial", "rate")),
+        *({"curve": points} for points in ([], [3], [{}], [point | {"success": "x"}], [point | {"calls": None}])),
+    ):
+        (tmp_path / CELLS).write_text(json.dumps(sound) + "\n" + json.dumps(sound | change) + "\n")
+        with pytest.raises(FileError, match=r"cells\.jsonl, line 2 is no cell"):
+            Cells(tmp_path / CELLS)
 
 
 def test_the_rate_of_a_run_is_the_one_that_did_best_in_its_trials(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import platform
 import time
@@ -136,11 +137,22 @@ def _is(cell: dict[str, Any], key: Key, print_of: str) -> bool:
 def _read(file: Path) -> Iterator[dict[str, Any]]:
     for number, line in text_lines(file):
         cell = parse_json(line, f"{file}, line {number}")
-        if not isinstance(cell, dict) or not {"task", "method", "seed", "fingerprint", "curve"} <= cell.keys():
+        if not _is_cell(cell):
             raise FileError(
                 f"{file}, line {number} is no cell of `verl-hier bench`; move the file away or mend the line."
             )
         yield cell
+
+
+def _is_cell(cell: Any) -> bool:
+    if not isinstance(cell, dict) or not isinstance(cell.get("curve"), list) or not cell["curve"]:
+        return False
+    texts = all(isinstance(cell.get(name), str) for name in ("task", "method", "fingerprint"))
+    numbers = [cell.get("seed"), cell.get("trial", 0.0), cell.get("rate") or 0.0]
+    for point in cell["curve"]:
+        numbers += [point.get(name) for name in ("tokens", "success")] if isinstance(point, dict) else [None]
+        numbers += [point.get(name, 0.0) for name in ("calls", "seconds")] if isinstance(point, dict) else []
+    return texts and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)
 
 
 def at_budget(curve: Curve, budget: float, cost: str = "tokens") -> float:
