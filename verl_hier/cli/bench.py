@@ -25,7 +25,10 @@ def bench(
     ] = None,
     report: Annotated[bool, typer.Option("--report", help="Measure nothing; only write the page again.")] = False,
 ) -> None:
-    """Compare methods on a panel of tasks; what was measured before, as it would be now, is not measured again."""
+    """Compare methods on the tasks of a panel, for equal tokens.
+
+    What was measured before, as it would be measured now, is not measured again.
+    """
     from verl_hier.errors import HierError, did_you_mean
     from verl_hier.ops.bench.cells import Cells
     from verl_hier.ops.bench.page import CELLS, write_page
