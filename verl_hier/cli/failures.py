@@ -22,7 +22,7 @@ def failures(
     seed: Seed = 0,
     out: Annotated[Path | None, new_file("Write the cases here, in the form of Who&When.", ".jsonl")] = None,
 ) -> None:
-    """Plant errors in attempts that were won, and measure who finds them.
+    """Plant errors in won attempts, and measure who finds them.
 
     The rules are those of `verl-hier credit --blame`, beside the last turn and a turn at random.
     """

@@ -39,7 +39,7 @@ def credit(
     recipe: RecipeOption = None,
     enable: Enable = None,
 ) -> None:
-    """Credit stored rollouts again, compare estimators, or say who lost.
+    """Credit stored rollouts again, or say which turn lost them.
 
     With --blame, --out writes the lost attempts in the form of Who&When.
     """
