@@ -30,6 +30,7 @@ from typing import Any
 from cpu_run import CpuRun
 
 from verl_hier.coldstart.build import build
+from verl_hier.ops.bench.tables import spread
 from verl_hier.recipe.compose import command, compose
 
 ONE = "one step"
@@ -160,11 +161,6 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
 def last_of(curve: list[dict[str, float]]) -> float:
     """Mean success of the last third of the steps, at least one: one step has few episodes."""
     return statistics.mean(point["success"] for point in curve[-max(1, len(curve) // 3) :])
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Mean, lowest and highest."""
-    return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def grouped(results: Mapping[str, Any]) -> Iterator[tuple[str, str, list[list[dict[str, float]]]]]:

@@ -39,7 +39,7 @@ def test_a_cell_has_the_same_figure_for_the_same_seed(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         lines = (tmp_path / name / "cells.jsonl").read_text().splitlines()
         found.append({cell["method"]: cell for cell in map(json.loads, lines)})
-        assert "Not run:" not in (tmp_path / name / "README.md").read_text() or methods
+        assert "Not run:" not in (tmp_path / name / "results.md").read_text() or methods
     first, second = found
     assert {*first} == {"grpo", "rloo"} and first["grpo"]["fingerprint"] == second["grpo"]["fingerprint"]
     curves = [cell["curve"] for cell in (first["grpo"], second["grpo"])]

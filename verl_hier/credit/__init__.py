@@ -26,6 +26,7 @@ from verl_hier.credit.paths import episode_votes as episode_votes
 from verl_hier.credit.paths import episodes_to_turns as episodes_to_turns
 from verl_hier.credit.paths import format_penalty as format_penalty
 from verl_hier.credit.paths import optional as optional
+from verl_hier.credit.paths import owner_weighs as owner_weighs
 from verl_hier.credit.paths import rewards_to_go as rewards_to_go
 from verl_hier.credit.paths import share as share
 from verl_hier.credit.paths import step_links as step_links

@@ -24,6 +24,12 @@ WeightBy = Literal["token", "row", "turn", "episode", "role"]
 Shared = Literal["repeat", "average", "owner"]
 
 
+def owner_weighs(shared: Shared) -> str:
+    """What an estimator with this option says as `EstimatorSpec.weighs`: `owner` alone gives turns weights in the
+    loss, see `share`."""
+    return "shared: owner" if shared == "owner" else ""
+
+
 def turn_keys(table: TurnTable, columns: Sequence[str]) -> Ints:
     """(T,) group numbers of the turns by any turn columns, for instance ("group", "agent")."""
     return group_ids(*(table[name] for name in columns))

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from verl_hier.environments.base import FINAL_ANSWER
@@ -142,14 +143,19 @@ class SearchedTask:
 
     def _turns(self, amount_of: Callable[[Node], float]) -> tuple[list[int], list[float], float]:
         """For each node on their paths how many have it and its amount; and the amount of all other nodes."""
+        amounts = [amount_of(node) for node in self.graph.nodes]
+        shared = [(count, amount) for count, amount in zip(self._owners, amounts, strict=True) if count]
+        rest = sum(amount for count, amount in zip(self._owners, amounts, strict=True) if not count)
+        return [count for count, _ in shared], [amount for _, amount in shared], rest
+
+    @cached_property
+    def _owners(self) -> list[int]:
+        """How many of the episodes have each node on their paths; the same for every number that is drawn."""
         owners = [0] * len(self.graph.nodes)
         for episode in self.episodes:
             for number in self.graph.path(episode.id):
                 owners[number] += 1
-        amounts = [amount_of(node) for node in self.graph.nodes]
-        shared = [(count, amount) for count, amount in zip(owners, amounts, strict=True) if count]
-        rest = sum(amount for count, amount in zip(owners, amounts, strict=True) if not count)
-        return [count for count, _ in shared], [amount for _, amount in shared], rest
+        return owners
 
     def note(self, select: str) -> None:
         """Write onto the last turn of each episode what the choice goes by, and which one is the choice."""

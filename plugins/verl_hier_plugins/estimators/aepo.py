@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from verl_hier.credit import RETURN_COLUMNS, Credit, Floats, Shared, episode_advantage, share, step_sum
+from verl_hier.credit import RETURN_COLUMNS, Credit, Floats, Shared, episode_advantage, owner_weighs, share, step_sum
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import NonNegative
@@ -84,6 +84,6 @@ def hier_estimators() -> EstimatorSpec:
         requires=("tokens.turn", "tokens.logprob", *RETURN_COLUMNS),
         reads=("tokens.entropy",),
         granularity="step",
-        weighs=lambda options: "shared: owner" if options.shared == "owner" else "",
+        weighs=lambda options: owner_weighs(options.shared),
         confidence="A",
     )

@@ -22,6 +22,7 @@ from verl_hier.credit import (
     episode_votes,
     format_penalty,
     group_ids,
+    owner_weighs,
     share,
     singletons,
     step_mean,
@@ -103,7 +104,7 @@ def weighs(options: GRPOOptions) -> str:
     """The option by which turns get loss weights, empty where none does."""
     if options.singleton == "drop":
         return "singleton: drop"
-    return "shared: owner" if options.shared == "owner" else ""
+    return owner_weighs(options.shared)
 
 
 @hookimpl

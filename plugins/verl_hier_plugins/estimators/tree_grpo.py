@@ -16,6 +16,7 @@ from verl_hier.credit import (
     episode_advantage,
     group_ids,
     group_mean,
+    owner_weighs,
     share,
     step_mean,
     term,
@@ -101,7 +102,7 @@ def hier_estimators() -> list[EstimatorSpec]:
             requires=("episodes.tree", *RETURN_COLUMNS),
             granularity="step",
             needs_tree=True,
-            weighs=lambda options: "shared: owner" if options.shared == "owner" else "",
+            weighs=lambda options: owner_weighs(options.shared),
             confidence="A",
         ),
         EstimatorSpec(

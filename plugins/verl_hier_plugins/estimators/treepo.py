@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from verl_hier.credit import RETURN_COLUMNS, Credit, Floats, Shared, group_ids, group_mean, share, whiten
+from verl_hier.credit import RETURN_COLUMNS, Credit, Floats, Shared, group_ids, group_mean, owner_weighs, share, whiten
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.hookspecs import hookimpl
 from verl_hier.host.specs import EstimatorSpec
@@ -78,6 +78,6 @@ def hier_estimators() -> EstimatorSpec:
         requires=("n_tokens", "episodes.leaf", *RETURN_COLUMNS),
         granularity="step",
         needs_tree=True,
-        weighs=lambda options: "shared: owner" if options.shared == "owner" else "",
+        weighs=lambda options: owner_weighs(options.shared),
         confidence="A",
     )

@@ -22,6 +22,7 @@ from verl_hier.credit import (
     group_ids,
     group_mean,
     group_sum,
+    owner_weighs,
     share,
     step_mean,
 )
@@ -120,7 +121,7 @@ def weighs(options: VSPOOptions) -> str:
     """The option by which turns get loss weights, empty where none does."""
     if options.most > 1:
         return "most"
-    return "shared: owner" if options.shared == "owner" else ""
+    return owner_weighs(options.shared)
 
 
 @hookimpl

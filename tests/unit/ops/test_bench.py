@@ -188,7 +188,7 @@ def test_the_page_has_what_counts_and_names_what_was_not_run(tmp_path: Path) -> 
         cells.keep(Key("sums", "grpo", seed), plan.prints()["sums", "grpo"], curve((0, 0.2), (100, 0.4)), 0.0)
     cells.keep(Key("sums", "rloo", 0), "of another version", curve((0, 0.2), (100, 0.9)), 0.0)
     (said,) = write_page(plan, plan.prints(), tmp_path)
-    page = (tmp_path / "README.md").read_text()
+    page = (tmp_path / "results.md").read_text()
     assert said.startswith("2 cells count, 1 methods lack seeds") and "- sums, rloo: 0 of 2 seeds" in page
     assert "1 cells of other versions" in page and "| grpo | 2 | 20 (20 to 20) | 40 (40 to 40) |" in page
     assert (tmp_path / "curves.png").stat().st_size > 1000
@@ -198,4 +198,4 @@ def test_the_command_refuses_a_method_that_no_task_has(tmp_path: Path) -> None:
     with pytest.raises(HierError, match=r"--methods: none of the tasks has 'rlo' \(did you mean 'rloo'\?\)"):
         bench(str(written(tmp_path)), methods="rlo", out=tmp_path)
     bench(str(written(tmp_path)), methods="rloo", seeds=1, out=tmp_path, report=True)
-    assert "- sums, rloo: 0 of 1 seeds" in (tmp_path / "README.md").read_text()
+    assert "- sums, rloo: 0 of 1 seeds" in (tmp_path / "results.md").read_text()

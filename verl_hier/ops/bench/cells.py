@@ -11,8 +11,8 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from verl_hier import __version__
@@ -74,18 +74,18 @@ def fingerprint(panel: Panel, name: str, method: str, further: Iterable[str] = (
     """Of everything that decides the figures of a cell but its seed: recipe with prompts, start, budget, versions."""
     task = panel.tasks[name]
     recipe, overrides = overrides_of(task, method, further)
-    runs = [_content(recipe, overrides)]
-    if task.cold_start is not None:
-        start = panel.cold_starts[task.cold_start]
-        runs += [_content(each, start.overrides) for each in start.recipes]
-        runs[0]["actor_rollout_ref"]["model"].pop("path")
+    start = None if task.cold_start is None else panel.cold_starts[task.cold_start]
+    runs = [_content(recipe, tuple(overrides), start is None)]
+    if start is not None:
+        runs += [_content(each, start.overrides, True) for each in start.recipes]
     versions = {"verl-hier": __version__, "verl": installed("verl")}
     decided = [*runs, versions, task.tokens, task.rates, task.held_out, task.test_every]
     return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _content(recipe: str, overrides: Iterable[str]) -> dict[str, Any]:
-    """What a recipe composes to, without places and seeds."""
+@cache  # the methods of a task have one start
+def _content(recipe: str, overrides: tuple[str, ...], own_model: bool) -> dict[str, Any]:
+    """What a recipe composes to, without places, seeds and a model that is not its own; not to be changed."""
     from omegaconf import OmegaConf
 
     found: Any = OmegaConf.to_container(compose(recipe, list(overrides)), resolve=False)
@@ -93,6 +93,8 @@ def _content(recipe: str, overrides: Iterable[str]) -> dict[str, Any]:
         for line in lines:
             found[block].pop(line, None)
     found["hier"].pop("seed", None)
+    if not own_model:
+        found["actor_rollout_ref"]["model"].pop("path")
     return dict(found)
 
 
@@ -105,7 +107,6 @@ class Cells:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._lock = Lock()
         self.all: list[dict[str, Any]] = list(_read(file)) if file.is_file() else []
 
     def curve(self, key: Key, print_of: str) -> Curve:
@@ -123,11 +124,10 @@ class Cells:
             "date": time.strftime("%Y-%m-%d"),
             "curve": curve,
         }
-        with self._lock:
-            self.all.append(cell)
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(cell) + "\n")
+        self.all.append(cell)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(cell) + "\n")
 
 
 def _is(cell: dict[str, Any], key: Key, print_of: str) -> bool:

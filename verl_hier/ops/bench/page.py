@@ -9,11 +9,12 @@ from verl_hier.ops.bench.running import Bench
 from verl_hier.ops.bench.tables import grouped, missing, other_costs, plot, results
 
 CELLS = "cells.jsonl"
-PAGE = "README.md"
+PAGE = "results.md"
+"""Not README.md: a folder of results may have one of somebody's own, as docs/learning has."""
 
 
 def write_page(bench: Bench, prints: Mapping[tuple[str, str], str], folder: Path) -> Iterator[str]:
-    """Write `README.md` and `curves.png`, and say where they are and what they lack."""
+    """Write `results.md` and `curves.png`, and say where they are and what they lack."""
     panel = bench.panel
     sound = [c for c in bench.cells.all if c["fingerprint"] == prints.get((c["task"], c["method"]))]
     groups = grouped(panel, sound)

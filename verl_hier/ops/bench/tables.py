@@ -116,9 +116,9 @@ def missing(places: Iterable[tuple[str, str]], groups: Groups, seeds: int) -> It
             yield f"{', '.join(place)}: {count} of {seeds} seeds"
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 0) -> str:
     """The mean, and the lowest and highest."""
-    return f"{statistics.mean(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+    return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def plot(panel: Panel, groups: Groups, path: Path) -> None:
