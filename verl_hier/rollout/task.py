@@ -77,12 +77,12 @@ class Request:
         step: trainer step; with `index` it names the random generators.
         levels: levels that learn in this step, None for all; a sampler need not roll out what only others need.
         validate: evaluation only.
-        searches: an evaluation in which the recipe's sampler decides which episodes exist, within the budget of the
-            recipe; otherwise those of evaluations are independent of each other.
         sampling: temperature, top-p and top-k of the recipe.
         unfinished: episodes of the task that earlier steps have left unfinished.
         told: what the schedule tells the workers of this task, JSON-able; see `Schedule.told`.
         likelihoods: answers to `EpisodeView.likelihoods` that are known already, in a replay.
+        searches: an evaluation in which the recipe's sampler decides which episodes exist, within the budget of the
+            recipe; otherwise those of evaluations are independent of each other.
     """
 
     task: Mapping[str, Any]
@@ -91,11 +91,11 @@ class Request:
     step: int = 0
     levels: frozenset[int] | None = None
     validate: bool = False
-    searches: bool = False
     sampling: Sampling = field(default_factory=Sampling)
     unfinished: tuple[UnfinishedEpisode, ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     likelihoods: Mapping[str, float] = field(default_factory=dict)
+    searches: bool = False
 
     @classmethod
     def of(cls, graph: RolloutGraph, task: Mapping[str, Any]) -> Request:
