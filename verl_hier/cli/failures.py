@@ -24,7 +24,7 @@ def failures(
 ) -> None:
     """Plant errors in won attempts, and measure who finds them.
 
-    The rules are those of `verl-hier credit --blame`, beside the last turn and a turn at random.
+    The rules are those that `verl-hier credit` has for --blame, beside the last turn and a turn at random.
     """
     import asyncio
 

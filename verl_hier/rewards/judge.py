@@ -134,5 +134,6 @@ def _answers(task: Mapping[str, Any]) -> str:
 def _told(messages: Sequence[Mapping[str, str]]) -> str:
     """A conversation in words; a line that looks like the head of a message, within one, begins with a backslash."""
     roles = "|".join({"system", "developer", "user", "assistant", "tool", *(re.escape(m["role"]) for m in messages)})
-    head = re.compile(rf"(^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])([^\S\n]*)(?=\[\s*(?:{roles})\s*\])", re.MULTILINE | re.I)
+    ends = r"\r\v\f\x1c-\x1e\x85\u2028\u2029"
+    head = re.compile(rf"(^|[{ends}])([^\S\n{ends}]*)(?=\[\s*(?:{roles})\s*\])", re.MULTILINE | re.I)
     return "\n\n".join(f"[{m['role']}]\n" + head.sub(r"\1\2\\", m["content"]) for m in messages)
