@@ -23,6 +23,8 @@ CLAIMS = DOCS / "claims.yaml"
 """What the README claims of each method, and the files and tests that back each claim."""
 AUDIT = DOCS / "audit.yaml"
 """What an audit against released code found, and what became of it."""
+OTHERS = DOCS / "other_papers.yaml"
+"""Papers that no method here is named after, what of them is here, and what carries it."""
 
 
 def paper(group: str) -> Iterator[str]:
@@ -123,6 +125,15 @@ def claims(folder: str = "") -> Iterator[str]:
     yield from table(("method", "formula", "training loop", "authors' settings", "shown to learn"), *rows)
 
 
+def others() -> Iterator[str]:
+    """The papers that no method here is named after."""
+    rows = []
+    for paper, entry in yaml.safe_load(OTHERS.read_text("utf-8")).items():
+        by = ", ".join(f"[{name}]({name})" if name.endswith(".md") else f"`{name}`" for name in entry["by"])
+        rows.append((cell(paper), cell(entry["idea"]), entry["here"], by, cell(entry["says"])))
+    yield from table(("paper", "its idea", "here", "by", "what there is, or is not"), *rows)
+
+
 def audit(kind: str) -> Iterator[str]:
     """One part of the audit: `deviations` or `options`."""
     found: Mapping[str, Any] = yaml.safe_load(AUDIT.read_text("utf-8"))[kind]
@@ -134,4 +145,4 @@ def audit(kind: str) -> Iterator[str]:
     yield from table(("", "what was different", "what holds now, and the test"), *rows)
 
 
-BLOCKS = {"paper": paper, "paper_groups": paper_groups, "claims": claims, "audit": audit}
+BLOCKS = {"paper": paper, "paper_groups": paper_groups, "claims": claims, "others": others, "audit": audit}

@@ -17,6 +17,7 @@ import pytest
 from tests.fixtures.distributions import Install, estimator_source, model_folder, write_distribution
 from verl_hier.cli.main import main
 from verl_hier.ops import training
+from verl_hier.verl_facts.versions import verl_problem
 
 Refused = Callable[..., str]
 
@@ -182,6 +183,22 @@ def test_verl_outside_the_tested_range(tmp_path: Path, model: Path) -> None:
         "verl-hier: verl 0.12.0 is outside the range that verl-hier was tested with (>=0.9.1,<0.10); "
         "`pip install 'verl>=0.9.1,<0.10'`, or upgrade verl-hier."
     ]
+
+
+def test_a_trl_beside_which_verl_loads_no_model(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL up to 1.0 has the class at one of two places; 1.16 has it at neither."""
+    home = tmp_path / "trl" / "experimental" / "ppo"
+    home.mkdir(parents=True)
+    (tmp_path / "trl" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sentence = refused()
+    assert "loads no model beside the installed trl" in sentence and sentence.endswith("an environment of its own.")
+    for old in (home / "__init__.py", tmp_path / "trl" / "__init__.py"):
+        old.write_text("class AutoModelForCausalLMWithValueHead: ...")
+        assert verl_problem() == ""
+        old.write_text("")
 
 
 def test_no_free_memory_for_the_plan(refused: Refused, tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from verl_hier.cli.main import COMMANDS
 from verl_hier.errors import RecipeError
+from verl_hier.host.manager import PluginHost
+from verl_hier.host.specs import REGISTERED
 from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.checks.rule import there, value
@@ -149,3 +152,18 @@ def test_each_line_of_the_audit_is_closed_by_a_test_or_explained(kind: str) -> N
         assert entry["was"] and entry["now"], name
         assert entry.get("tests") or entry["now"].startswith("kept: "), f"{name} has neither a test nor a reason"
         assert [test for test in entry.get("tests", ()) if not backed(test)] == []
+
+
+OTHERS = yaml.safe_load((ROOT / "docs" / "other_papers.yaml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("paper", OTHERS)
+def test_what_carries_another_paper_is_there(paper: str) -> None:
+    entry = OTHERS[paper]
+    assert paper not in CLAIMS, "a paper that a method is named after stands in the other table"
+    assert entry["here"] in ("yes", "partly", "no") and (entry["by"] or entry["here"] == "no")
+    host = PluginHost.load({"builtin": True})
+    known = {name for kind in REGISTERED for name in host.specs(kind)}
+    known |= {name for _, commands in COMMANDS for name in commands}
+    known |= {file.stem for file in (ROOT / "recipes" / "hier" / "method").glob("*.yaml")}
+    assert [name for name in entry["by"] if name not in known and not (ROOT / "docs" / name).is_file()] == []
