@@ -87,6 +87,7 @@ PUBLIC = (
     ("verl_hier", "From notebooks and scripts; see [the page](python.md)."),
     ("verl_hier.hookspecs", "What a plugin implements; see [the page](plugins.md)."),
     ("verl_hier.host.specs", "What a plugin returns from its hooks."),
+    ("verl_hier.host.training_specs", "The rest of it, which is imported from `verl_hier.host.specs` too."),
     ("verl_hier.environments.base", "What an environment is."),
     ("verl_hier.rollout", "What workers and samplers play with."),
     ("verl_hier.graph", "Rollouts as graphs, rows and turn tables."),
