@@ -6,21 +6,21 @@ a default such as `server: ${hier/size}` looks into it. The results are the same
 
 from __future__ import annotations
 
-import copy
 import io
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from itertools import takewhile
 from typing import Any
 
-_KEPT = 48
-"""Merged lists of files; each takes about a megabyte."""
-_READ: dict[tuple[int, ...], Any] = {}
-"""What a file holds, by its inode, its time and its size."""
-_MERGED: dict[tuple[Any, ...], Any] = {}
-"""What a list of files merges to."""
+_KEPT = 400
+"""Merged lists of files; each takes about 100 kB."""
+_READ: dict[tuple[int, ...], tuple[Any, bytes]] = {}
+"""What a file holds, and that pickled, by its inode, its time and its size."""
+_MERGED: dict[tuple[Any, ...], bytes] = {}
+"""What a list of files merges to, pickled: OmegaConf's own deep copy takes seven times as long as reading a pickle."""
 
 
 @contextmanager
@@ -73,9 +73,10 @@ class _Composition:
         stated = os.fstat(file.fileno())
         place = (stated.st_dev, stated.st_ino, stated.st_mtime_ns, stated.st_size)
         if place not in _READ:
-            _READ[place] = load(file)
-        self._place[id(_READ[place])] = place
-        return _READ[place]
+            held = load(file)
+            _READ[place] = held, pickle.dumps(held)
+        self._place[id(_READ[place][0])] = place
+        return _READ[place][0]
 
     def defaults_alone(self, config: Any) -> Any:
         """A shared configuration's defaults list in a configuration of its own; another one as it is."""
@@ -83,8 +84,7 @@ class _Composition:
 
         if id(config) not in self._place or not isinstance(config, DictConfig):
             return config
-        held = {"defaults": config._get_node("defaults")} if "defaults" in config else {}
-        return OmegaConf.create(copy.deepcopy(held))
+        return OmegaConf.create({"defaults": config._get_node("defaults")} if "defaults" in config else {})
 
     def merged(self, loader: Any, defaults: Sequence[Any], repository: Any) -> Any:
         """What a list of files merges to."""
@@ -94,9 +94,10 @@ class _Composition:
         # Hydra's own files come first in every recipe: what two lists begin with is kept too.
         for length in (max((_in_common(names, known) for known in _MERGED), default=len(names)), len(names)):
             if names[:length] not in _MERGED:
-                self._keep(names[:length], self._continued(loader, others, names[:length], repository))
+                merged = self._continued(loader, others, names[:length], repository)
+                self._keep(names[:length], pickle.dumps(merged))
         self._keep(names, _MERGED.pop(names))
-        whole = copy.deepcopy(_MERGED[names])
+        whole = pickle.loads(_MERGED[names])
         self._merge_into(whole, loader, [recipe], repository)
         return whole
 
@@ -107,7 +108,7 @@ class _Composition:
         begun = max((known for known in _MERGED if names[: len(known)] == known), key=len, default=())
         whole = OmegaConf.create()
         if begun:
-            whole = copy.deepcopy(_MERGED[begun])
+            whole = pickle.loads(_MERGED[begun])
             self._keep(begun, _MERGED.pop(begun))
         rest = files[len(begun) : len(names)]
         for each in rest:
@@ -131,7 +132,7 @@ class _Composition:
                     ) from error
 
     @staticmethod
-    def _keep(names: tuple[Any, ...], whole: Any) -> None:
+    def _keep(names: tuple[Any, ...], whole: bytes) -> None:
         """As the newest; the one that was not used for longest goes."""
         while len(_MERGED) >= _KEPT:
             del _MERGED[next(iter(_MERGED))]
@@ -146,7 +147,7 @@ class _Composition:
         from omegaconf import DictConfig
 
         if id(result.config) in self._place:
-            result.config = copy.deepcopy(result.config)
+            result.config = pickle.loads(_READ[self._place[id(result.config)]][1])
             if isinstance(result.config, DictConfig):
                 result.config.pop("defaults", None)
 
