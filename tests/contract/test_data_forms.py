@@ -25,6 +25,7 @@ from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.reward_score import default_compute_score
 
 from tests.fixtures.byte_model import write_byte_model
+from tests.fixtures.tiers import spread
 from verl_hier.compat.dataset import NumberedRows
 from verl_hier.environments.blocking import build
 from verl_hier.errors import RecipeError
@@ -40,6 +41,11 @@ agent_loop = pytest.importorskip("verl_hier.compat.agent_loop")
 naive = pytest.importorskip("verl.experimental.reward_loop.reward_manager.naive")
 
 FILES = sorted((Path(__file__).parents[1] / "fixtures" / "data_forms").iterdir())
+OUTCOMES = [
+    pytest.param(file, environment, own, id=f"{file.stem}-{environment}-{'own' if own else 'verls'} reward")
+    for file in FILES
+    for environment, own in (("prompt", True), ("verl_tools", False), ("prompt", False), ("verl_tools", True))
+]
 REWARD = """\
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return float(len(solution_str))
@@ -149,9 +155,7 @@ def boxed(value: Any) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own reward", "verl's reward"])
-@pytest.mark.parametrize("environment", ["prompt", "verl_tools"])
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(("file", "environment", "own"), spread(len(OUTCOMES) // 3, OUTCOMES))
 def test_the_outcome_is_what_the_check_says(folder: Path, file: Path, environment: str, own: bool) -> None:
     from transformers import AutoTokenizer
 

@@ -154,7 +154,10 @@ def test_a_process_that_dies_young_is_missed(tmp_path: Path, monkeypatch: pytest
     call = CALL.format(log=str(log), mark=mark).replace("['played']", "['played', '600', 'silent']")
     caller = subprocess.Popen([sys.executable, "-c", call], stderr=subprocess.DEVNULL)
     wait_for(lambda: log.exists() and "ready" in log.read_text())
-    time.sleep(2)  # The keeper looks once a second.
+    (keeper,) = (each for each, words in of_run(mark) if any(word.endswith("keeper.py") for word in words))
+    # It looks at the processes at each fifth of its waits; they are counted since it may get little of the processor.
+    waits = keeper.num_ctx_switches().voluntary
+    wait_for(lambda: keeper.num_ctx_switches().voluntary >= waits + 20)
     (worker,) = (each for each, words in of_run(mark) if words[0].startswith("ray::Worker"))
     worker.kill()
     assert caller.wait(300) is not None

@@ -21,6 +21,7 @@ from aiohttp import web
 from tests.fixtures.http_server import serving
 from tests.fixtures.openenv_server import SCHEMA
 from tests.fixtures.retriever import PLAIN
+from tests.fixtures.tiers import spread
 from verl_hier.environments.asynchronous import AsyncOptions
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.errors import HierError, RolloutError
@@ -187,8 +188,9 @@ def test_every_client_is_played():
     assert all((ROOT / file).is_file() for file in NO_CLIENTS)
 
 
-@pytest.mark.parametrize("status", REDIRECTS)
-@pytest.mark.parametrize(("file", "number"), CASES)
+@pytest.mark.parametrize(
+    ("file", "number", "status"), spread(20, [(*case, status) for case in CASES for status in REDIRECTS])
+)
 def test_no_key_follows_a_redirect(file, number, status, monkeypatch, tmp_path):
     """Neither its header nor the key itself reaches the other server, in whatever request."""
     ask, header = PLAYED[file][number]
@@ -243,8 +245,8 @@ class Endless:
     ("status", "content_type", "before"),
     [
         (200, "application/json", b'{"result": "'),
-        pytest.param(200, "text/event-stream", b"data: ", marks=pytest.mark.slow),
-        pytest.param(400, "application/json", b'{"error": "', marks=pytest.mark.slow),
+        pytest.param(200, "text/event-stream", b"data: ", marks=pytest.mark.long),
+        pytest.param(400, "application/json", b'{"error": "', marks=pytest.mark.long),
         (500, "text/html", b"<html>"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures import hostile_commands
 
-CHANGED = {"credit": 30, "import --from chat": 15, "import --from verl": 15, "check": 15}
+CHANGED = {"credit": 12, "import --from chat": 8, "import --from verl": 8, "check": 6}
 """Files that are changed at random; 4 for the other commands. `scripts/fuzz.py files` makes more of all."""
 QUICK = ("compare", "sft", "conformance")
 """Commands that `scripts/test` tries."""

@@ -23,6 +23,7 @@ import pytest
 
 from tests.fixtures.distributions import Install, estimator_source
 from tests.fixtures.rollout_graphs import GOLDEN
+from tests.fixtures.tiers import spread
 from tests.fixtures.written_runs import training, write_run
 from verl_hier.cli.main import COMMANDS, main
 
@@ -205,8 +206,7 @@ def test_every_command_is_here() -> None:
     assert set(VALID) == set(FUNCTIONS)
 
 
-@pytest.mark.parametrize(("command", "name", "value"), CASES)
-@pytest.mark.slow
+@pytest.mark.parametrize(("command", "name", "value"), spread(len(CASES) // 4, CASES, pytest.mark.slow))
 def test_nonsense(refused: Refused, command: str, name: str, value: str) -> None:
     refused(*words(command, **{name: value}))
 

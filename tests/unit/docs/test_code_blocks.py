@@ -6,21 +6,34 @@ What a comment above a block can say is described in tests/fixtures/code_blocks.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fixtures.code_blocks import blocks, inline_commands
 from tests.fixtures.host_fixtures import fresh_host  # noqa: F401 - plugins of one page are not those of another
 from tests.fixtures.page_player import ROOT, PagePlayer
+from tests.fixtures.tiers import spread
 
 FIRST = ("README.md", "docs/write_an_estimator.md", "docs/methods/himac.md")
 """Pages that every change plays; the others are slow together."""
+
+
+def paged(pages: Iterable[Path]) -> list[Any]:
+    return [
+        pytest.param(page, id=name, marks=pytest.mark.slow if name not in FIRST else ())
+        for page in pages
+        for name in (str(page.relative_to(ROOT)),)
+    ]
+
+
+OF_PARTS = [page for part in ("methods", "environments") for page in paged(sorted((ROOT / "docs" / part).glob("*.md")))]
+"""They are made alike: some of them speak for the others."""
 PAGES = [
-    pytest.param(page, id=name, marks=() if name in FIRST else pytest.mark.slow)
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
-    for name in (str(page.relative_to(ROOT)),)
+    *paged([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]),
+    *spread(len(OF_PARTS) // 3, OF_PARTS),
 ]
 
 

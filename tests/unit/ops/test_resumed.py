@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from tests.fixtures.distributions import model_folder
 from tests.fixtures.played_trainer import SOURCE
+from tests.fixtures.tiers import spread
 from verl_hier.errors import RecipeError
 from verl_hier.ops.runs import Run
 from verl_hier.ops.training import plan_run, start
@@ -61,7 +62,7 @@ def write(**lines: object) -> None:
 MORE = "trainer.total_training_steps=4"
 
 
-@pytest.mark.parametrize(("line", "value"), LINES)
+@pytest.mark.parametrize(("line", "value"), spread(2, LINES))
 def test_an_edited_line_is_refused_until_the_command_names_it(go: Go, line: str, value: object) -> None:
     go()
     write(**{line: value})

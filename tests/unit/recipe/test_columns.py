@@ -14,7 +14,6 @@ from verl_hier.credit.tables import make_table
 from verl_hier.errors import CreditError, RecipeError
 from verl_hier.host.part import Part
 from verl_hier.host.specs import EstimatorSpec, WorkerSpec
-from verl_hier.recipe.catalogue import recipes
 from verl_hier.recipe.checks.columns import check_read_columns
 from verl_hier.recipe.checks.parts import check_columns
 from verl_hier.recipe.composed import ComposedRecipe
@@ -59,11 +58,6 @@ def test_a_column_that_is_not_there_is_named_before_the_run(name: str) -> None:
 def test_other_estimators_pass(factory: Callable[[Any, Any], Any]) -> None:
     """Those that stumble over something else too: the numbers of the table mean nothing."""
     check_read_columns(recipe(factory))
-
-
-@pytest.mark.parametrize("name", [each.name for each in recipes()])
-def test_every_shipped_estimator_reads_what_there_is(name: str) -> None:
-    check_read_columns(ComposedRecipe.named(name))
 
 
 def test_the_first_step_names_the_estimator_and_the_nearest_column() -> None:

