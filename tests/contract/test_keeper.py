@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fixtures.tiers import spread
 from tests.fixtures.trainer import processes_with
 from verl_hier.compat.checkpoints import TRACKER, WRITER, claim, mark_whole, mend_tracker, newest_whole
 from verl_hier.errors import HierError, RecipeError
@@ -165,8 +166,7 @@ def test_a_process_that_dies_young_is_missed(tmp_path: Path, monkeypatch: pytest
     assert not of_run(mark)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["caller", "main", "raylet", "ray::Worker", "nobody"])
+@pytest.mark.parametrize("victim", spread(2, ["caller", "main", "nobody", "raylet", "ray::Worker"], pytest.mark.slow))
 def test_nothing_of_ray_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
     """Ray's daemons and workers under the keeper: none outlives who asked for them."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))

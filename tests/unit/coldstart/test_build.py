@@ -76,7 +76,7 @@ def test_a_tokenizer_knows_what_its_worker_says() -> None:
     assert {"go", "on"} <= words("agentflow_alfworld", "hier.worker.verifier=true")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_recipes_that_share_a_folder_share_the_model() -> None:
     """A second recipe would otherwise make the model of the first one anew."""
     keys: dict[Path, dict[str, list[str]]] = {}

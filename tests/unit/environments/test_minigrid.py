@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.fixtures.tiers import spread
 from verl_hier.errors import RecipeError
 from verl_hier.host.options import build_options
 from verl_hier.testing import check_environment
@@ -33,8 +34,7 @@ def seen(environment):
     return environment.view.text(environment.world, environment.world.gen_obs(), {})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", [LOCAL, "MiniGrid-DoorKey-5x5-v0"])
+@pytest.mark.parametrize("level", spread(1, [LOCAL, "MiniGrid-DoorKey-5x5-v0"]))
 def test_it_conforms(level):
     check_environment(SPEC, options(level), tasks=1)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.tiers import quick
+from tests.fixtures.tiers import spread
 from verl_hier.coldstart.vocabulary import split_words
 from verl_hier.environments.splits import split_of
 from verl_hier.errors import RecipeError
@@ -34,8 +34,8 @@ def world(**options):
 
 @pytest.mark.parametrize(
     "options",
-    quick(
-        1,
+    spread(
+        3,
         [
             {"board": "changes"},
             {"game": "Sokoban-v0", "settings": BOX, "observation": "short", "board": "changes"},

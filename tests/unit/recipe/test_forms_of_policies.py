@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.tiers import quick
+from tests.fixtures.tiers import spread
 from verl_hier.coldstart.tiny import TinyShape, build_tiny
 from verl_hier.errors import RecipeError
 from verl_hier.graph import RolloutGraph
@@ -81,7 +81,7 @@ def test_the_recipes_that_papers_ask_for_are_there() -> None:
     assert {path.stem for path in (pairs.folder() / "hier" / "policies").glob("*.yaml")} == {*pairs.FORMS}
 
 
-@pytest.mark.parametrize(("name", "form"), quick(4, OFFERED))
+@pytest.mark.parametrize(("name", "form"), spread(5, OFFERED))
 def test_a_choice_is_sound_on_a_cpu_and_a_check_says_why_it_is_not_elsewhere(name: str, form: str) -> None:
     assert refusal(name, [f"policies={form}"]) == ""
     assert WHY_NOT[form] in refusal(name, [f"policies={form}", "size=node"])

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from tests.fixtures.tiers import spread
 from verl_hier.cli.main import COMMANDS
 from verl_hier.errors import RecipeError
 from verl_hier.host.manager import PluginHost
@@ -50,7 +51,7 @@ def at_node(recipe: str, *overrides: str) -> dict[str, Any]:
     return plain
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", spread(len(GROUPS) // 2, GROUPS))
 def test_the_recipe_of_that_name_has_the_authors_settings(group: str) -> None:
     config = at_node(group)
     assert value(config, "hier.paper.name") == group

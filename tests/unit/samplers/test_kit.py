@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.sampler_cases import wander
-from tests.fixtures.tiers import quick
+from tests.fixtures.tiers import spread
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.host.specs import SamplerSpec
@@ -46,7 +46,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "changes"), quick(5, CASES), ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "options", "changes"), spread(12, CASES), ids=lambda value: str(value)[:40])
 def test_every_builtin_passes(name: str, options: dict[str, Any], changes: dict[str, Any]) -> None:
     check_sampler(SPECS[name], build_options(SPECS[name], options), **changes)
 

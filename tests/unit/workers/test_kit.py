@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.asked_line import AskedLine
 from tests.fixtures.duel import Duel
 from tests.fixtures.quiz import Quiz
-from tests.fixtures.tiers import quick
+from tests.fixtures.tiers import spread
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.host.specs import WorkerSpec
@@ -109,7 +109,7 @@ TASKS = {"proposer_solver_judge": {"instruction": "do it", "answer": "left"}}
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "answer"), quick(5, CASES), ids=[f"{name}-{options}"[:50] for name, options, _ in CASES]
+    ("name", "options", "answer"), spread(12, CASES), ids=[f"{name}-{options}"[:50] for name, options, _ in CASES]
 )
 def test_every_builtin_passes(name: str, options: dict[str, Any], answer: Answer | None) -> None:
     spec = SPECS[name]
