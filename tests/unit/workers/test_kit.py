@@ -228,7 +228,7 @@ class Slow(Acts):
 
     def read(self, text):
         for _ in re.finditer("<action>", text):
-            if text.count("</action>") > 5:
+            if sum(text.count(end) for end in ("</action>", "</answer>", "</search>", "</think>")) > 5:
                 break
         return text[:5]
 
