@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from verl_hier.cli.main import main
+from verl_hier.credit.estimate import estimate
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.errors import HierError
 from verl_hier.graph.build_table import build_table
@@ -110,6 +111,8 @@ def test_what_is_no_question_earns_nothing_and_is_not_answered(text, told, failu
     (node,) = graph.nodes
     assert node.extra["failure"] == failure and node.extra["format"] == 0 and node.reward == 0.0
     assert "question" not in node.extra
+    # A step without one sound question, such as the first one of an untrained model, is credited like any other.
+    assert estimate(HOST.specs("estimator")["mae"], table_of(graph)).values.tolist() == [0.0]
 
 
 def _told(options: Any, questions: list[str], answer: Any) -> Any:

@@ -108,7 +108,8 @@ class _Scene:
         self._proposal = turn
         turn.mark(format=int(fault is None))
         if fault is not None or question is None:
-            turn.mark(valid=False, failure=fault)
+            # In a step without one sound question no judge speaks, and estimators read its column all the same.
+            turn.mark(valid=False, failure=fault, judge=0.0)
             return None
         turn.mark(question=question)
         if options.verify_prompt is None or self._over or await self._verified(question):
@@ -124,7 +125,7 @@ class _Scene:
         right = answer is not None and self._matches(answer)
         turn.mark(format=int(answer is not None))
         if not right:
-            turn.mark(valid=False, failure="question_not_verified")
+            turn.mark(valid=False, failure="question_not_verified", judge=0.0)
         return right
 
     async def _quality(self, question: str) -> float:
