@@ -60,6 +60,7 @@ class _Scene:
         self._evidence = ""
         self._proposal: Turn | None = None
         self._segment = 0
+        self._judged = JUDGE in self._options.levels()
 
     @property
     def _over(self) -> bool:
@@ -108,8 +109,7 @@ class _Scene:
         self._proposal = turn
         turn.mark(format=int(fault is None))
         if fault is not None or question is None:
-            # In a step without one sound question no judge speaks, and estimators read its column all the same.
-            turn.mark(valid=False, failure=fault, judge=0.0)
+            turn.mark(valid=False, failure=fault)
             return None
         turn.mark(question=question)
         if options.verify_prompt is None or self._over or await self._verified(question):
@@ -125,7 +125,7 @@ class _Scene:
         right = answer is not None and self._matches(answer)
         turn.mark(format=int(answer is not None))
         if not right:
-            turn.mark(valid=False, failure="question_not_verified", judge=0.0)
+            turn.mark(valid=False, failure="question_not_verified")
         return right
 
     async def _quality(self, question: str) -> float:
@@ -238,7 +238,11 @@ class _Scene:
         raise AssertionError("an agent has one turn at least")
 
     async def _speak(self, context: Context, of: Turn | None = None) -> Turn:
-        return await self._episode.generate(context, segment=self._segment, plan=of)
+        turn = await self._episode.generate(context, segment=self._segment, plan=of)
+        if self._judged:
+            # In a step without one sound question no judge speaks, and estimators read its column all the same.
+            turn.mark(judge=0.0)
+        return turn
 
     async def _act(self, action: str) -> None:
         self._last = await self._episode.act(action)
