@@ -102,7 +102,8 @@ def test_every_taken_and_every_odd_name(tmp_path: Path, monkeypatch: pytest.Monk
     check_runs([*TAKEN, *ODD], odd, monkeypatch)
 
 
-def test_every_taken_name_composes_as_the_users_file(tmp_path: Path) -> None:
+def test_a_taken_name_composes_as_the_users_file(tmp_path: Path) -> None:
+    """Every fifth of them; the long test above has them all."""
     for file in [edited(name, tmp_path) for name in (*TAKEN[::5], *ODD)]:
         assert compose(str(file)).trainer.total_training_steps == STEPS, file.name
 
