@@ -23,6 +23,7 @@ from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.recorded_policy import differences
 from verl_hier.rollout.unfinished import UnfinishedEpisode
 from verl_hier.testing.line import Fragile, Graded, Line, Lost, Ungraded
+from verl_hier.testing.required import readers_of, turns_without
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, replay_scripted, roll_out_scripted
 from verl_hier.testing.scene import Answer, Silent, SlowSpeaker, Speaker, attempt, changing_generators
 
@@ -100,6 +101,7 @@ class _Subject:
     Attributes:
         asked: what it has asked for, by the name of the need (`USES`).
         columns: columns that turns have.
+        readers: declared columns that estimators require, and these estimators.
         left_out: roles that it has left out of episodes.
         expected: leaves that the sampler said it would make in the last play.
         spent: what the last play has cost.
@@ -117,6 +119,7 @@ class _Subject:
     tokenizer: CharacterTokenizer = field(default_factory=CharacterTokenizer)
     asked: set[str] = field(default_factory=set)
     columns: set[str] = field(default_factory=set)
+    readers: dict[str, list[str]] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
     expected: int = 0
     spent: Mapping[str, float] = field(default_factory=dict)
@@ -161,6 +164,8 @@ class _Subject:
         self.asked |= {*["needs_tokens"] * (kept.in_pieces or forces)}
         self.left_out |= {role for episode in graph.episodes for role in episode.decision.get("stand_ins", ())}
         self.columns |= {name for node in graph.nodes for name in node.extra}
+        for fault in turns_without(graph, self.readers):
+            self.fail(f"{fault} ({when}).")
         assert isinstance(graph, RolloutGraph)
         return graph
 
@@ -233,6 +238,7 @@ def _accepted(spec: SamplerSpec, options: Any) -> tuple[int, ...]:
 
 def check_factory(subject: _Subject) -> None:
     """The factory makes samplers."""
+    subject.readers = readers_of(subject.spec.fills(subject.options))
     made = subject.spec.factory(subject.options)
     if not isinstance(made, Sampler):
         subject.fail(f"has a factory that makes no Sampler but a {type(made).__name__}.")

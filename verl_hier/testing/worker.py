@@ -29,6 +29,7 @@ from verl_hier.rollout.recorded_policy import differences
 from verl_hier.testing.byte_pairs import BytePairTokenizer
 from verl_hier.testing.hostile import HOSTILE
 from verl_hier.testing.line import Line
+from verl_hier.testing.required import readers_of, turns_without
 from verl_hier.testing.rollout import CharacterTokenizer, SideBySide, WordTokenizer, replay_scripted, roll_out_scripted
 from verl_hier.testing.scene import (
     Answer,
@@ -59,6 +60,7 @@ class _Subject:
     Attributes:
         spoken: roles that have taken turns.
         columns: columns that turns have, token masks as `tokens.<name>`.
+        readers: declared columns that estimators require, and these estimators.
     """
 
     spec: WorkerSpec
@@ -70,6 +72,7 @@ class _Subject:
     tokenizer: WordTokenizer = field(default_factory=CharacterTokenizer)
     spoken: set[str] = field(default_factory=set)
     columns: set[str] = field(default_factory=set)
+    readers: dict[str, list[str]] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
 
     @property
@@ -109,7 +112,7 @@ class _Subject:
             **{"tokenizer": self.tokenizer, "n": 2, **changes},
         )
         graph, _ = attempt(f"{self.name}, {when},", rollout, self.patience)
-        for fault in watch.faults:
+        for fault in [*watch.faults, *turns_without(graph, self.readers)]:
             self.fail(f"{fault} ({when}).")
         for node in graph.nodes:
             self.spoken.add(node.role)
@@ -135,7 +138,8 @@ def check_worker(
     and inside a turn, which changes nothing of the past; small limits and budgets end it; it does not act after the
     environment has ended the episode; no text that a policy may generate (empty, cut, garbage, of any script, a million
     characters) and no answer of the environment raises an exception or takes seconds to read; the columns that it
-    declares are there. A warning says when a role is paid for actions that it never wrote.
+    declares are there, and on every turn where estimators require them. A warning says when a role is paid for actions
+    that it never wrote.
 
     Args:
         spec: the registered worker.
@@ -163,6 +167,7 @@ def check_spec(subject: _Subject) -> None:
     for role, level in levels.items():
         if type(level) is not int or level < 0:
             subject.fail(f"puts the role {role!r} on level {level!r}; levels are whole numbers, and 0 is the highest.")
+    subject.readers = readers_of(subject.spec.fills(subject.options))
     made = subject.spec.factory(subject.options)
     if not isinstance(made, Worker):
         subject.fail(f"has a factory that makes no Worker but a {type(made).__name__}.")

@@ -277,6 +277,14 @@ class Paints(Acts):
         turn.mark(colour=1)
 
 
+class Forgets(Acts):
+    """Judges the turns that it likes."""
+
+    def note(self, episode, turn):
+        if "right" in turn.text:
+            turn.mark(judge=1.0)
+
+
 class Late(Acts):
     """Marks its first turn anew when the episode is over."""
 
@@ -313,6 +321,11 @@ def test_random_numbers_of_the_episode_are_allowed() -> None:
         (Acts, {"roles": {"agent": -1}}, "puts the role 'agent' on level -1"),
         (Acts, {"roles": {"agent": 0, "critic": 1}}, "declares the role 'critic', which has never taken a turn"),
         (Acts, {"provides": ("colour",)}, "declares the column 'colour' in `provides`, and no turn of these plays"),
+        (
+            Forgets,
+            {"provides": ("judge",)},
+            "leaves a turn of the role 'agent' without the column 'judge', .*comas, mae",
+        ),
         (Paints, {}, "notes 'colour' on turns and does not declare it in `provides`"),
         (dict, {}, "has a factory that makes no Worker but a dict"),
         (Misspells, {}, r", in an ordinary episode, breaks: PluginError: .*'agnet' \(did you mean 'agent'\?\)"),

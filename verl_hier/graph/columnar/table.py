@@ -67,7 +67,7 @@ def table_of(columns: Columns, learns: Sequence[Learns] | None = None) -> tuple[
     turns["row"] = _rows(leaves, parent, context, episodes, turn_of, turns["group"])
     offered = np.bincount(step_turn, ~episodes["withheld"][paths.episode]) > 0
     turns["trained"] &= offered & _learning(turns, names["role"], learns)
-    turns |= _extra_columns(kept)
+    turns |= _extra_columns(kept, _ends(turns["parent"], column_numbers(kept["partial"], bool)))
     tokens = token_columns(columns, kept, chosen, turns["n_tokens"])
     names |= {"source": sources}
     table = TurnTable(turns, episodes, paths.episode, step_turn, tokens, names, anchors, _texts(kept))
@@ -184,8 +184,27 @@ def _learning(turns: dict[str, Array], roles: Sequence[str], learns: Sequence[Le
     return np.asarray([learns[place](roles[number], height) for place, number, height in asked], bool)[kind]
 
 
-def _extra_columns(nodes: pa.Table) -> dict[str, Array]:
-    """The numbers that workers and environments have noted; NaN for turns without them."""
+def _ends(parent: Ints, partial: NDArray[np.bool_]) -> Ints:
+    """(T,) the last piece of each turn in the episode that went on with it first; a turn in one piece is its own."""
+    end = np.arange(len(parent))
+    before, first = np.unique(parent, return_index=True)
+    goes_on = np.flatnonzero(before >= 0)
+    end[before[goes_on]] = first[goes_on]
+    end = np.where(partial, end, np.arange(len(parent)))
+    while ((further := end[end]) != end).any():
+        end = further
+    return end
+
+
+def _extra_columns(nodes: pa.Table, ends: Ints) -> dict[str, Array]:
+    """The numbers that workers and environments have noted; NaN for turns without them.
+
+    They are noted of the end of a turn, and hold for all its pieces.
+
+    Args:
+        nodes: of the turns.
+        ends: (T,) the last piece of each, see `_ends`.
+    """
     found: dict[str, list[tuple[Ints, Array]]] = {}
     for column in _NUMBERS:
         lists = nodes[column].combine_chunks()
@@ -199,9 +218,12 @@ def _extra_columns(nodes: pa.Table) -> dict[str, Array]:
     columns = {}
     for name, parts in sorted(found.items(), key=lambda item: min(int(places[0]) for places, _ in item[1])):
         places, values = (np.concatenate(each) for each in zip(*parts, strict=True))
-        dtype = values.dtype if len(places) == len(nodes) else np.float64
+        noted = np.full(len(nodes), -1)
+        noted[places] = np.arange(len(places))
+        noted = np.where(noted < 0, noted[ends], noted)
+        dtype = values.dtype if (noted >= 0).all() else np.float64
         columns[name] = np.full(len(nodes), np.nan if dtype == np.float64 else 0, dtype)
-        columns[name][places] = values
+        columns[name][noted >= 0] = values[noted[noted >= 0]]
     return columns
 
 
