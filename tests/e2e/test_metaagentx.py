@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.fixtures.probe import RECIPE
+from tests.fixtures.taught import teach
 from verl_hier.graph import RolloutGraph, Row, graph_rows, read_graphs
 from verl_hier.training.schedule import Phase, phase_of
 
@@ -36,29 +37,8 @@ WORKER = """  worker:
 @pytest.fixture(scope="module")
 def writer(byte_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The byte model after some steps on scripts, so that most of its designs are sound."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(byte_model)
-    model = AutoModelForCausalLM.from_pretrained(byte_model, dtype=torch.float32)
-    pairs = itertools.product(range(8), SCRIPTS)
-    texts = [(f"design: train{i}", script) for i, script in pairs]
-    prompts = torch.tensor([tokenizer.encode(prompt) for prompt, _ in texts])
-    answers = [[*tokenizer.encode(script), tokenizer.eos_token_id] for _, script in texts]
-    width = max(map(len, answers))
-    padded = torch.tensor([answer + [tokenizer.pad_token_id] * (width - len(answer)) for answer in answers])
-    wanted = torch.tensor([answer + [-100] * (width - len(answer)) for answer in answers])
-    labels = torch.cat([torch.full_like(prompts, -100), wanted], dim=1)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    torch.manual_seed(0)
-    for _ in range(120):
-        loss = model(input_ids=torch.cat([prompts, padded], dim=1), labels=labels).loss
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    folder = tmp_path_factory.mktemp("writer")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    texts = [(f"design: train{task}", script) for task, script in itertools.product(range(8), SCRIPTS)]
+    return teach(byte_model, texts, tmp_path_factory.mktemp("writer"))
 
 
 def z(scores):

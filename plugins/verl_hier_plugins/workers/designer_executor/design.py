@@ -1,6 +1,6 @@
-"""A design: the meaning of a script that was read and found valid.
+"""A design: the meaning of a script or graph that was read and found valid.
 
-Plain data: `script.py` reads it, `worker.py` runs it.
+Plain data: `script.py` and `graph.py` read it, `execution.py` runs it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Sharing = Literal["own", "kept", "shared"]
+Block = Literal["call", "self_consistency", "reflexion", "debate"]
 
 ACT = "act"
 """The tool for every action of the environment."""
@@ -47,6 +48,12 @@ FAILURES: dict[str, str] = {
     "unknown_name": "it reads a text that no role has written",
     "forbidden": "anything else that the language does not have",
     "empty": "it calls no role",
+    "unknown_agent": "an edge of a graph begins or ends at an agent that is not there",
+    "doubled_agent": "two agents of a graph have one name",
+    "sides": "the sides of a debate are no list of at least two names of at least two letters",
+    "unconnected": "a graph of several agents has no edges, or agents that do not lead to its answer",
+    "many_ends": "more than one agent of a graph leads to no other one, so that its answer is not clear",
+    "cycle": "agents of a graph wait for each other",
 }
 """What can be wrong with a script; each name is counted as `design_<name>`."""
 
@@ -62,6 +69,7 @@ class Role:
         context: `own` is new for each call, `kept` lasts from call to call, `shared` is one for all roles with this
             value.
         turns: limit of turns in one call, None for the recipe's.
+        block: how a call of it is done; see `blocks.py`.
     """
 
     name: str
@@ -69,6 +77,7 @@ class Role:
     tools: tuple[str, ...] = ()
     context: Sharing = "own"
     turns: int | None = None
+    block: Block = "call"
 
 
 @dataclass(frozen=True)
@@ -86,11 +95,13 @@ class Call:
         role: its name.
         order: its task: literal texts and texts of others, one after the other.
         result: name that its text is assigned to, or None.
+        sides: who debates, where the design says so and the role is a debate.
     """
 
     role: str
     order: tuple[str | TextOf, ...] = ()
     result: str | None = None
+    sides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,18 @@
-"""The designer writes a script in one turn; executors carry it out, each call in the context that the script names."""
+"""The designer writes a script or a graph in one turn; executors carry it out. A plan that failed can be revised."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from verl_hier.environments.base import StepResult
-from verl_hier.rollout import Context, EpisodeView, Turn, Worker
+from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
-from verl_hier_plugins.workers.designer_executor.design import (
-    ACT,
-    Call,
-    Choice,
-    Design,
-    DesignError,
-    Leave,
-    Loop,
-    Role,
-    Statement,
-    TextOf,
-)
+from verl_hier_plugins.workers.designer_executor.design import ACT, DesignError
+from verl_hier_plugins.workers.designer_executor.execution import Execution, listed
+from verl_hier_plugins.workers.designer_executor.graph import read_graph
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions
 from verl_hier_plugins.workers.designer_executor.script import read
 from verl_hier_plugins.workers.react import parse_action
-
-MESSAGE_CHARACTERS = 4000
-"""The text of one role reaches another one cut to so many characters."""
-ORDER_CHARACTERS = 16_384
-"""An order is cut to so many characters: a script can name a text in it thousands of times."""
-ACTION_CHARACTERS = 4000
-"""A longer action is refused."""
 
 GRAMMAR = """\
 NAME = Role("its job", tools=["act"], context="own", turns=5)  # define a role
@@ -44,6 +27,35 @@ else:
     stop                       # end the execution
 Nothing else is allowed: no imports, no functions, no while."""
 """The language, as the template field {grammar} describes it; docs/methods/metaagent_x.md has it in full."""
+GRAPH_GRAMMAR = """\
+<agent><agent_id>A1</agent_id><agent_name>NAME</agent_name>
+<required_arguments><agent_input>what to do, with ${A0} for what A0 has said; empty: the task</agent_input>
+</required_arguments></agent>   # for each agent; a debate also has <debate_roles>["one", "another"]</debate_roles>
+<edge><from>A0</from><to>A1</to></edge>   # one block with all pairs; what the only last agent says is the answer"""
+"""The same for `language: graph`; docs/methods/mas_orchestra.md has it in full."""
+LANGUAGES = {"script": (read, GRAMMAR), "graph": (read_graph, GRAPH_GRAMMAR)}
+"""How the text of a design is read, and what its writer is told."""
+
+
+@dataclass
+class _Feedback:
+    """What a designer who plans again is told.
+
+    Attributes:
+        step: the environment's last answer.
+        segment: number of the last call.
+        by: the turn whose words `result` or `refusal` has.
+        result: what the last call has said.
+        refusal: why the design was refused.
+        over: whether nothing is left to plan.
+    """
+
+    step: StepResult
+    segment: int = -1
+    by: Turn | None = None
+    result: str = ""
+    refusal: str = ""
+    over: bool = False
 
 
 class DesignerExecutor(Worker):
@@ -52,239 +64,85 @@ class DesignerExecutor(Worker):
     def __init__(self, options: DesignerExecutorOptions) -> None:
         self._options = options
         self._limits = options.limits()
+        self._read, self._grammar = LANGUAGES[options.language]
 
     async def run(self, episode: EpisodeView) -> None:
         """See `Worker.run`."""
         options = self._options
         first = await episode.reset()
         designer = episode.context("designer", system=options.designer_system)
-        observe(designer, options, "designer_prompt", self._known(episode, first))
-        turn = await episode.generate(designer)
-        try:
-            design = read(self._script(turn), self._limits)
-        except DesignError as error:
-            self._refuse(turn, error.name)
-            return
+        observe(designer, options, "designer_prompt", self._known(episode, first, first))
+        found, paid = _Feedback(first), False
+        for number in range(options.plans):
+            if number:
+                known = self._known(episode, found.step, first, result=found.result, refusal=found.refusal)
+                by = [] if found.by is None else [found.by]
+                observe(designer, options, "feedback_prompt", known, {"result": by, "refusal": by})
+            turn = await episode.generate(designer, segment=max(found.segment, 0))
+            try:
+                found = await self._carry_out(episode, turn, found, first, 0.0 if paid else options.design_reward)
+                paid = True
+            except DesignError as error:
+                self._refuse(turn, error.name)
+                found = _Feedback(found.step, found.segment, turn, refusal=str(error))
+            if found.over:
+                return
+
+    async def _carry_out(
+        self, episode: EpisodeView, turn: Turn, before: _Feedback, first: StepResult, reward: float
+    ) -> _Feedback:
+        """Execute a design, or give the designer's own answer.
+
+        Raises:
+            DesignError: for a design that cannot be executed.
+        """
+        options = self._options
+        if not turn.complete:
+            raise DesignError("cut", "the designer's turn was cut by its token limit")
+        answer = self._direct(turn)
+        if answer is not None:
+            turn.mark(design_valid=1, design_steps=0)
+            turn.reward(reward)
+            step = await episode.act((options.answer_action or "{content}").format(content=answer), turn=turn)
+            return _Feedback(step, before.segment, turn, answer, over=step.done or step.truncated)
+        design = self._read(self._script(turn), self._limits)
         turn.mark(design_valid=1, design_steps=design.steps)
-        turn.reward(options.design_reward)
-        execution = _Execution(options, episode, design, turn, first)
+        turn.reward(reward)
+        execution = Execution(options, episode, design, turn, first, before.step, before.segment)
         await execution.play()
         if execution.empty:
-            turn.reward(-options.design_reward)
-            self._refuse(turn, "empty")
+            turn.reward(-reward)
+            raise DesignError("empty", "no condition held, so that no role was called")
+        text, by = execution.result
+        return _Feedback(execution.step, execution.segment, by, text, over=execution.over)
+
+    def _direct(self, turn: Turn) -> str | None:
+        """The designer's own answer, if this turn is one; a design counts before an answer beside it."""
+        tag = self._options.direct_tag
+        if tag is None or (self._options.language == "graph" and "<agent>" in turn.text.lower()):
+            return None
+        return parse_action(turn.text, tag) or None
 
     def _refuse(self, turn: Turn, failure: str) -> None:
         turn.mark(valid=False, design_valid=0, design_steps=0, failure=f"design_{failure}")
         turn.reward(-self._options.design_penalty)
 
-    def _known(self, episode: EpisodeView, first: StepResult) -> dict[str, str]:
+    def _known(self, episode: EpisodeView, step: StepResult, first: StepResult, **more: str) -> dict[str, str]:
         roles = self._options.roles
-        described = (f"{name}: {role.brief} (tools: {_listed(role.tools)})" for name, role in roles.items())
+        described = (f"{name}: {role.brief} (tools: {listed(role.tools)})" for name, role in roles.items())
         return fields(
             episode,
+            step,
             first,
-            first,
-            roles=_listed(roles),
+            roles=listed(roles),
             catalogue="\n".join(described),
-            tools=_listed(dict.fromkeys((ACT, *self._options.tools))),
-            grammar=GRAMMAR,
+            tools=listed(dict.fromkeys((ACT, *self._options.tools))),
+            grammar=self._grammar,
+            **more,
         )
 
     def _script(self, turn: Turn) -> str:
-        if not turn.complete:
-            raise DesignError("cut", "the designer's turn was cut by its token limit")
         script = parse_action(turn.text, self._options.design_tag)
         if script is None:
             raise DesignError("missing", f"there is no <{self._options.design_tag}>…</{self._options.design_tag}>")
         return script
-
-
-class _Execution:
-    """One execution of a valid design."""
-
-    def __init__(
-        self, options: DesignerExecutorOptions, episode: EpisodeView, design: Design, plan: Turn, first: StepResult
-    ) -> None:
-        self._options = options
-        self._episode = episode
-        self._design = design
-        self._plan = plan
-        self._first = self._step = first
-        self._segment = -1
-        self._contexts: dict[str, Context] = {}
-        self._texts: dict[str, str] = {}
-        self._turns: dict[str, Turn] = {}
-        self._last: Turn | None = None
-        self._accepted = False
-        self._delivered: str | None = None
-
-    async def play(self) -> None:
-        """Follow the script until it, the environment or a delivery ends the execution; then judge the final text."""
-        await self._block(self._design.body)
-        options, step = self._options, self._step
-        if self._last is None or step.truncated:
-            return
-        if options.delivery_tag is None and step.done:
-            self._hand_in(self._last, self._last.text)
-        self._last.mark(delivered=int(self._delivered is not None), final_valid=int(self._final_is_valid()))
-        if self._final_is_valid():
-            self._last.reward(options.final_reward)
-
-    @property
-    def empty(self) -> bool:
-        """Whether no role was called, as when all calls stand under a condition that does not hold."""
-        return self._last is None
-
-    @property
-    def _over(self) -> bool:
-        return self._step.done or self._step.truncated or self._delivered is not None
-
-    def _hand_in(self, turn: Turn, work: str) -> None:
-        self._delivered = work
-        turn.reward(self._options.delivery_reward)
-
-    def _final_is_valid(self) -> bool:
-        if self._options.final_pattern is None:
-            return self._accepted
-        text = self._delivered if self._delivered is not None else self._last.text if self._last else ""
-        return re.search(self._options.final_pattern, text[-MESSAGE_CHARACTERS:]) is not None
-
-    # ---- the script --------------------------------------------------------------------------------------------------
-
-    async def _block(self, body: Sequence[Statement]) -> Leave | None:
-        """Follow statements in order; returns the `Leave` statement that ended them, if any."""
-        for statement in body:
-            if self._over:
-                return Leave("execution")
-            leave = await self._statement(statement)
-            if leave is not None:
-                return leave
-        return None
-
-    async def _statement(self, statement: Statement) -> Leave | None:
-        if isinstance(statement, Leave):
-            return statement
-        if isinstance(statement, Call):
-            await self._call(statement)
-            return None
-        if isinstance(statement, Choice):
-            holds = statement.text.lower() in self._texts.get(statement.name, "").lower()
-            return await self._block(statement.then if holds != statement.negated else statement.otherwise)
-        return await self._loop(statement)
-
-    async def _loop(self, loop: Loop) -> Leave | None:
-        for number in range(loop.times):
-            self._texts[loop.name] = str(number)
-            self._turns.pop(loop.name, None)
-            leave = await self._block(loop.body)
-            if leave is not None:
-                return leave if leave.what == "execution" else None
-        return None
-
-    # ---- a call ------------------------------------------------------------------------------------------------------
-
-    async def _call(self, call: Call) -> None:
-        """The turns of one role: several with tools, one without."""
-        role = self._design.roles[call.role]
-        self._segment += 1
-        order, room = [], ORDER_CHARACTERS
-        for part in call.order:
-            order.append((self._texts.get(part.name, "") if isinstance(part, TextOf) else part)[:room])
-            room -= len(order[-1])
-        known = {
-            "role": role.name,
-            "brief": role.brief,
-            "order": "".join(order),
-            "tools": _listed(role.tools),
-            "design": self._plan.text,
-        }
-        context, turns = self._context(role), self._sources(call, role)
-        self._observe(context, "executor_prompt", known, turns)
-        for _ in range((role.turns or self._options.turns) if role.tools else 1):
-            turn = await self._episode.generate(context, segment=self._segment, plan=self._plan)
-            turn.set_speaker("executor", agent=role.name)  # a shared context has no agent of its own
-            self._last, self._accepted = turn, True
-            self._texts[role.name], self._turns[role.name] = turn.text[:MESSAGE_CHARACTERS], turn
-            if await self._follow(role, turn, context, known, turns) or self._over:
-                break
-        if call.result is not None:
-            self._texts[call.result], self._turns[call.result] = self._texts[role.name], self._turns[role.name]
-
-    def _sources(self, call: Call, role: Role) -> dict[str, list[Turn]]:
-        """The turns that fill the fields of the templates: text of the script is the designer's, a name is a role's."""
-        named = [part.name for part in call.order if isinstance(part, TextOf)]
-        written = any(not isinstance(part, TextOf) and part.strip() for part in call.order)
-        order = [self._plan] * written + [self._turns[name] for name in named if name in self._turns]
-        defined = [] if role.name in self._options.roles else [self._plan]
-        return {"design": [self._plan], "order": order, "role": defined, "brief": defined, "tools": defined}
-
-    def _observe(self, context: Context, option: str, known: dict[str, str], turns: dict[str, list[Turn]]) -> None:
-        observe(context, self._options, option, fields(self._episode, self._step, self._first, **known), turns)
-
-    def _context(self, role: Role) -> Context:
-        name = {"own": "", "kept": role.name, "shared": "*"}[role.context]
-        context = self._contexts.get(name) if name else None
-        if context is None:
-            system = self._options.executor_system
-            context = self._contexts[name] = self._episode.context("executor", agent=role.name, system=system)
-        return context
-
-    async def _follow(
-        self, role: Role, turn: Turn, context: Context, known: dict[str, str], turns: dict[str, list[Turn]]
-    ) -> bool:
-        """Carry out a turn; True when the call ends with it."""
-        if await self._deliver(turn):
-            return True
-        if role.tools and self._options.done_word in turn.text:
-            return True
-        action = parse_action(turn.text, self._options.action_tag)
-        if not role.tools and (action is None or self._options.action_tag is None):
-            return True  # text for the other roles
-        failure, refusal = self._refusal(role, action)
-        if failure:
-            self._fail(turn, failure)
-            turn.reward(-self._options.tool_penalty)
-            self._observe(context, "refusal_prompt", known | {"refusal": refusal}, turns)
-            return not role.tools
-        self._step = await self._episode.act(action or "")
-        self._accepted = self._step.valid
-        self._observe(context, "observation_prompt", known, turns)
-        return False
-
-    async def _deliver(self, turn: Turn) -> bool:
-        """Whether this turn hands the work in."""
-        tag = self._options.delivery_tag
-        if tag is None or f"<{tag}>" not in turn.text:
-            return False
-        work = parse_action(turn.text, tag)
-        if work is None:
-            self._fail(turn, "unclosed_delivery")
-            return False
-        self._hand_in(turn, work)
-        if len(work) > ACTION_CHARACTERS:
-            self._fail(turn, "action_too_long")
-        elif self._options.delivery_acts:
-            self._step = await self._episode.act(work)
-            self._accepted = self._step.valid
-        return True
-
-    def _refusal(self, role: Role, action: str | None) -> tuple[str, str]:
-        """Why an action is refused (a name that is counted, and a text for the executor), or two empty strings."""
-        if not action:
-            return "no_action", "this is no action"
-        if len(action) > ACTION_CHARACTERS:
-            return "action_too_long", "this is too long for an action"
-        tool = action.split(maxsplit=1)[0].lower()
-        if ACT in role.tools or tool in role.tools:
-            return "", ""
-        if tool in self._options.tools or not role.tools:
-            return "tool_in_wrong_role", f"{role.name} has no tool {tool!r}"
-        return "unknown_tool", f"there is no tool {tool[:40]!r}"
-
-    def _fail(self, turn: Turn, failure: str) -> None:
-        turn.mark(valid=False, failure=failure)
-        self._accepted = False
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
