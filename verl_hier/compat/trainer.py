@@ -286,6 +286,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
             probed=probed,
             process_reward=self.hier.process_reward,
             loss=self._loss,
+            left_out=self._left_out(self._step.ledger.policies, self.global_steps, metrics),
         )
         for extension in self.extensions:
             extension.after_credit(batch, self._step, result, metrics)

@@ -15,7 +15,17 @@ from verl_hier.compat.extension import TrainerExtension
 from verl_hier.compat.queue import uid_of_row
 from verl_hier.recipe.engine import wants_tree
 from verl_hier.recipe.schema import HierConfig
-from verl_hier.training.mini_batches import Parts, arrange, divide, even_parts, padded_size, require_rows, whole_groups
+from verl_hier.rollout.seeds import generator
+from verl_hier.training.mini_batches import (
+    Parts,
+    arrange,
+    divide,
+    even_parts,
+    left_over,
+    padded_size,
+    require_rows,
+    whole_groups,
+)
 from verl_hier.training.options import UpdateOptions
 
 if TYPE_CHECKING:
@@ -150,6 +160,24 @@ class UpdateMixin(_Base):
         if math.lcm(actor, critic) > len(tasks):
             actor = critic = min(actor, len(tasks))
         return _Division(even_parts(len(tasks), math.lcm(actor, critic)), actor, critic)
+
+    def _left_out(self, policies: Sequence[str], step: int, metrics: dict[str, Any]) -> list[int]:
+        """Numbers of the rows of a step that are not trained; see `UpdateOptions.remainder`.
+
+        Args:
+            policies: the policy of each row.
+            step: of the trainer.
+            metrics: how many they are is added.
+        """
+        if self.update_options.remainder == "train":
+            return []
+        chance = generator(self.hier.seed or 0, "rows left out", step)
+        ranks, found = ranks_of(self.actor_rollout_wg), list[int]()
+        for policy in sorted(set(policies)):
+            rows = [row for row, trained_by in enumerate(policies) if trained_by == policy]
+            found += left_over(rows, ranks, chance)
+        metrics["hier/rows/left_out"] = float(len(found))
+        return found
 
     @property
     def _keeps_groups(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
@@ -73,6 +74,12 @@ def _whole_tasks(update: UpdateOptions, tasks: Sequence[str], prompts: int) -> P
             parts.append([])
         parts[-1] += group
     return parts
+
+
+def left_over(rows: Sequence[int], ranks: int, chance: random.Random) -> list[int]:
+    """Some of these rows, drawn at random, without which their number is a multiple of the ranks; none of fewer rows
+    than ranks."""
+    return sorted(chance.sample(list(rows), len(rows) % ranks)) if len(rows) >= ranks else []
 
 
 def padded_size(parts: Parts, ranks: int) -> int:

@@ -76,6 +76,9 @@ class UpdateOptions:
     """What has a ratio in `max_kl`: each token, or each action, a run of trained tokens whose ratios are multiplied."""
     keep_tasks_together: bool = False
     """Whether the rows of a task stay in one mini-batch; rows that are not trained fill the shorter ones."""
+    remainder: Literal["train", "drop"] = "train"
+    """The rows of a step by which their number is above a multiple of the data-parallel ranks: they are trained beside
+    padding, or some rows are drawn that are left out, as EAPO does."""
 
 
 @dataclass(frozen=True)

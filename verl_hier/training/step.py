@@ -125,6 +125,7 @@ def train_step(
     probed: Sequence[Asked] = (),
     process_reward: ProcessRewardOptions | None = None,
     loss: PolicyLossOfRun = PolicyLossOfRun(),  # noqa: B008 (immutable)
+    left_out: Sequence[int] = (),
 ) -> dict[str, Rows]:
     """Credit the step and return the token fields that verl's update reads.
 
@@ -147,11 +148,12 @@ def train_step(
         probed: the probes of the recipe with their answers.
         process_reward: of the recipe; `columns` then have `process_reward.LOG_PROBS`.
         loss: the policy loss, which decides what loss weights look like.
+        left_out: numbers of rows that are compared and not trained.
 
     Returns:
         `advantages` and `returns`, which a native estimator leaves as they are, `rollout_is_weights` when weights are
-        not all 1, `response_mask` when the credit leaves tokens out, and what the heads (`learned_fields`) and the
-        process reward (`learned_weights`) learn; in the order of `keys`.
+        not all 1, `response_mask` when the credit or `left_out` leaves tokens out, and what the heads
+        (`learned_fields`) and the process reward (`learned_weights`) learn; in the order of `keys`.
     """
     ledger = step.ledger
     places = step.places(keys)
@@ -194,6 +196,9 @@ def train_step(
         metrics.update(found)
     if credit.tokens is not None:
         mask = mask * ledger.spread(credit.tokens, "token", guards.shared_prefix)
+        fields["response_mask"] = mask
+    if len(left_out):
+        mask = mask * ~np.isin(ledger.row, left_out)
         fields["response_mask"] = mask
     if not native:
         fields |= _advantages(ledger, credit, mask, guards)

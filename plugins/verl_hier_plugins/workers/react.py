@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from verl_hier.environments.base import StepResult
@@ -12,6 +13,8 @@ from verl_hier.host.constraints import CountOrZero, NonNegative, Template
 from verl_hier.host.specs import WorkerSpec
 from verl_hier.rollout import EpisodeView, Turn, Worker
 from verl_hier.rollout.prompts import fields, observe
+from verl_hier.rollout.transcript import Transcript
+from verl_hier_plugins.workers.delegation.transcribe import NOTHING, found_for
 
 LONGEST_GUESS = 30
 """Characters at the end of a turn without an action that verl-agent's reader plays."""
@@ -22,19 +25,24 @@ class ReactOptions:
     """Options of `react`.
 
     Templates may use {instruction}, {observation}, {admissible}, whatever the environment puts into the `info` of its
-    reset and, in `window_prompt`, {history}.
+    reset and, in `window_prompt`, {history}, {action} (the last one) and {report}.
     """
 
-    prompt: Annotated[str, Template("history")] = "task: {instruction} | {observation}"
+    prompt: Annotated[str, Template("history", "action", "report")] = "task: {instruction} | {observation}"
     """First message of the context."""
-    observation_prompt: Annotated[str, Template("history")] = "{observation}"
+    observation_prompt: Annotated[str, Template("history", "action", "report")] = "{observation}"
     """Every later message, when the whole history is the context."""
     system: str | None = None
     """System message for chat models."""
     history: CountOrZero = 0
     """0 keeps one growing context; k > 0 makes a new context each turn from the last k turns."""
-    window_prompt: Annotated[str, Template("history")] = "task: {instruction} | {history} | {observation}"
+    window_prompt: Annotated[str, Template("history", "action", "report")] = (
+        "task: {instruction} | {history} | {observation}"
+    )
     """The whole prompt of a turn when `history` > 0."""
+    report_tag: str | None = None
+    """When set, an agent with a window keeps a report: {report} is the text inside <tag>…</tag> of the last turn that
+    had one. A turn without it has no right format."""
     action_tag: str | None = None
     """When set, the action is the text inside <tag>…</tag>, and a turn without it is invalid."""
     required_tags: tuple[str, ...] = ()
@@ -53,6 +61,17 @@ class ReactOptions:
     def __post_init__(self) -> None:
         if self.reading == "first" and not self.action_tag:
             raise ValueError("reading: first looks for the action in a tag; set action_tag too")
+        if self.report_tag is not None and not (self.history and "{report}" in self.window_prompt):
+            raise ValueError(
+                "report_tag: a report is read where the context begins anew; set history above 0, and use {report} in "
+                "window_prompt"
+            )
+        if self.report_tag is not None and self.action_tag in (None, self.report_tag):
+            raise ValueError("report_tag: a turn has a report and an action; set action_tag to another tag")
+
+    def vocabulary(self) -> Iterator[str]:
+        """Every word that the worker itself adds to prompts and turns."""
+        yield " ".join(f"<{tag}> </{tag}>" for tag in (self.action_tag, self.report_tag) if tag)
 
 
 def parse_action(text: str, tag: str | None) -> str | None:
@@ -124,16 +143,22 @@ class React(Worker):
         step = first = await episode.reset()
         context = episode.context("agent", system=options.system)
         past: list[str] = []
-        opening = True
+        report, turns = "", dict[str, list[Turn]]()
+        action, opening = "", True
         while not (step.done or step.truncated):
             if options.history and not opening:
                 context = episode.context("agent", system=options.system)
             name = "prompt" if opening else "window_prompt" if options.history else "observation_prompt"
-            known = fields(episode, step, first, history=" ; ".join(past[-options.history :]))
-            observe(context, options, name, known)
+            more = {"history": " ; ".join(past[-options.history :]), "action": action, "report": report}
+            observe(context, options, name, fields(episode, step, first, **more), turns)
             turn = await episode.generate(context)
             opening = False
             said = self._read(turn.text)
+            if options.report_tag is not None:
+                written = parse_action(turn.text, options.report_tag)
+                said = said if written is not None else replace(said, format=False)
+                report, turns["report"] = (report, turns.get("report", [])) if written is None else (written, [turn])
+            action, turns["action"] = said.action or "", [turn]
             seen, step = step.text, await self._act(episode, turn, said, step)
             quoted = turn.text if options.quoted == "turn" else said.action or ""
             past.append(f"{seen} > {quoted[: episode.longest_quote]}")
@@ -151,6 +176,28 @@ class React(Worker):
         return await episode.act(said.action or "")
 
 
+def transcribe(options: ReactOptions, transcript: Transcript) -> list[str]:
+    """The turns with which an agent that keeps a report would do what an episode did.
+
+    Before each action the report has the subgoals that are done, and what each step so far took from what it saw.
+
+    Raises:
+        ValueError: `no_action` for an episode without one.
+    """
+    goals, texts, noted = transcript.subgoals, list[str](), dict[str, None]()
+    last, now = None, 0
+    for segment, call in [(turn.node.segment, call) for turn in transcript.turns for call in turn.calls]:
+        taken = NOTHING if last is None else found_for(transcript, last, call.action)
+        noted |= dict.fromkeys([] if taken == NOTHING else [taken])
+        noted |= dict.fromkeys(goals[now:segment])
+        report, action = " ; ".join(noted) or NOTHING, f"<{options.action_tag}>{call.action}</{options.action_tag}>"
+        texts.append(f"<{options.report_tag}>{report}</{options.report_tag}>{action}")
+        last, now = call, segment
+    if not texts:
+        raise ValueError("no_action")
+    return texts
+
+
 @hookimpl
 def hier_workers() -> WorkerSpec:
     return WorkerSpec(
@@ -161,4 +208,7 @@ def hier_workers() -> WorkerSpec:
         source="ReAct, arXiv 2210.03629 §2; windowed prompts as verl-agent's memory",
         roles={"agent": 0},
         provides=("format",),
+        transcribe=transcribe,
+        # Elsewhere the expert plays the agent itself.
+        transcribed=lambda options: options.report_tag is not None,
     )

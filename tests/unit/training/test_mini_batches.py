@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_hier.errors import RecipeError
-from verl_hier.training.mini_batches import arrange, divide, even_parts, padded_size, require_rows, whole_groups
+from verl_hier.training.mini_batches import (
+    arrange,
+    divide,
+    even_parts,
+    left_over,
+    padded_size,
+    require_rows,
+    whole_groups,
+)
 from verl_hier.training.options import MiniBatchOptions, UpdateOptions
 
 
@@ -133,3 +143,19 @@ def test_a_size_is_given_where_one_of_the_three_is():
     assert not MiniBatchOptions().given
     for name in ("prompts", "rows", "steps"):
         assert MiniBatchOptions(**{name: 1}).given
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "gone"), [(17, 4, 1), (16, 4, 0), (23, 8, 7), (3, 4, 0), (0, 2, 0), (9, 1, 0)]
+)
+def test_what_is_left_out_leaves_a_multiple_of_the_ranks(rows, ranks, gone):
+    """The number that is trained is the largest multiple of the ranks, and never nothing."""
+    numbers = list(range(100, 100 + rows))
+    found = left_over(numbers, ranks, random.Random(0))
+    assert len(found) == gone and set(found) <= set(numbers) and found == sorted(set(found))
+    assert found == left_over(numbers, ranks, random.Random(0))
+
+
+def test_every_row_is_left_out_some_time():
+    chance = random.Random(1)
+    assert {row for _ in range(200) for row in left_over(range(10), 4, chance)} == set(range(10))

@@ -29,7 +29,7 @@ def make_step(graph):
     return TrainingStep(light, keys), keys, [row for _, row in rows]
 
 
-def run(graph, spec, order=None, guards=None, options=None, schedule=None, heads=(), **more):
+def run(graph, spec, order=None, guards=None, options=None, schedule=None, heads=(), left_out=(), **more):
     """`train_step` on a batch in `order` (row numbers, None for verl's padding rows of one token)."""
     step, keys, rows = make_step(graph)
     order = list(range(len(rows))) if order is None else order
@@ -51,6 +51,7 @@ def run(graph, spec, order=None, guards=None, options=None, schedule=None, heads
         number=1,
         metrics=metrics,
         heads={head.name: head for head in heads},
+        left_out=left_out,
     )
     return step, rows, fields, metrics
 
@@ -73,6 +74,19 @@ def test_only_trained_tokens_have_credit():
     for name in ("advantages", "returns", "rollout_is_weights"):
         for row, values in zip(rows, fields[name], strict=True):
             assert not values[np.array(row.mask) == 0].any()
+
+
+def test_rows_that_are_left_out_are_compared_and_not_trained():
+    graph = rollout_graphs.hierarchical()
+    _, rows, every, _ = run(graph, estimator("grpo"))
+    _, _, fields, _ = run(graph, estimator("grpo"), left_out=[1])
+    for number, row in enumerate(rows):
+        kept = np.zeros(len(row.mask)) if number == 1 else np.array(row.mask, float)
+        np.testing.assert_array_equal(fields["response_mask"][number], kept)
+        np.testing.assert_allclose(fields["advantages"][number], every["advantages"][number] * kept)
+    weights = np.concatenate(fields["rollout_is_weights"])
+    trained = np.concatenate(fields["response_mask"]) > 0
+    assert not weights[~trained].any() and weights[trained].mean() == pytest.approx(1.0)
 
 
 def test_a_native_estimator_keeps_its_advantages():
