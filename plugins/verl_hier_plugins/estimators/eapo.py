@@ -57,5 +57,6 @@ def hier_estimators() -> EstimatorSpec:
         EAPOOptions,
         summary="the outcome, discounted by the rounds that follow, against all rounds of the task",
         source="IterResearch, arXiv 2511.07327",
+        confidence="B",
         requires=("group", "trained", "episodes.return", "episodes.trained"),
     )

@@ -55,9 +55,11 @@ def composed(name: str, form: str) -> ComposedRecipe:
 def rolled_out(recipe: ComposedRecipe, step: int) -> RolloutGraph:
     """The first task in a training step, with a scripted policy of its own for each one of the recipe."""
     tokenizer, environment = CharacterTokenizer(), recipe.parts.environment
+    # A designer's plan is the name of a role.
+    says = (*SAYS, "compute") if recipe.parts.worker.spec.name == "designer_executor" else SAYS
 
     def scripted() -> ScriptedPolicy:
-        return ScriptedPolicy(tokenizer, lambda prompt, sampling: random.Random(sampling.seed).choice(SAYS))
+        return ScriptedPolicy(tokenizer, lambda prompt, sampling: random.Random(sampling.seed).choice(says))
 
     runner = RolloutRunner(
         recipe,
