@@ -4,6 +4,7 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -26,7 +27,10 @@ class Tells(Schedule):
 
 
 class Draws:
-    """verl's part: a batch of three tasks."""
+    """verl's part: a batch of three tasks, and a validation of two batches."""
+
+    def _validate(self):
+        return [batch.get("hier_told") for batch in self.val_dataloader]
 
     def _next_train_batch(self, num_prompts=None):
         batch = TensorDict({}, batch_size=3)
@@ -39,6 +43,7 @@ class Trainer(TaskMixin, Draws):
 
     def __init__(self, schedule):
         self.schedule, self.global_steps = schedule, 5
+        self.val_dataloader = [{"index": np.array([7, 8])}, {"index": np.array([9])}]
         self.hier = SimpleNamespace(curriculum=SimpleNamespace(horizons=()))
         self.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=2)))
 
@@ -55,6 +60,19 @@ def test_a_schedule_that_says_nothing_adds_nothing():
             return None
 
     assert "hier_told" not in Trainer(Silent())._next_train_batch()
+
+
+def test_an_evaluation_is_told_what_the_schedule_says_to_it():
+    class Answers(Tells):
+        def told_in_evaluation(self, tasks):
+            return [{"skills": [str(task)]} for task in tasks]
+
+    trainer = Trainer(Answers())
+    loader = trainer.val_dataloader
+    told = [[json.loads(text) for text in batch] for batch in trainer._validate()]
+    assert told == [[{"skills": ["7"]}, {"skills": ["8"]}], [{"skills": ["9"]}]]
+    assert trainer.val_dataloader is loader and "hier_told" not in loader[0]
+    assert Trainer(Tells())._validate() == [None, None], "by default it is told nothing"
 
 
 @pytest.mark.parametrize("validate", [False, True])
@@ -78,10 +96,9 @@ def test_the_request_of_a_task_has_what_it_was_told(validate):
     worker._runner, worker._pool, worker._policy = Runner(), None, None
     worker._unfinished = UnfinishedEpisodes(0)
     prompt = {"uid": "u", "index": 4, "hier_task": json.dumps({"instruction": "x"})}
-    if not validate:
-        prompt["hier_told"] = json.dumps({"questions": ["4 in 5"]})
+    prompt["hier_told"] = json.dumps({"questions": ["4 in 5"]})
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
     graph = asyncio.run(worker._roll_out(prompt, params, Phase("joint"), 5, validate))
-    told = {} if validate else {"questions": ["4 in 5"]}
+    told = {"questions": ["4 in 5"]}
     workers, request = asked
     assert workers == 3 and request.told == told and graph.request.get("told", {}) == told and "hier_told" not in prompt

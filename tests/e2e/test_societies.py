@@ -56,6 +56,15 @@ SOCIETIES = {
         },
         {"name": "skill_library", "skills": ["c"], "cache": 2, "reservoir": 2, "warm_up": 1},
     ),
+    "scored_skills": (
+        {
+            **{"name": "skills", "prompt": "x:{instruction}", "aided_prompt": "x:{skill}", "observation_prompt": "x:"},
+            **{"aided_observation_prompt": "x:{skill}", "conclude_prompt": "k:", "caution_prompt": "k:"},
+            **{"conclude": 1.0, "conclude_from": "each", "verify": False, "read": "turn", "query": "{observation} a b"},
+            **{"select": "bm25", "explore": 0.5, "most": 2},
+        },
+        {"name": "scored_skills", "skills": ["1 c"], "warm_up": 1, "interval": 2, "least_score": 0.4, "entries": 3},
+    ),
     "question_pool": (
         {
             "name": "proposer_solver_judge",

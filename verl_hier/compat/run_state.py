@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,15 +49,12 @@ def read_state(checkpoint: Path, schedule: str, heads: Iterable[str], policies: 
             f"{checkpoint} has no {STATE_FILE}: no hier trainer wrote it; start from its weights instead."
         )
     names = list(heads)
-    try:
-        # A generator's state has integers of more than 64 bits, which `read_json` refuses.
-        held = json.loads(read_text(file))
+    with _undamaged(file):
+        held = _held(file)
         name, state = held["schedule"]["name"], held["schedule"]["state"]
         # Checkpoints of earlier versions do not say it.
         before = [*held.get("value_heads", names)]
         learned = dict(held.get("policies", {}))
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise FileError(f"{file} is damaged: {type(error).__name__}.") from error
     if name != schedule:
         raise RecipeError(
             f"hier.schedule.name: the checkpoint {checkpoint} was written under {name!r}, the recipe has {schedule!r}."
@@ -72,6 +70,33 @@ def read_state(checkpoint: Path, schedule: str, heads: Iterable[str], policies: 
             f"{_others(policies)} in the recipe; a run is resumed with the same policies."
         )
     return state
+
+
+def schedule_in(checkpoint: Path) -> tuple[str, Any] | None:
+    """Name and state of the schedule under which a checkpoint was written; None where none of our trainers wrote it.
+
+    Raises:
+        FileError: when the file is damaged.
+    """
+    file = checkpoint / STATE_FILE
+    if not file.exists():
+        return None
+    with _undamaged(file):
+        schedule = _held(file)["schedule"]
+        return str(schedule["name"]), schedule["state"]
+
+
+def _held(file: Path) -> Any:
+    # A generator's state has integers of more than 64 bits, which `read_json` refuses.
+    return json.loads(read_text(file))
+
+
+@contextmanager
+def _undamaged(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise FileError(f"{file} is damaged: {type(error).__name__}.") from error
 
 
 def _others(policies: Mapping[str, str]) -> str:

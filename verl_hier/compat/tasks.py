@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import transfer_queue as tq
 from omegaconf import open_dict
 from tensordict import TensorDict
@@ -55,12 +56,26 @@ class RefillBuffer(ReplayBuffer):
         return batch, {**metrics, **found}
 
 
+class _Telling:
+    """The batches of a validation, with what the schedule tells their tasks; see `Schedule.told_in_evaluation`."""
+
+    def __init__(self, batches: Iterable[dict[str, Any]], schedule: Schedule) -> None:
+        self._batches = batches
+        self._schedule = schedule
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._batches:
+            told = self._schedule.told_in_evaluation([int(number) for number in batch["index"]])
+            yield {**batch, "hier_told": np.array([json.dumps(each) for each in told], object)} if told else batch
+
+
 class TaskMixin(_Base):
     """The seams of verl's trainer that draw and sample tasks; see `HierTrainerMixin`."""
 
     hier: HierConfig
     schedule: Schedule
     replay_buffer: Any
+    val_dataloader: Any
     _curriculum: Curriculum | None = None
     _drawn: dict[str, int]
     """uid of each task of the step to its number in the data set, in the order in which they were drawn."""
@@ -139,6 +154,15 @@ class TaskMixin(_Base):
         if told:
             tu.assign_non_tensor_stack(batch, "hier_told", [json.dumps(each) for each in told])
         return batch
+
+    def _validate(self) -> dict[str, float]:
+        """Tell the tasks of a validation what the schedule has to say to them."""
+        loader, self.val_dataloader = self.val_dataloader, _Telling(self.val_dataloader, self.schedule)
+        try:
+            figures: dict[str, float] = super()._validate()
+        finally:
+            self.val_dataloader = loader
+        return figures
 
     def _exchange_for_shorter(self, batch: TensorDict) -> None:
         """Replace the tasks of the batch that are too long for the present stage of the curriculum."""

@@ -106,6 +106,7 @@ NOT_RUN: dict[str, str] = {
     "gdro": "weighs classes of tasks by how hard they are, and a world is one task",
     "question_pool": "keeps the questions that a proposer writes in words",
     "skill_library": "keeps skills, which a manager writes in words",
+    "scored_skills": "keeps skills in words, and a turn has no text here; scripts/bench/memory.py has a world for them",
 }
 """Why a schedule is not run."""
 

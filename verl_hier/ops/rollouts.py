@@ -16,6 +16,7 @@ from verl_hier.ops.players import Player, Source, player_of, run_of
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.rollout import Request, Sampler, Sampling
 from verl_hier.rollout.rewards import Reward
+from verl_hier.training.schedule import Schedule
 
 T = TypeVar("T")
 SCORE = "score"
@@ -113,6 +114,7 @@ async def play(
     plan: Plan,
     on_progress: Progress = lambda graph, done, tasks: None,
     sampler: Sampler | None = None,
+    schedule: Schedule | None = None,
 ) -> list[RolloutGraph]:
     """Roll out the tasks of a plan, up to `hier.rollout.concurrent_tasks` of them at once; the player stays open.
 
@@ -122,6 +124,7 @@ async def play(
         plan: what is played.
         on_progress: see `Progress`.
         sampler: decides which episodes exist in place of the recipe's sampler.
+        schedule: what it tells the tasks of an evaluation is told to these; None: nothing is.
 
     Returns:
         One graph a task, in the order of the plan.
@@ -134,8 +137,10 @@ async def play(
     slots = asyncio.Semaphore(recipe.hier.rollout.concurrent_tasks)
     source = recipe.parts.environment.spec.name
     done = 0
+    numbers = [number for number, _ in resolved.tasks]
+    told = (None if schedule is None or plan.trees else schedule.told_in_evaluation(numbers)) or [{} for _ in numbers]
 
-    async def one(number: int, task: dict[str, Any]) -> RolloutGraph:
+    async def one(number: int, task: dict[str, Any], told: dict[str, Any]) -> RolloutGraph:
         nonlocal done
         request = Request(
             task=task,
@@ -150,6 +155,7 @@ async def play(
             validate=not plan.trees,
             searches=plan.search,
             sampling=resolved.sampling,
+            told=told,
         )
         async with slots:
             graph = await player.play(request, sampler)
@@ -157,7 +163,8 @@ async def play(
         on_progress(graph, done, len(resolved.tasks))
         return graph
 
-    playing = [asyncio.ensure_future(one(number, task)) for number, task in resolved.tasks]
+    tasks = zip(resolved.tasks, told, strict=True)
+    playing = [asyncio.ensure_future(one(number, task, known)) for (number, task), known in tasks]
     try:
         return list(await asyncio.gather(*playing))
     finally:
@@ -189,11 +196,23 @@ async def roll_out(
         from verl_hier.compat.data_set import verl_score
 
         recipe = replace(recipe, rewards={**recipe.rewards, SCORE: Reward(verl_score(recipe.config))})
+    schedule = schedule_of(source, recipe)
     player = player_of(source, recipe, served_model)
     try:
-        return await play(recipe, player, plan, on_progress), player
+        return await play(recipe, player, plan, on_progress, schedule=schedule), player
     finally:
         await player.close()
+
+
+def schedule_of(source: Source, recipe: ComposedRecipe) -> Schedule:
+    """The recipe's schedule; that of a run which has the same one is in the state of its newest checkpoint."""
+    part = recipe.parts.schedule
+    made: Schedule = part.spec.factory(part.options)
+    run = run_of(source)
+    state = None if run is None else run.schedule_state(part.spec.name)
+    if state is not None:
+        made.load_state_dict(state)
+    return made
 
 
 def recipe_of(source: Source, recipe: str | os.PathLike[str] | None, overrides: Sequence[str] = ()) -> ComposedRecipe:

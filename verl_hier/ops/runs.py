@@ -157,6 +157,18 @@ class Run:
         checkpoint = self.checkpoint()
         return int(checkpoint.name.rpartition("_")[2]) if checkpoint else 0
 
+    def schedule_state(self, name: str) -> Any:
+        """The state of a schedule in the newest complete checkpoint; None where there is none of that name.
+
+        Raises:
+            FileError: when it is damaged.
+        """
+        from verl_hier.compat.run_state import schedule_in
+
+        checkpoint = self.checkpoint()
+        found = None if checkpoint is None else schedule_in(checkpoint)
+        return found[1] if found is not None and found[0] == name else None
+
     @property
     def saved_policy(self) -> Path | None:
         """Folder of the policy after the last step; None when it was not saved."""

@@ -332,12 +332,21 @@ class EpisodeView:
         room = max(self._rollout.limits.context_tokens - len(prompt), 0)
 
         async def one(text: str) -> float:
-            message = {"role": CONTINUED, "content": without_halves(text)}
-            said = rendered(self._rollout.setup.renderer_of(context.policy), context.agent, prompt, [], [message])
-            tokens = said[len(prompt) : len(prompt) + room]
+            tokens = self._behind(context, prompt, text)[:room]
             return await self._rollout.likelihood(prompt, tokens, context.policy) if tokens else -math.inf
 
         return list(await asyncio.gather(*map(one, texts)))
+
+    async def tokens_of(self, context: Context, text: str) -> int:
+        """How many tokens a text has behind what a context holds, without those of a message around it."""
+        prompt, _ = await off_loop(context.pending_characters, context.prompt)
+        return len(await off_loop(len(text), self._behind, context, prompt, text))
+
+    def _behind(self, context: Context, prompt: list[int], text: str) -> list[int]:
+        """The tokens of a text behind a prompt."""
+        message = {"role": CONTINUED, "content": without_halves(text)}
+        said = rendered(self._rollout.setup.renderer_of(context.policy), context.agent, prompt, [], [message])
+        return said[len(prompt) :]
 
     async def generate(
         self,

@@ -189,6 +189,7 @@ async def roll_out_scripted(
     forks: Fork = "native",
     renderer: Renderer | None = None,
     assigned: Mapping[str, str] | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> tuple[RolloutGraph, ScriptedPolicy]:
     """Roll out one task and return its checked graph and the policy, whose `prompts` are those it was given.
 
@@ -196,7 +197,7 @@ async def roll_out_scripted(
     ones; a function that makes a worker says nothing about roles, so that every context is on level 0. Without a
     sampler, `n` episodes are played side by side. `forks` is as in `EnvironmentSpec.fork`.
     Without a renderer, texts are rendered without a template. `assigned` gives roles to further policies by name, as
-    `hier.policies` does; all of them learn, and the script speaks for all.
+    `hier.policies` does; all of them learn, and the script speaks for all. `told` is what a schedule says to the task.
     """
     scripted = (policy or ScriptedPolicy)(tokenizer or WordTokenizer(), answer)
     request = Request(
@@ -206,6 +207,7 @@ async def roll_out_scripted(
         step=step,
         levels=levels,
         unfinished=tuple(unfinished),
+        told=told or {},
     )
     world = InlinePool(environment, forks)
     setup = _setup(scripted, scripted.tokenizer, environment, seed, limits, budget, entropy, world)

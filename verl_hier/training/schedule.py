@@ -106,12 +106,22 @@ class Schedule(ABC):
     def told(self, step: int, tasks: Sequence[int]) -> list[dict[str, Any]] | None:
         """What the workers of each task of a step are told, which they read as `episode.told`; None: nothing.
 
-        It is JSON-able, travels with the task and is stored with its rollout, so keep it small. Evaluations are told
-        nothing. With `hier.refill` it is asked again in the same step, for one further task at a time.
+        It is JSON-able, travels with the task and is stored with its rollout, so keep it small. For evaluations see
+        `told_in_evaluation`. With `hier.refill` it is asked again in the same step, for one further task at a time.
 
         Args:
             step: trainer step.
             tasks: numbers of the tasks in the data set.
+        """
+        return None
+
+    def told_in_evaluation(self, tasks: Sequence[int]) -> list[dict[str, Any]] | None:
+        """What the workers of each task of an evaluation are told, as `told`: in the validations of a run, and by
+        `verl-hier eval` of a run with the state of its newest checkpoint. None: nothing, so that the policy alone is
+        measured.
+
+        Args:
+            tasks: numbers of the tasks in the data set of the evaluation, which is not that of training.
         """
         return None
 

@@ -18,8 +18,9 @@ from verl_hier.host.options import build_options
 from verl_hier.testing.environment import check_environment
 from verl_hier_plugins.environments.search import SPEC
 from verl_hier_plugins.environments.search.actions import LONGEST, Action, describe, parse_action, write_action
+from verl_hier_plugins.environments.search.bm25 import split_words
 from verl_hier_plugins.environments.search.corpus import corpus_of
-from verl_hier_plugins.environments.search.index import Collection, _index, library, split_words
+from verl_hier_plugins.environments.search.index import Collection, _index, library
 from verl_hier_plugins.environments.search.options import SearchOptions
 from verl_hier_plugins.environments.search.questions import follow
 from verl_hier_plugins.environments.search.world import RELATIONS, build_world, write_document

@@ -7,21 +7,26 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.fixtures.chat_endpoint import Endpoint
+from tests.fixtures.written_runs import write_run
 from verl_hier.cli.main import app
 from verl_hier.coldstart import build_tiny
 from verl_hier.coldstart.build import texts_of
+from verl_hier.compat.checkpoints import TRACKER, WHOLE
+from verl_hier.compat.run_state import write_state
 from verl_hier.errors import HierError, RecipeError, RolloutError
 from verl_hier.graph import EpisodeRecord, Node, RolloutGraph, read_graphs
 from verl_hier.ops.evaluation import evaluate, measure, model_tokens
 from verl_hier.ops.intervals import average, share
-from verl_hier.ops.rollouts import Plan, finish, recipe_of, roll_out
+from verl_hier.ops.rollouts import Plan, finish, play, recipe_of, roll_out, schedule_of
 from verl_hier.ops.runs import Run
 from verl_hier.recipe.composed import ComposedRecipe
+from verl_hier.rollout import Request
 
 SMALL = (
     *("hier.environment.pool=4", "hier.environment.validation=4", "hier.environment.goals=1"),
@@ -246,3 +251,34 @@ def test_the_command_prints_stores_and_speaks_json(tmp_path: Path) -> None:
     assert len(list(read_graphs(file))) == 2
     shown = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
     assert shown["success"]["mean"] == 1.0 and shown["roles"][0]["role"] == "planner"
+
+
+def test_an_evaluation_is_told_what_the_schedule_of_the_run_knows(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], "evolver_search", ["hier.environment.validation=4"])
+    recipe = ComposedRecipe.of(run.recipe())
+    skills = [{"text": "look left", "step": 3, "task": 1, "proofs": 2}, {"text": "wait", "step": 3}]
+    checkpoint = run.folder / "checkpoints" / "global_step_3"
+    checkpoint.mkdir(parents=True)
+    write_state(checkpoint, "scored_skills", {"skills": skills}, [])
+    (checkpoint / WHOLE).touch()
+    (checkpoint.parent / TRACKER).write_text("3")
+    asked: list[Request] = []
+
+    class Notes:
+        """A player that plays nothing."""
+
+        async def play(self, request: Request, sampler: object) -> RolloutGraph:
+            asked.append(request)
+            return RolloutGraph(task={}, step=0, seed=0)
+
+    def told(source: Path | str, **plan: Any) -> list[Any]:
+        asked.clear()
+        schedule = schedule_of(source, recipe)
+        asyncio.run(play(recipe, Notes(), Plan(tasks=2, **plan), schedule=schedule))  # type: ignore[arg-type]
+        return [dict(request.told) for request in asked]
+
+    assert told(run.folder) == [{"skills": ["look left"]}] * 2
+    assert told("expert") == [{"skills": []}] * 2, "without a run the library is what the recipe begins with"
+    assert told(run.folder, trees=True, split="train") == [{}, {}]
+    other = ComposedRecipe.named("grpo_search")
+    assert schedule_of(run.folder, other).told_in_evaluation([0]) is None, "another schedule has another state"

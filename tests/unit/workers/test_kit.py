@@ -78,6 +78,11 @@ CASES: list[tuple[str, dict[str, Any], Answer | None]] = [
     ("single_turn", {}, None),
     ("memory", {"piece_words": 1}, pick("add right", "right", "noop", "delete 1")),
     ("skills", {"conclude": 1.0}, pick("right", "<skill>walk to the goal</skill>")),
+    (
+        "skills",
+        {"conclude": 1.0, "conclude_from": "each", "read": "asked", "select": "words", "readers": ["concluder"]},
+        pick("right", "right", "<search_skills>goal</search_skills>", "<skill>walk to the goal</skill>"),
+    ),
     ("skill_functions", {}, pick("<python>def f(): pass</python>", "<python>f()</python>", "right")),
     ("team", {"topology": {"each": "step"}}, None),
     ("tool_agent", {}, None),

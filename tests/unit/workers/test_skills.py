@@ -23,7 +23,9 @@ from verl_hier.rollout.transcript import EnvironmentCall, Transcript, Transcript
 from verl_hier.testing import rollout as kit
 from verl_hier.testing.builtin import credit_of
 from verl_hier.testing.rollout import CharacterTokenizer, SideBySide
-from verl_hier_plugins.workers.skills import SkillsOptions, shares_of, skill_of
+from verl_hier_plugins.workers.skills.choice import shares_of
+from verl_hier_plugins.workers.skills.options import SkillsOptions
+from verl_hier_plugins.workers.skills.texts import skill_of
 
 WORKER: Any = PluginHost.load({"builtin": True}).spec("worker", "skills")
 TASK = {"instruction": "three plus one"}
@@ -123,15 +125,15 @@ def test_a_skill_that_tells_the_answer_is_none(answer, others, data):
     marks = data.draw(st.sampled_from([" ", ", ", " - ", ": '"]))
     told = marks.join([*others[:place], *answer, *others[place:]])
     write = data.draw(st.sampled_from([str.lower, str.upper, str.title]))
-    assert skill_of(f"<skill>{write(told)}</skill>", SkillsOptions(), " ".join(answer)) is None
+    assert skill_of(f"<skill>{write(told)}</skill>", SkillsOptions(), [" ".join(answer)]) is None
     silent = " ".join(others)
-    assert skill_of(f"<skill>{silent}</skill>", SkillsOptions(), " ".join(answer)) == (silent or None)
+    assert skill_of(f"<skill>{silent}</skill>", SkillsOptions(), [" ".join(answer)]) == (silent or None)
 
 
 @pytest.mark.parametrize(("answer", "told"), [("4", "14 and 40 are close"), ("+", "plus"), ("a b", "b a")])
 def test_what_only_looks_like_the_answer_may_stand_in_a_skill(answer, told):
-    assert skill_of(f"<skill>{told}</skill>", SkillsOptions(), answer) == told
-    assert skill_of(f"<skill>say {answer}</skill>", SkillsOptions(), answer) is None
+    assert skill_of(f"<skill>{told}</skill>", SkillsOptions(), [answer]) == told
+    assert skill_of(f"<skill>say {answer}</skill>", SkillsOptions(), [answer]) is None
 
 
 def test_the_concluder_may_not_tell_the_right_answer():

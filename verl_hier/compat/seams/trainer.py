@@ -103,6 +103,11 @@ TRAINERS = (
         "_next_train_batch", "the schedule's phase travels to the rollout workers with the prompts", "num_prompts"
     ),
     override(
+        "_validate",
+        "what the schedule tells the tasks of a validation travels with them",
+        says=("for batch_dict in self.val_dataloader:", "tu.get_tensordict(batch_dict)"),
+    ),
+    override(
         "_get_required_batch_multiple",
         "padding is bounded by ranks x optimiser steps, not by the batch size",
         "dp_size",

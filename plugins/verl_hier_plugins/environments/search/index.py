@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import bm25s
-import numpy as np
 
 from verl_hier.errors import RecipeError
+from verl_hier_plugins.environments.search.bm25 import best, index_texts
 from verl_hier_plugins.environments.search.corpus import COLLECTIONS, Corpus, FileCorpus, Found
 
 FORMAT = 1
 KEPT_LIBRARIES = 4
 KEPT_QUERIES = 4096
-WORDS = r"(?u)\b\w+\b"
-
 
 Search = Callable[[str, int], tuple[Found, ...]]
 
@@ -51,14 +49,6 @@ class Collection:
 
 Library = dict[str, Collection]
 """Collections by name, without empty ones."""
-
-
-def split_words(texts: list[str]) -> list[list[str]]:
-    """The lower-case words of each text without English stop words."""
-    words: list[list[str]] = bm25s.tokenize(
-        texts, stopwords="en", token_pattern=WORDS, return_ids=False, show_progress=False
-    )
-    return words
 
 
 @lru_cache(KEPT_LIBRARIES)
@@ -117,26 +107,6 @@ def _by_collection(corpus: Corpus) -> dict[str, list[dict[str, Any]]]:
 
 def _index(documents: list[dict[str, Any]]) -> bm25s.BM25:
     return index_texts([f"{document['title']} {document['text']}" for document in documents])
-
-
-def index_texts(texts: list[str]) -> bm25s.BM25:
-    """A BM25 index of some texts, which are known by their numbers from 0."""
-    index = bm25s.BM25(backend="numpy")
-    index.index(split_words(texts), show_progress=False)
-    return index
-
-
-def best(index: bm25s.BM25, query: str, k: int) -> list[int]:
-    """Numbers of at most `k` texts that share a word with a query, best first; equal scores in order of the numbers."""
-    (words,) = split_words([query])
-    if not words:
-        return []
-    # scores [number of texts]
-    scores = index.get_scores(words)
-    k = min(k, len(scores))
-    least = max(float(np.partition(scores, -k)[-k]), np.finfo(np.float32).tiny)
-    candidates = np.flatnonzero(scores >= least)
-    return [int(number) for number in candidates[np.lexsort((candidates, -scores[candidates]))][:k]]
 
 
 def _stamps(corpus: FileCorpus) -> list[tuple[int, int]]:

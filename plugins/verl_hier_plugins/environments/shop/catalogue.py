@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from verl_hier.environments.splits import hash_number
-from verl_hier_plugins.environments.search.index import best, index_texts
+from verl_hier_plugins.environments.search.bm25 import best, index_texts
 from verl_hier_plugins.environments.shop.options import MOST_ATTRIBUTES, RESULTS, ShopOptions
 from verl_hier_plugins.environments.shop.words import KINDS, SYLLABLES, Kind
 

@@ -20,7 +20,7 @@ from typing import Any
 from verl_hier.environments.splits import hash_number
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.bounded_reading import read_json
-from verl_hier_plugins.environments.search.index import split_words
+from verl_hier_plugins.environments.search.bm25 import split_words
 from verl_hier_plugins.environments.shop.actions import plain
 from verl_hier_plugins.environments.shop.catalogue import Product, Shop
 from verl_hier_plugins.environments.shop.options import ShopOptions

@@ -13,12 +13,18 @@ import numpy as np
 
 from verl_hier.credit import Floats
 from verl_hier.graph.turn_table import TurnTable
-from verl_hier.hookspecs import hookimpl
 from verl_hier.host.constraints import Count, CountOrZero, NonNegative, ZeroToOne
-from verl_hier.host.specs import ScheduleSpec
 from verl_hier.training.schedule import Phase, Schedule
 from verl_hier_plugins.estimators.arise import ARISEOptions, episode_rewards, skill_value, utility
-from verl_hier_plugins.workers.proposer_solver_judge.guards import words_of
+from verl_hier_plugins.schedules.skill_library.entries import (
+    Skill,
+    for_task,
+    key_of,
+    one_line,
+    read_in,
+    solved_in,
+    written_in,
+)
 
 OPERATIONS = ("written", "duplicate", "unverified", "updated", "added", "evicted", "loaded", "deleted")
 """What is counted in a step: skills that were written, two reasons why one is not added, and the five operations."""
@@ -49,15 +55,10 @@ class SkillLibraryOptions:
 
 
 @dataclass
-class Skill:
-    """A skill: the step that wrote it (0: it was given), what it is worth, in how many tasks it was used, and
-    the number of the task that left it (-1: not known), which is not shown it."""
+class UsefulSkill(Skill):
+    """A skill, and what it is worth; `uses` counts the tasks in which it was used."""
 
-    text: str
-    step: int = 0
     utility: float = 0.0
-    uses: int = 0
-    task: int = -1
 
 
 class SkillLibrary(Schedule):
@@ -65,10 +66,10 @@ class SkillLibrary(Schedule):
 
     def __init__(self, options: SkillLibraryOptions) -> None:
         self._options = options
-        self._cache: dict[str, Skill] = {}
-        self._reservoir: dict[str, Skill] = {}
-        for text in options.skills:
-            self._cache.setdefault(_key(text), Skill(text))
+        self._cache: dict[str, UsefulSkill] = {}
+        self._reservoir: dict[str, UsefulSkill] = {}
+        for text in map(one_line, options.skills):
+            self._cache.setdefault(key_of(text), UsefulSkill(text))
         self._count = dict.fromkeys(OPERATIONS, 0)
         self._evict()
 
@@ -83,13 +84,13 @@ class SkillLibrary(Schedule):
         if step <= self._options.warm_up:
             return [{} for _ in tasks]
         best = sorted(self._cache.values(), key=lambda skill: -skill.utility)
-        return [{"skills": [skill.text for skill in best if skill.task != task]} for task in tasks]
+        return [{"skills": [skill.text for skill in for_task(best, task)]} for task in tasks]
 
     def table_ready(self, table: TurnTable, step: int) -> dict[str, float]:
         """See `Schedule.table_ready`. Tasks are taken in the order of the table."""
         self._count = dict.fromkeys(OPERATIONS, 0)
         options = self._options
-        chosen, total = _chosen(table), table["episodes.return"]
+        chosen, total = [next(iter(texts), None) for texts in read_in(table)], table["episodes.return"]
         if "skill_used" in table:
             total = episode_rewards(table, ARISEOptions(options.skill_reward, options.right))
         self._update(table, chosen, total)
@@ -109,7 +110,7 @@ class SkillLibrary(Schedule):
         earned: dict[tuple[int, str], list[float]] = {}
         for text, group, reward in zip(chosen, table["episodes.group"].tolist(), total.tolist(), strict=True):
             if text is not None:
-                earned.setdefault((group, _key(text)), []).append(reward)
+                earned.setdefault((group, key_of(text)), []).append(reward)
         for (_, key), rewards in earned.items():
             skill = self._cache.get(key) or self._reservoir.get(key)
             if skill is not None:
@@ -119,29 +120,23 @@ class SkillLibrary(Schedule):
 
     def _add(self, table: TurnTable, chosen: Sequence[str | None], step: int) -> None:
         """ADD: the first new skill of each task that was verified, whatever that has shown."""
-        written = table.texts.get("new_skill")
-        if written is None:
-            return
-        verified, groups, added = table["verified"], table["group"], set[int]()
-        tasks = dict(zip(table["episodes.group"].tolist(), table["episodes.task"].tolist(), strict=True))
-        for turn in np.flatnonzero([text is not None for text in written]).tolist():
-            text, group = str(written[turn]), int(groups[turn])
-            key = _key(text)
+        added = set[int]()
+        for new in written_in(table, step, self._options.right):
+            key, verified = key_of(new.skill.text), int(table["verified"][new.turn])
             self._count["written"] += 1
             if key in self._cache or key in self._reservoir:
                 self._count["duplicate"] += 1
-            elif verified[turn] < 0:
+            elif verified < 0:
                 self._count["unverified"] += 1
-            elif group not in added:
-                added.add(group)
-                value = skill_value(self._unaided(table, chosen, group), int(verified[turn]))
-                self._cache[key] = Skill(text, step, value, task=int(tasks[group]))
+            elif new.group not in added:
+                added.add(new.group)
+                value = skill_value(self._unaided(table, chosen, new.group), verified)
+                self._cache[key] = UsefulSkill(**asdict(new.skill), utility=value)
                 self._count["added"] += 1
 
     def _unaided(self, table: TurnTable, chosen: Sequence[str | None], group: int) -> list[int]:
         """Outcomes of the episodes of a task without a skill; of all of them where each had one."""
-        returns, success = table["episodes.return"], np.asarray(table["episodes.success"], float)
-        right = np.where(np.isnan(success), returns >= self._options.right, success > 0)
+        right = solved_in(table, self._options.right)
         mine = np.flatnonzero(table["episodes.group"] == group).tolist()
         alone = [episode for episode in mine if chosen[episode] is None]
         return [int(right[episode]) for episode in alone or mine]
@@ -183,34 +178,5 @@ class SkillLibrary(Schedule):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Schedule.load_state_dict`."""
         self._cache, self._reservoir = (
-            {_key(skill["text"]): Skill(**skill) for skill in state[name]} for name in ("cache", "reservoir")
+            {key_of(skill["text"]): UsefulSkill(**skill) for skill in state[name]} for name in ("cache", "reservoir")
         )
-
-
-def _key(text: str) -> str:
-    """What two skills share that are one."""
-    return " ".join(words_of(text)) or text
-
-
-def _chosen(table: TurnTable) -> list[str | None]:
-    """(E,) the skill that each episode was shown, None without one."""
-    found: list[str | None] = [None] * len(table["episodes.return"])
-    shown = table.texts.get("skill")
-    if shown is None:
-        return found
-    for episode, turn in zip(table.step_episode.tolist(), table.step_turn.tolist(), strict=True):
-        if shown[turn] is not None:
-            found[episode] = str(shown[turn])
-    return found
-
-
-@hookimpl
-def hier_schedules() -> ScheduleSpec:
-    """The `skill_library` schedule."""
-    return ScheduleSpec(
-        "skill_library",
-        SkillLibrary,
-        SkillLibraryOptions,
-        summary="chosen roles learn; keeps a library of skills in two tiers that workers are shown and add to",
-        source="Skylanding/ARISE verl/workers/arise/skill_library.py",
-    )
