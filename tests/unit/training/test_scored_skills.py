@@ -72,7 +72,7 @@ def test_a_skill_counts_once_it_has_helped_with_another_task():
     assert skills_of(at_once.told_in_evaluation([0])) == [["knock twice"]]
 
 
-def test_what_is_alike_is_one_skill_and_is_not_shown_to_any_task_that_wrote_it():
+def test_what_is_alike_is_one_skill_and_is_not_shown_to_the_task_whose_words_it_has():
     made = library({"text": "look below the mat for the key", "task": 1, "proofs": 1}, alike=0.8)
     written = [
         (2, None, 1, "for the key look below the mat", -1), (2, None, 0, "the key: look below the mat for", -1),
@@ -88,10 +88,8 @@ def test_what_is_alike_is_one_skill_and_is_not_shown_to_any_task_that_wrote_it()
         1,
     )
     assert found["look below the mat for the key"]["again"] == [2, 3] and found["look above the door"]["uses"] == 0
-    assert skills_of(made.told(3, [1, 2, 3, 9])) == [
-        *[["look above the door"]] * 3,
-        ["look below the mat for the key", "look above the door"],
-    ]
+    both = ["look below the mat for the key", "look above the door"]
+    assert skills_of(made.told(3, [1, 2, 4, 9])) == [both[1:], both, both[:1], both]
 
 
 def test_a_skill_without_words_is_one_however_often_it_is_written():

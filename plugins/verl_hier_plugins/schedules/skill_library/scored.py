@@ -19,6 +19,7 @@ from verl_hier.host.constraints import Count, CountOrZero, ZeroToOne
 from verl_hier.training.schedule import Phase, Schedule
 from verl_hier_plugins.schedules.skill_library.entries import (
     Skill,
+    for_task,
     key_of,
     one_line,
     read_in,
@@ -122,9 +123,8 @@ class ScoredSkills(Schedule):
         return sorted(filter(self.counts, self._skills.values()), key=lambda skill: -skill.score)
 
     def _chosen(self, known: Sequence[ScoredSkill], tried: Sequence[ScoredSkill], task: int) -> list[str]:
-        own = {skill.text for skill in (*known, *tried) if task == skill.task or task in skill.again}
-        trial = [skill.text for skill in tried if skill.text not in own][: self._options.trial]
-        sure = [skill.text for skill in known if skill.text not in own]
+        trial = [skill.text for skill in for_task(tried, task)][: self._options.trial]
+        sure = [skill.text for skill in for_task(known, task)]
         return [*sure[: max(self._options.told - len(trial), 0)], *trial][: self._options.told]
 
     def table_ready(self, table: TurnTable, step: int) -> dict[str, float]:
