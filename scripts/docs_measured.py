@@ -125,6 +125,21 @@ def learning(name: str) -> Iterator[str]:
     yield from made[name](panel, groups) if name in made else tables.on_the_way(panel, cells)
 
 
+def self_imitation(part: str) -> Iterator[str]:
+    """What `scripts/bench/self_imitation.py` has measured: `learned` or `aged`."""
+    file = DOCS / "self_imitation.json"
+    if not file.is_file():
+        yield "Not measured yet."
+        return
+    measured, bench = json.loads(file.read_text(encoding="utf-8")), _bench("self_imitation")
+    if part == "learned":
+        worlds = (f"`{world}`" for world in bench.LEARNED)
+        yield from table(("", *worlds, "optimiser steps"), *bench.learned_table(measured))
+        return
+    names = (f"{which} rows, {said}" for which in bench.CHOSEN for said in ("clipped", "with the ratio", "without"))
+    yield from table(("world", "age", "distance", "outside", *names), *bench.aged_table(measured))
+
+
 def _bench(name: str) -> ModuleType:
     """A module of the benchmarks."""
     sys.path.insert(0, str(Path(__file__).parent / "bench"))
@@ -135,6 +150,7 @@ BLOCKS = {
     "cold_starts": cold_starts,
     "learning": learning,
     "real_model": real_model,
+    "self_imitation": self_imitation,
     "updates": updates,
     "viewer": viewer,
     "worlds": worlds,

@@ -91,6 +91,15 @@ class TrainerExtension:
             metrics: to which those of the extension are added.
         """
 
+    def after_update(self, batch: Any, step: TrainingStep, metrics: dict[str, Any]) -> None:
+        """Train the actor on something else than the step, or keep some of it; verl has updated the actor.
+
+        Args:
+            batch: rows of the step, with the request of the update in `extra_info`.
+            step: its rows and turn table, credited.
+            metrics: to which those of the extension are added.
+        """
+
     @property
     def server_managers(self) -> list[Any]:
         """Managers of rollout servers beside verl's own."""

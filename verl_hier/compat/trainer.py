@@ -170,6 +170,9 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
             updated, batch.extra_info = batch.extra_info, asked
             self._read_losses(batch)
             batch.extra_info = updated
+        assert self._step is not None
+        for extension in self.extensions:
+            extension.after_update(batch, self._step, metrics)
         return batch
 
     def _read_losses(self, batch: Any) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from verl_hier.lab.imitation import Imitation
 from verl_hier.lab.methods import Method
 from verl_hier.lab.steps import Steps
 from verl_hier.lab.update import Adam, loss_gradient
 from verl_hier.lab.world import World
+from verl_hier.training.options import SelfImitationOptions
 
 POINTS = 20
 """Points of a curve."""
@@ -52,12 +54,29 @@ class Curve:
         return asdict(self)
 
 
-def learn(world: World, method: Method, seed: int, setting: Setting) -> Curve:
-    """One run from a policy that chooses at random; the same arguments give the same curve."""
+def learn(
+    world: World,
+    method: Method,
+    seed: int,
+    setting: Setting,
+    imitation: SelfImitationOptions | None = None,
+    corrected: bool = True,
+) -> Curve:
+    """One run from a policy that chooses at random; the same arguments give the same curve.
+
+    Args:
+        world: where.
+        method: how.
+        seed: of the run.
+        setting: how long and how fast.
+        imitation: of good episodes of earlier steps, behind each step's own update; they cost no turns.
+        corrected: see `Imitation`.
+    """
     steps = Steps(world, method, setting.tasks, seed)
     logits = np.zeros(world.legal.shape)
     adam, loss = Adam(setting.rate), method.loss
     found: dict[str, list[Any]] = {"turns": [], "regret": [], "solved": []}
+    imitating = None if imitation is None else Imitation(world, imitation, loss.clip, seed, corrected)
     played = updates = 0
 
     def note(policy: Any) -> None:
@@ -74,6 +93,9 @@ def learn(world: World, method: Method, seed: int, setting: Setting) -> Curve:
         for _ in range(loss.epochs):
             logits = adam.step(logits, loss_gradient(world, logits, batch, weighted, old, loss.clip))
             updates += 1
+        if imitating is not None:
+            logits, more = imitating.update(logits, adam, batch, weighted)
+            updates += more
         if played >= len(found["turns"]) * setting.turns / POINTS:
             note(world.policy(logits))
     return Curve(found["turns"], found["regret"], found["solved"], updates)

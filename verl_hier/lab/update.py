@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verl_hier.credit import Credit
 from verl_hier.graph.turn_table import TurnTable
-from verl_hier.lab.rollouts import Batch
 from verl_hier.lab.world import World
 
 Array = NDArray[Any]
 WeightBy = Literal["sum", "token", "episode"]
+
+
+class Played(Protocol):
+    """Turns that an earlier policy has played."""
+
+    @property
+    def state(self) -> Array:
+        """(T,) state before each turn."""
+
+    @property
+    def action(self) -> Array:
+        """(T,) what was chosen."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ def advantages(table: TurnTable, credit: Credit, weight_by: WeightBy) -> Array:
     return found
 
 
-def loss_gradient(world: World, logits: Array, batch: Batch, weighted: Array, old: Array, clip: float) -> Array:
+def loss_gradient(world: World, logits: Array, batch: Played, weighted: Array, old: Array, clip: float) -> Array:
     """(S, A) gradient of the negative clipped loss, so that an optimiser goes up along it.
 
     Args:

@@ -237,6 +237,8 @@ def _further(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
         yield "second model", f"process_reward  {_options(hier.process_reward)}".rstrip()
     if hier.replay is not None:
         yield "second model", f"replay  {_options(hier.replay)}".rstrip()
+    if hier.self_imitation is not None:
+        yield "self-imitation", _options(hier.self_imitation) or "with its defaults"
     for name, probe in recipe.probes.items():
         yield f"probe {name}", _options(probe.options) or "with its defaults"
     for name, teacher in hier.teachers.items():

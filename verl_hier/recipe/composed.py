@@ -22,7 +22,7 @@ from verl_hier.rollout.rewards import Reward
 
 EXTENDING = (
     *("hier.value_heads", "hier.replay", "hier.process_reward", "hier.probes", "hier.teachers"),
-    *("hier.update.max_kl", "actor_rollout_ref.model.lora_rank"),
+    *("hier.self_imitation", "hier.update.max_kl", "actor_rollout_ref.model.lora_rank"),
 )
 """Lines and blocks that have no effect without a trainer extension."""
 

@@ -27,6 +27,7 @@ from verl_hier.training.options import (
     ProcessRewardOptions,
     RefillOptions,
     ReplayOptions,
+    SelfImitationOptions,
     TeacherOptions,
     UpdateOptions,
 )
@@ -231,6 +232,8 @@ class HierConfig:
     """A second model that learns beside the policy and rewards its turns; null: none. See docs/process_reward.md."""
     replay: ReplayOptions | None = None
     """A critic of whole turns that also learns from earlier batches; null: none. See docs/replay.md."""
+    self_imitation: SelfImitationOptions | None = None
+    """Good episodes of earlier steps, on which the policy trains again; null: none. See docs/self_imitation.md."""
     teachers: Mapping[str, TeacherOptions] = field(default_factory=dict)
     """Models by name to whose probabilities the turns of roles are drawn, beside their credit. See docs/teachers.md."""
     policies: Mapping[str, PolicyOptions] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from verl_hier.credit import WeightBy
 from verl_hier.graph.rows import SharedPrefix
-from verl_hier.host.constraints import AboveZeroToOne, AtLeastOne, Count, NonNegative, Positive, ZeroToOne
+from verl_hier.host.constraints import AboveZeroToOne, AtLeastOne, Count, CountOrZero, NonNegative, Positive, ZeroToOne
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,43 @@ class ReplayOptions:
     """How far the copy from which targets come moves towards the critic after each optimiser step."""
     baseline: bool = False
     """Whether a fifth head predicts the advantage in front of every token (`tokens.baseline`)."""
+
+
+@dataclass(frozen=True)
+class SelfImitationOptions:
+    """Good episodes of earlier steps, on which the policy trains again; see docs/self_imitation.md."""
+
+    rows: Count = 2048
+    """Kept rows that the policy trains on at a time, at most; they are drawn at random."""
+    fill: NonNegative = 1.5
+    """How many good rows there must be before they train: more than this times `rows`. Then all leave."""
+    limit: Count = 8192
+    """Rows that are kept at most, in the memory of the trainer and in each checkpoint; the oldest leave."""
+    max_age: Count = 5
+    """Steps after which a row leaves; an older one never trains."""
+    baselines: Count = 10_240
+    """Groups whose mean returns have the median from which advantages are reckoned anew; whole steps leave."""
+    credit: Literal["recalibrated", "kept"] = "recalibrated"
+    """`recalibrated`: the return of the row's episode minus that median, for each of its tokens, where it is above 0;
+    `kept`: the credit that its tokens had in their own step."""
+    scale: Literal["none", "std"] = "none"
+    """What a recalibrated advantage is divided by: nothing, or the median standard deviation of the returns of the
+    groups."""
+    weight: Positive = 1.0
+    """What the loss of kept rows counts beside that of a step's own."""
+    warmup: CountOrZero = 200
+    """Steps over which `weight` rises from 0 as half a cosine."""
+
+    def __post_init__(self) -> None:
+        if self.limit <= self.fill * self.rows:
+            raise ValueError(
+                f"limit must be above fill * rows = {self.fill * self.rows:g}, or kept rows never train; "
+                f"got {self.limit}"
+            )
+        if self.credit == "kept" and self.scale != "none":
+            raise ValueError(
+                f"scale is for recalibrated advantages; with credit: kept it must be none, got {self.scale!r}"
+            )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ def hier_trainer_extensions() -> list[TrainerExtensionSpec]:
         TrainerExtensionSpec(
             "process_reward", "hier.process_reward", lazy("verl_hier.beside.process_reward:ProcessReward")
         ),
+        TrainerExtensionSpec(
+            "self_imitation", "hier.self_imitation", lazy("verl_hier.beside.self_imitation:SelfImitation")
+        ),
         TrainerExtensionSpec("teachers", "hier.teachers", lazy("verl_hier.beside.teachers:Teachers")),
         TrainerExtensionSpec("probes", "hier.probes", lazy("verl_hier.beside.probes:Probes")),
         TrainerExtensionSpec("kl_limit", "hier.update.max_kl", lazy("verl_hier.beside.actor_workers:KlLimit")),

@@ -32,6 +32,7 @@ from verl_hier.recipe.checks import (
     roles,
     rows,
     sampling,
+    self_imitation,
     tasks,
     world,
 )
@@ -42,7 +43,7 @@ from verl_hier.recipe.policies import PolicyOptions
 from verl_hier.recipe.sharing import ExpectedSharing, expected_sharing
 from verl_hier.rollout import Limits
 from verl_hier.rollout.entropy import EntropyOptions
-from verl_hier.training.options import ProcessRewardOptions, ReplayOptions
+from verl_hier.training.options import ProcessRewardOptions, ReplayOptions, SelfImitationOptions, TeacherOptions
 from verl_hier.training.schedule import Phase
 
 CRITIC = {"critic.enable": True, "algorithm.adv_estimator": "grpo"}
@@ -115,6 +116,28 @@ def test_a_replay_is_read_and_alone() -> None:
     refuses(check, "does not read 'q1'", replay, **estimator(requires=()))
     for beside in ({"hier.value_heads": {"low": 1.0}}, {"hier.process_reward": ProcessRewardOptions()}):
         refuses(check, "has heads of its own", {**replay, **beside}, **reads)
+
+
+def test_kept_rows_stand_beside_what_they_can() -> None:
+    check = self_imitation.check_self_imitation
+    fine = {
+        "hier.self_imitation": SelfImitationOptions(),
+        **{"trainer.v1.trainer_mode": "hier_sync", "hier.teachers": {}, "hier.policies": {}},
+        **{ACTOR + "use_kl_loss": False, ACTOR + "policy_loss.loss_mode": "clip_cov", **WITHOUT},
+    }
+    passes(check, fine, name="spear_alfworld")
+    passes(check, {**fine, "hier.self_imitation": None, ACTOR + "use_kl_loss": True}, name="spear_alfworld")
+    for line, given, words in (
+        ("trainer.v1.trainer_mode", "hier_separate_async", "sampled by older policies"),
+        ("critic.enable", True, "have no values"),
+        ("hier.teachers", {"t": TeacherOptions("m")}, "not asked about kept rows"),
+        ("hier.update.max_kl", 0.1, "moved by design"),
+        (ACTOR + "use_kl_loss", True, "reference policy"),
+        (ACTOR + "policy_loss.loss_mode", "geo_mean", "each token by a weight"),
+        (ACTOR + "policy_loss.loss_mode", "gpg", "no ratio"),
+    ):
+        refuses(check, words, {**fine, line: given}, name="spear_alfworld")
+    refuses(check, "roles that do not learn", fine)
 
 
 def test_a_process_reward_is_read_in_the_place_of_a_critic() -> None:
@@ -990,6 +1013,8 @@ def test_what_learns_beside_the_parts_is_listed() -> None:
     assert said({ACTOR + "use_kl_loss": True}) == {"reference": "a frozen copy of the policy's first weights"}
     assert said({"hier.replay": ReplayOptions(transitions=7)})["second model"] == "replay  transitions=7"
     assert said({"hier.process_reward": ProcessRewardOptions()})["second model"] == "process_reward"
+    kept = said({"hier.self_imitation": SelfImitationOptions(max_age=3)})
+    assert kept == {"self-imitation": "max_age=3"}
     assert said({"hier.probes": {"feedback": {}}}) == {"probe feedback": "with its defaults"}
     assert said({"actor_rollout_ref.model.lora_rank": 8}) == {"adapter": "of rank 8, which every role shares"}
 

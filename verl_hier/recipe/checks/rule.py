@@ -24,6 +24,7 @@ TOPICS = (
         "roles",
         "policies",
         "teachers",
+        "self_imitation",
         "sampling",
     ),
     *("tasks", "rows", "tools", "prompts", "resources", "updates", "places", "engine", "unread"),
