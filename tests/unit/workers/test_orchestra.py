@@ -240,6 +240,16 @@ def test_calls_hand_answers_on(play: Any) -> None:
     assert [node.segment for node in nodes] == [0, *[0] * 5, 1] and {node.plan for node in nodes[1:]} == {0}
 
 
+def test_a_role_with_tools_acts_until_it_has_an_answer(play: Any) -> None:
+    roles = {**ROLES, "SearchAgent": {"turns": 4}}
+    played = play(["SearchAgent", "search x", *tagged("found 42")], tries=3, roles=roles)
+    assert played.told == ["search x", "found 42"], "its answer is no action of its own, but the team's"
+    assert played.agents == ["designer", "SearchAgent", "SearchAgent"]
+    texts = ["a = SearchAgent('who'); CoTAgent('is it', a)", "search x", *tagged("found it", "42")]
+    played = play(texts, tries=3, roles=roles)
+    assert played.told == ["search x", "42"] and played.prompts[-1].startswith("ask CoTAgent: is it\nfound it")
+
+
 # ---- the designer's own answer, and plans that are revised -----------------------------------------------------------
 
 

@@ -200,7 +200,7 @@ class Execution:
             turn.set_speaker("executor", agent=role.name)  # a shared context has no agent of its own
             self._last, self._accepted = turn, True
             said = Said(role.name, turn.text[:MESSAGE_CHARACTERS], turn, True)
-            if not role.tools and self._options.answer_tag is not None:
+            if self._options.answer_tag is not None and (not role.tools or self._answers(turn)):
                 said = Said.of(self._options, role.name, turn)
                 self._accepted = said.sound
             self._result, self._texts[role.name], self._turns[role.name] = said, said.text, turn
@@ -232,7 +232,7 @@ class Execution:
         """Carry out a turn; True when the call ends with it."""
         if await self._deliver(turn):
             return True
-        if role.tools and self._options.done_word in turn.text:
+        if role.tools and (self._options.done_word in turn.text or self._answers(turn)):
             return True
         action = parse_action(turn.text, self._options.action_tag)
         if not role.tools and (action is None or self._options.action_tag is None):
@@ -247,6 +247,11 @@ class Execution:
         self._accepted = self._step.valid
         self._observe(context, "observation_prompt", known, turns)
         return False
+
+    def _answers(self, turn: Turn) -> bool:
+        """Whether a turn has an answer for others, which ends the call."""
+        tag = self._options.answer_tag
+        return tag is not None and bool(parse_action(turn.text, tag))
 
     async def _deliver(self, turn: Turn) -> bool:
         """Whether this turn hands the work in."""

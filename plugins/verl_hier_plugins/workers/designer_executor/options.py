@@ -132,8 +132,8 @@ class DesignerExecutorOptions:
     action_tag: str | None = None
     """When set, an executor's action is the text inside <tag>…</tag>."""
     answer_tag: str | None = None
-    """When set, what an executor without tools says to others is the text inside <tag>…</tag>; omitted: its whole
-    turn."""
+    """When set, what an executor says to others is the text inside <tag>…</tag>, with which one that has tools ends its
+    call; omitted: its whole turn."""
     answer_action: str | None = None
     """The action that what the last call says makes in the environment, with {content}; omitted: executors with tools
     act themselves."""
