@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
@@ -336,6 +336,16 @@ class EpisodeView:
             return await self._rollout.likelihood(prompt, tokens, context.policy) if tokens else -math.inf
 
         return list(await asyncio.gather(*map(one, texts)))
+
+    async def once(self, about: Sequence[str], ask: Callable[[], Awaitable[float]]) -> float:
+        """A number that somebody outside of the rollout says, such as a served model. It is asked for once and stored
+        with the task, so that forks and replays hear the same.
+
+        Args:
+            about: the texts that it is about.
+            ask: asks for it.
+        """
+        return await self._rollout.once([without_halves(text) for text in about], ask)
 
     async def tokens_of(self, context: Context, text: str) -> int:
         """How many tokens a text has behind what a context holds, without those of a message around it."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -80,7 +80,7 @@ class Request:
         sampling: temperature, top-p and top-k of the recipe.
         unfinished: episodes of the task that earlier steps have left unfinished.
         told: what the schedule tells the workers of this task, JSON-able; see `Schedule.told`.
-        likelihoods: answers to `EpisodeView.likelihoods` that are known already, in a replay.
+        likelihoods: answers to `EpisodeView.likelihoods` and `EpisodeView.once` that are known already, in a replay.
         searches: an evaluation in which the recipe's sampler decides which episodes exist, within the budget of the
             recipe; otherwise those of evaluations are independent of each other.
     """
@@ -227,7 +227,7 @@ class TaskRollout:
         self.earlier_rewards: list[EarlierReward] = []
         self.without_word: list[EpisodeRecord] = []
         self._first: asyncio.Task[tuple[EnvironmentHandle, StepResult]] | None = None
-        self._asked: dict[str, asyncio.Task[Scored]] = {}
+        self._asked: dict[str, asyncio.Future[float]] = {}
 
     def policy(self, name: str) -> Policy:
         """A policy by name.
@@ -283,17 +283,28 @@ class TaskRollout:
         return await self.policy(policy).score(prompt, tokens, self.conversation, top)
 
     async def likelihood(self, prompt: list[int], tokens: list[int], policy: str) -> float:
-        """Mean log p of some tokens after a prompt.
+        """Mean log p of some tokens after a prompt, asked for once; see `once`."""
 
-        The policy is asked once, and its answer is stored with the request: all episodes of the task, their forks and
-        replays are told the same, whatever the weights are by then.
+        async def mean() -> float:
+            logprobs = (await self.score(prompt, tokens, policy=policy)).logprobs
+            return sum(logprobs) / len(logprobs)
+
+        return await self.once([policy, prompt, tokens], mean)
+
+    async def once(self, about: Sequence[Any], ask: Callable[[], Awaitable[float]]) -> float:
+        """A number that is asked for once, and stored with the request: all episodes of the task, their forks and
+        replays are told the same, whatever would be said by then.
+
+        Args:
+            about: what the number is about, JSON-able.
+            ask: gets it.
         """
-        name = hashlib.blake2b(json.dumps([policy, prompt, tokens]).encode(), digest_size=8).hexdigest()
+        name = hashlib.blake2b(json.dumps(about).encode(), digest_size=8).hexdigest()
         if name not in self.graph.request.get("likelihoods", {}):
             if name not in self._asked:
-                self._asked[name] = asyncio.ensure_future(self.score(prompt, tokens, policy=policy))
-            logprobs = (await asyncio.shield(self._asked[name])).logprobs
-            self.graph.request.setdefault("likelihoods", {})[name] = sum(logprobs) / len(logprobs)
+                self._asked[name] = asyncio.ensure_future(ask())
+            said = await asyncio.shield(self._asked[name])
+            self.graph.request.setdefault("likelihoods", {})[name] = said
         found: float = self.graph.request["likelihoods"][name]
         return found
 

@@ -1,19 +1,21 @@
-"""A client of an endpoint with OpenAI's chat completions, such as vLLM, SGLang or a hosted model."""
+"""A client of an endpoint with OpenAI's chat completions or embeddings, such as vLLM, SGLang or a hosted model."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from verl_hier.errors import HierError, RolloutError, first_line
 from verl_hier.http_clients import TooLarge, httpx_options
 from verl_hier.text import repaired, without_halves
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PAUSE_S = 60.0
 """Longest pause before another try: the client waits as long as a server asks for, up to this."""
@@ -37,7 +39,8 @@ class Answer:
 
 
 class ChatClient:
-    """Asks one served model for chat completions; one client serves any number of coroutines of one event loop.
+    """Asks one served model for chat completions or embeddings; one client serves any number of coroutines of one event
+    loop.
 
     An address that is wrong shows before the first good answer. What an endpoint does later, such as a status or a body
     that is no answer, is its own failure and costs one answer.
@@ -103,12 +106,27 @@ class ChatClient:
             RolloutError: when the endpoint has not answered a request yet and cannot be reached, does not serve the
                 model, or says what is no chat completion; and when it is gone.
         """
+        return await self._heard(self._said(messages, parameters), _read, "chat completions", "choices")
+
+    async def embed(self, text: str) -> list[float] | None:
+        """The embedding of a text, or None when the endpoint gives none; otherwise as `ask`."""
+        return await self._heard(self._embedded(text), _vector, "embeddings", "embeddings")
+
+    async def _heard(self, asked: Awaitable[Any], read: Callable[[Any], T | None], what: str, parts: str) -> T | None:
+        """What the endpoint says, read; see `ask`.
+
+        Args:
+            asked: the request.
+            read: reads the answer; None for one without its `parts`.
+            what: what the endpoint is to speak, for errors.
+            parts: as they are called in an answer.
+        """
         try:
             # The client's own limit is one of each part of an answer, whose parts need not end.
-            said = await asyncio.wait_for(self._said(messages, parameters), self._patience_s)
+            said = await asyncio.wait_for(asked, self._patience_s)
         except (self._openai.APIConnectionError, asyncio.TimeoutError) as error:
             if isinstance(error.__cause__, TooLarge):  # of older releases of the client
-                self._missed(f"does not speak chat completions: {error.__cause__}", wrong=True)
+                self._missed(f"does not speak {what}: {error.__cause__}", wrong=True)
                 return None
             self._unheard += 1
             why = f"does not answer ({first_line(error)}); check the address"
@@ -127,16 +145,16 @@ class ChatClient:
             raise
         except (self._openai.OpenAIError, ValueError, AttributeError, TypeError, RecursionError) as error:
             # a body that is no JSON, or another one than the client reads
-            self._missed(f"does not speak chat completions: {first_line(error)}", wrong=True)
+            self._missed(f"does not speak {what}: {first_line(error)}", wrong=True)
             return None
         self._unheard = 0
         try:
-            answer = _read(said)
+            answer = read(said)
         except (AttributeError, TypeError, ValueError) as error:
-            self._missed(f"does not speak chat completions: it says {said!r:.80} ({first_line(error)})", wrong=True)
+            self._missed(f"does not speak {what}: it says {said!r:.80} ({first_line(error)})", wrong=True)
             return None
         if answer is None:
-            self._missed("gives an answer without choices")
+            self._missed(f"gives an answer without {parts}")
             return None
         self._answered = True
         return answer
@@ -146,6 +164,13 @@ class ChatClient:
             self.model = await self._only_model()
         request = {"model": self.model, "messages": repaired(list(messages)), **parameters}
         return await self._client.chat.completions.create(**request)
+
+    async def _embedded(self, text: str) -> Any:
+        if not self.model:
+            self.model = await self._only_model()
+        # The package would ask for bytes in base64 otherwise, which not all servers know.
+        said = without_halves(text)
+        return await self._client.embeddings.create(model=self.model, input=said, encoding_format="float")
 
     def _missed(self, why: str, *, fatal: bool = False, wrong: bool = False) -> None:
         """Say why there is no answer, once for each reason.
@@ -194,6 +219,20 @@ def _read(said: Any) -> Answer | None:
         stopped_by=getattr(choice, "stop_reason", None),
         tokens=getattr(usage, "completion_tokens", None),
     )
+
+
+def _vector(said: Any) -> list[float] | None:
+    """The numbers of an embedding; None for an answer without one.
+
+    Raises:
+        AttributeError, TypeError, ValueError: for what is no embedding.
+    """
+    if not said.data:
+        return None
+    numbers = [float(number) for number in said.data[0].embedding]
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ValueError("an embedding has finite numbers")
+    return numbers
 
 
 def _text(content: Any) -> str:

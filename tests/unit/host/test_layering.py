@@ -58,8 +58,9 @@ LAYERS = {
 }
 # The upper floor: plugged into the rooms below, which do without it.
 UPPER = ("beside", "coldstart", "engines", "lab", "local_sandbox", "runtime_cpu", "viewer")
+# `served`: a worker may ask another model than its policy, such as one that embeds texts.
 OPEN_TO_PLUGINS = {
-    *("graph", "credit", "rollout", "environments", "sandbox", "training"),
+    *("graph", "credit", "rollout", "environments", "sandbox", "served", "training"),
     *("hookspecs", "host.constraints", "host.lazy", "host.specs", "errors", "http_clients", "text"),
 }
 # A policy loss has verl's signature and must sum up as verl does; it runs in verl's workers.

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.rollout.test_embedder import Embeddings, letters
 from verl_hier.environments.base import Environment, StepResult
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
@@ -213,3 +214,21 @@ def test_a_cold_start_shows_how_to_ask():
     assert WORKER.transcribe(options, episode) == [
         *("<ask>open the door</ask>", "<act>look</act>", "<act>turn 7</act>", "<skill>look turn</skill>")
     ]
+
+
+def test_embeddings_of_an_endpoint_choose_and_are_asked_for_once():
+    with Embeddings(letters) as endpoint:
+        options = {"read": "turn", "select": "embeddings", "endpoint": endpoint.url, "endpoint_model": "m", "gate": 0.9}
+        graph = play({**options, "most": 1, "query": "{observation}"}, ["caab", "bbb"], "look", "turn 7")
+        asked = [request["input"] for request in endpoint.requests]
+    # "a lock of brass" has two a, one b and one c; the replay in `play` has asked nothing.
+    assert prompts(graph)[1] == "[caab] a lock of brass" and sorted(asked) == [
+        "a door",
+        "a lock of brass",
+        "bbb",
+        "caab",
+    ]
+    assert len(graph.request["likelihoods"]) == 4
+    for wrong in ({"select": "embeddings"}, {"select": "words", "endpoint": "http://x"}):
+        with pytest.raises(ValueError, match="go together"):
+            SkillsOptions(**wrong)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from verl_hier.environments.question_rows import answers_of
 from verl_hier.rollout import Context, EpisodeView
+from verl_hier.served.embedder import Embedder
+from verl_hier_plugins.workers.proposer_solver_judge.guards import READ
 from verl_hier_plugins.workers.skills.choice import by_bm25, by_share, by_words, shares_of
 from verl_hier_plugins.workers.skills.options import SkillsOptions
 from verl_hier_plugins.workers.skills.texts import tells
@@ -43,6 +47,8 @@ class Library:
             numbers = by_bm25(query, skills)
         elif options.select == "words":
             numbers = by_words(query, skills, options.gate)
+        elif options.select == "embeddings":
+            numbers = by_share(await self._likenesses(query[:READ], skills), options.gate)
         else:
             likely = await self._episode.likelihoods(context, skills)
             numbers = by_share(shares_of(likely, options.temperature), options.gate)
@@ -52,3 +58,15 @@ class Library:
         while found and await self._episode.tokens_of(context, "\n".join(found)) > options.most_tokens:
             found.pop()
         return found
+
+    async def _likenesses(self, query: str, skills: Sequence[str]) -> list[float]:
+        """How alike each skill is to a query by the embeddings of the endpoint."""
+        options = self._options
+
+        async def one(skill: str) -> float:
+            embedder = Embedder.of(options.endpoint, options.endpoint_model, "hier.worker.endpoint")
+            return await embedder.likeness(query, skill)
+
+        return list(
+            await asyncio.gather(*(self._episode.once((query, skill), partial(one, skill)) for skill in skills))
+        )

@@ -57,9 +57,15 @@ class SkillsOptions:
     query: str = "{instruction}"
     """What is looked up, a template: {observation} for what is before the agent now. An agent that asks says it
     itself."""
-    select: Literal["likelihood", "words", "bm25"] = "likelihood"
+    select: Literal["likelihood", "words", "bm25", "embeddings"] = "likelihood"
     """How skills are chosen: by how `likelihood` the policy finds their text behind the task, by the share of `words`
-    that they have in common with the query, or by `bm25`, which weighs rare words more."""
+    that they have in common with the query, by `bm25`, which weighs rare words more, or by the `embeddings` of an
+    `endpoint`."""
+    endpoint: str = ""
+    """Base of an OpenAI-compatible endpoint with embeddings, such as `http://host:8081/v1`; its key is in the variable
+    OPENAI_API_KEY."""
+    endpoint_model: str = ""
+    """Name of the model there; empty for the only one."""
     most: Count = 1
     """Skills that are shown at once."""
     most_tokens: Count = 512
@@ -67,8 +73,8 @@ class SkillsOptions:
     temperature: Positive = 1.0
     """Of the softmax over the mean log-probs of the skills."""
     gate: ZeroToOne = 0.35
-    """Least share of a skill, or of its words in common with the query; one below it is not shown. With `bm25` those
-    are not shown that have no word in common."""
+    """Least share of a skill, or of its words in common with the query, or least cosine of embeddings; one below it is
+    not shown. With `bm25` those are not shown that have no word in common."""
     explore: ZeroToOne = 0.1
     """Chance that any others are shown in their place, in training."""
     conclude: ZeroToOne = 0.25
@@ -93,9 +99,11 @@ class SkillsOptions:
                 raise ValueError(f"{name} and answer_tag must differ, and both are {tag!r}")
         if self.select == "likelihood" and (self.read != "task" or CONCLUDER in self.readers):
             raise ValueError(
-                "select: likelihood judges skills by the task before its first turn; take `bm25` or `words` with "
-                "`read: turn`, with `read: asked` and for a concluder who reads"
+                "select: likelihood judges skills by the task before its first turn; take another with `read: turn`, "
+                "with `read: asked` and for a concluder who reads"
             )
+        if (self.select == "embeddings") != bool(self.endpoint):
+            raise ValueError("select: embeddings and an endpoint go together: name both, or neither")
         if self.select == "bm25" and find_spec("bm25s") is None:
             raise ValueError("select: bm25 needs the package bm25s; pip install 'verl-hier[search]', or take `words`")
 
