@@ -91,6 +91,19 @@ def worlds() -> Iterator[str]:
     yield from ("", f"Measured on {measured['machine']}.")
 
 
+def durations(part: str) -> Iterator[str]:
+    """A part of what `scripts/bench/durations.py` has measured."""
+    file = DOCS / "durations.json"
+    measured = json.loads(file.read_text(encoding="utf-8")).get(part) if file.is_file() else None
+    if measured is None:
+        yield "Not measured yet."
+        return
+    yield from table(*_bench("durations").rows(part, measured))
+    about = measured["about"]
+    where = "" if part == "lab" else f" {about['machine']}, verl {about['verl']},"
+    yield from ("", f"Measured with `python scripts/bench/durations.py {part}`,{where} {about['date']}.")
+
+
 def real_model() -> Iterator[str]:
     """What `tests/e2e/test_real_model.py` has measured."""
     file = DOCS / "real_model.json"
@@ -148,6 +161,7 @@ def _bench(name: str) -> ModuleType:
 
 BLOCKS = {
     "cold_starts": cold_starts,
+    "durations": durations,
     "learning": learning,
     "real_model": real_model,
     "self_imitation": self_imitation,

@@ -1,9 +1,10 @@
-"""The asynchronous trainers: HiMAC through verl's `colocate_async` and `separate_async` with our mixin."""
+"""The asynchronous trainers, verl's `colocate_async` and `separate_async` with our mixin: HiMAC, and slow tasks."""
 
 from __future__ import annotations
 
 import pytest
 
+from verl_hier.graph import read_graphs
 from verl_hier.recipe.compose import overridden
 
 MODES = {
@@ -39,3 +40,47 @@ def test_rows_and_credit_arrive_whatever_the_trainer(train, examples, mode):
     assert all(share <= 1 for share in run.metric("hier/groups/singleton_share"))
     assert run.metric("hier/role_median/kept_share") == [1, 1]
     assert max(run.metric("actor/grad_norm")) > 0
+
+
+SLOW = [
+    "hier.environment={name: dawdling}",
+    "hier.rollout.time_limit_s=600",
+    # One task replaces one that verl drops.
+    "data.gen_batch_size=1",
+    "trainer.v1.sampler.max_off_policy_threshold=2",
+]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("hier_colocate_async", marks=pytest.mark.long),
+        pytest.param("hier_separate_async", marks=pytest.mark.slow),
+    ],
+)
+def test_slow_tasks_are_trained_in_their_turn(train, mode):
+    """Every fourth task ends after two that were launched later, and a run that is continued goes on in the order."""
+    overrides = [f"trainer.v1.trainer_mode={mode}", *SLOW, *MODES[mode], "hier.launch_order={}", "trainer.save_freq=3"]
+    runs = [train("grpo_bytes", overridden([*overrides, f"trainer.total_training_steps={last}"])) for last in (3, 5)]
+    assert [run.code for run in runs] == [0, 0], runs[-1].log[-3000:]
+    first, rest = runs
+    # A task earns its number, and nobody has overtaken anybody: the steps have trained 0 and 1, 2 and 3, and so on.
+    steps = [*first.steps, *rest.steps]
+    assert [step["hier/episodes/return_mean"] for step in steps] == [0.5, 2.5, 4.5, 6.5, 8.5]
+    assert {step["hier/durations/overtaken_max"] for step in steps} == {0}
+    assert first.metric("hier/durations/steps_max") == [0, 1, 1]
+    assert not first.metric("hier/durations/dropped_s")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_without_an_order_slow_tasks_are_dropped(train, tmp_path, mode):
+    """The same tasks by verl's rules, of which the metrics tell."""
+    store = tmp_path / "graphs"
+    overrides = [f"trainer.v1.trainer_mode={mode}", *SLOW, *MODES[mode], f"hier.store.path={store}"]
+    run = train("grpo_bytes", overridden([*overrides, "trainer.total_training_steps=4"]))
+    assert run.code == 0, run.log[-3000:]
+    trained = [graph.task["index"] for step in sorted(store.glob("step_*")) for graph in read_graphs(step)]
+    assert len(trained) >= 8 and not [task for task in trained if task % 4 == 3 and task < 8]
+    assert max(run.metric("hier/durations/overtaken_max")) > 0
+    assert max(run.metric("hier/durations/dropped_s")) > 1 > run.metric("hier/durations/ratio")[-1]

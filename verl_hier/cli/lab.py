@@ -24,6 +24,7 @@ class Question(str, Enum):
     worlds = "worlds"
     run = "run"
     bias = "bias"
+    durations = "durations"
     recommend = "recommend"
 
 
@@ -64,7 +65,7 @@ def lab(
     worlds: Annotated[str, typer.Option(help="Worlds: a,b,c, or all.")] = "",
     seeds: Annotated[int, whole("Runs of each method in each world.")] = 30,
     budget: Annotated[str, typer.Option(help="turns=N, calls=N or tokens=N; all the same here.")] = "turns=40000",
-    batches: Annotated[int, whole("Batches for `bias`.", least=20)] = 2000,
+    batches: Annotated[int, whole("Batches for `bias`, steps for `durations`.", least=20)] = 2000,
     quick: Annotated[bool, typer.Option("--quick", help="3 worlds, 6 methods, 5 seeds.")] = False,
     horizon: Annotated[Horizon, typer.Option(help="For `recommend`: length of the tasks.")] = Horizon.long,
     reward: Annotated[Reward, typer.Option(help="For `recommend`: the reward.")] = Reward.sparse,
@@ -86,6 +87,8 @@ def lab(
         _run(host, plugins, methods, worlds, seeds, _turns(budget), quick, out, plot)
     elif question is Question.bias:
         _bias(host, methods, worlds, batches)
+    elif question is Question.durations:
+        _durations(batches)
     else:
         _recommend(host, horizon, reward, agents, fork_cost is ForkCost.low)
 
@@ -178,6 +181,14 @@ def _bias(host: PluginHost, methods: str, worlds: str, batches: int) -> None:
             rows.append((name, *numbers, by_role, f"{100 * found.silent:.0f} %"))
         head = ("method", "bias", "95 % interval", "", "noise a turn", "by role", "silent tasks")
         table(rows, head=head, width=LIST)
+
+
+def _durations(steps: int) -> None:
+    from verl_hier.lab.patience import HEAD, Patience, compared
+
+    world = Patience()
+    heading(f"to persist takes {world.seconds[1]:g} s and pays; {100 * world.slow:.1f} % of the tasks are slow")
+    table(list(compared(world, steps)), head=HEAD, width=LIST)
 
 
 def _recommend(host: PluginHost, horizon: Horizon, reward: Reward, agents: Agents, fork: bool) -> None:

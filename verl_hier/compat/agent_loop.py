@@ -26,7 +26,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl_hier.chat.tools import ToolCounts, task_of_row
 from verl_hier.compat.data_set import parted, score_of
 from verl_hier.compat.examples import example_of
-from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT
+from verl_hier.compat.queue import EXAMPLES, FAULTS, LIGHT, SECONDS, TRAIN
 from verl_hier.compat.runner import runner_of
 from verl_hier.compat.servers.named import NamedPolicies
 from verl_hier.compat.servers.saved import SavedPolicies
@@ -79,8 +79,8 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
         """Roll out one task and publish it; a fatal error reaches the trainer through the `FAULTS` partition."""
-        uid, validate = str(prompt["uid"]), bool(trajectory["validate"])
-        partition = "val" if validate else "train"
+        uid, validate, launched = str(prompt["uid"]), bool(trajectory["validate"]), time.perf_counter()
+        partition = "val" if validate else TRAIN
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         tag: dict[str, Any] = {"status": "failure"}
         texts: Texts = {}
@@ -104,6 +104,7 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
             logger.exception("task %s could not be rolled out", uid)
             await tq.async_kv_put(key=uid, partition_id=FAULTS, tag={"error": text})
         finally:
+            tag[SECONDS] = time.perf_counter() - launched
             await tq.async_kv_put(key=uid, partition_id=partition, tag=tag)
 
     async def _roll_out(

@@ -19,6 +19,12 @@ LIGHT = "hier_light"
 say whether it is of a validation (`validate`), how many `rows` it has, the number of its task (`index`), and, where it
 is trained, what its rows share (`sharing`)."""
 
+TRAIN = "train"
+"""verl's partition of what is trained: tasks under their uid, and rows."""
+
+SECONDS = "seconds"
+"""Tag of a task that has ended: wall seconds since its launch, pauses of the servers included."""
+
 
 def uid_of_row(key: str) -> str:
     """The uid of the task of a row, with which verl lets the row's key begin."""

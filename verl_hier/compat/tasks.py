@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import transfer_queue as tq
@@ -20,20 +20,14 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
 
 from verl_hier.compat.dataset import TASK_FIELDS, NumberedRows
+from verl_hier.compat.launches import LaunchMixin
 from verl_hier.compat.liveness import Liveness
+from verl_hier.compat.queue import TRAIN
 from verl_hier.recipe.checks.updates import without_refill
-from verl_hier.recipe.schema import HierConfig
 from verl_hier.training.curriculum import Curriculum
 from verl_hier.training.refill import Group, StepTasks
 from verl_hier.training.schedule import Schedule
 
-if TYPE_CHECKING:
-    from verl.trainer.ppo.v1 import PPOTrainer as _Base
-else:
-    _Base = object
-
-TRAIN = "train"
-"""verl's partition of the queue."""
 Settle = Callable[[int], tuple[int, dict[str, float]]]
 
 
@@ -69,12 +63,10 @@ class _Telling:
             yield {**batch, "hier_told": np.array([json.dumps(each) for each in told], object)} if told else batch
 
 
-class TaskMixin(_Base):
+class TaskMixin(LaunchMixin):
     """The seams of verl's trainer that draw and sample tasks; see `HierTrainerMixin`."""
 
-    hier: HierConfig
     schedule: Schedule
-    replay_buffer: Any
     val_dataloader: Any
     _curriculum: Curriculum | None = None
     _drawn: dict[str, int]

@@ -26,11 +26,11 @@ from verl_hier.compat.extension import TrainerExtension, jagged
 from verl_hier.compat.liveness import Liveness, lost_actor, storage_units
 from verl_hier.compat.losses import worker_with_losses
 from verl_hier.compat.policies import SeveralPolicies
-from verl_hier.compat.queue import LIGHT, arrived, raise_faults, tags_of, uid_of_row
+from verl_hier.compat.queue import LIGHT, TRAIN, arrived, raise_faults, tags_of, uid_of_row
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
-from verl_hier.compat.tasks import TRAIN, TaskMixin
+from verl_hier.compat.tasks import TaskMixin
 from verl_hier.compat.updates import UpdateMixin
 from verl_hier.compat.validation_success import ValidationMixin
 from verl_hier.errors import RolloutError
@@ -63,7 +63,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_setup`, `_balance_batch`,
     `_compute_values`, `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`,
     `on_validate_begin`, `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
-    `TaskMixin` overrides those that draw and sample tasks, `UpdateMixin` those that decide on mini-batches,
+    `TaskMixin` overrides those that draw, launch and sample tasks, `UpdateMixin` those that decide on mini-batches,
     `ExampleMixin` the one that logs examples of a validation, `ValidationMixin` the one that makes its figures.
     What learns or is asked beside the actor is a `TrainerExtension`.
     """

@@ -24,6 +24,7 @@ from verl_hier.sandbox.scripts import LOCAL
 from verl_hier.training.options import (
     CurriculumOptions,
     GuardOptions,
+    LaunchOrderOptions,
     ProcessRewardOptions,
     RefillOptions,
     ReplayOptions,
@@ -219,6 +220,8 @@ class HierConfig:
     update: UpdateOptions = field(default_factory=UpdateOptions)
     refill: RefillOptions | None = None
     """Exchange of tasks without a signal; null trains every task that was sampled."""
+    launch_order: LaunchOrderOptions | None = None
+    """Whether an asynchronous trainer takes tasks in the order of their launch; null takes what is finished first."""
     curriculum: CurriculumOptions = field(default_factory=CurriculumOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)

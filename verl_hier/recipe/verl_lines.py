@@ -139,9 +139,8 @@ def _loss(name: str) -> Callable[[ComposedRecipe], str]:
 
 
 def _samples(recipe: ComposedRecipe) -> str:
-    return (
-        "" if recipe.hier.refill is None else "hier.refill takes the place of verl's replay buffer; remove one of them"
-    )
+    ours = [name for name in ("refill", "launch_order") if getattr(recipe.hier, name) is not None]
+    return f"hier.{ours[0]} takes the place of verl's replay buffer; remove one of them" if ours else ""
 
 
 def _draws(recipe: ComposedRecipe) -> str:
@@ -183,7 +182,7 @@ READERS: Mapping[str, Reader] = {
     "reference": Reader(_reference, there="a reference policy"),
     **{mode: Reader(_mode(mode), there=f"`trainer.v1.trainer_mode: {ours}`") for mode, ours in MODES.items()},
     **{loss: Reader(_loss(loss), False, f"the policy loss `{loss}`", _ALGORITHMS) for loss in LOSSES},
-    "samples": Reader(_samples, True, "no `hier.refill`"),
+    "samples": Reader(_samples, True, "neither `hier.refill` nor `hier.launch_order`"),
     "draws": Reader(_draws, there="no `hier.refill`"),
     "server": Reader(_server, there="vLLM or SGLang"),
 }

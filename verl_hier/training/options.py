@@ -117,6 +117,16 @@ class RefillOptions:
 
 
 @dataclass(frozen=True)
+class LaunchOrderOptions:
+    """An asynchronous trainer takes tasks in the order in which they were launched; see docs/launch_order.md."""
+
+    late_steps: CountOrZero = 0
+    """Steps by which a task may come after its turn: no more than so many times `data.train_batch_size` tasks that were
+    launched later are trained before it. With 0 a step trains exactly the tasks whose turn it is, and waits for
+    them."""
+
+
+@dataclass(frozen=True)
 class ProcessRewardOptions:
     """A second model in the place of the critic (`critic.model`, `critic.optim`); see docs/process_reward.md."""
 

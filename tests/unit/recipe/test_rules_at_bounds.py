@@ -23,7 +23,7 @@ from verl_hier.recipe.checks.rule import needs_critic, needs_reference, there, v
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.policies import PolicyOptions
 from verl_hier.rollout.budget import BudgetOptions
-from verl_hier.training.options import RefillOptions, ReplayOptions
+from verl_hier.training.options import LaunchOrderOptions, RefillOptions, ReplayOptions
 
 ACTOR, ROLLOUT, DATA = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "data."
 NO_LINE = object()
@@ -594,6 +594,26 @@ def test_tasks_are_exchanged_where_a_step_waits_for_its_own() -> None:
     for n, std in ((2, 0.0), (1, None)):
         passes(check, {**refill, "hier.refill": RefillOptions(limit=2, std_above=std), ROLLOUT + "n": n}, **single)
     refuses(check, "hier.refill.std_above: a task has one episode", {**refill, ROLLOUT + "n": 1}, **single)
+
+
+def test_tasks_come_in_their_turn_where_they_are_sampled_ahead() -> None:
+    check, threshold = updates.check_launch_order, "trainer.v1.sampler.max_off_policy_threshold"
+    order = {"hier.launch_order": LaunchOrderOptions(), "trainer.v1.sampler.max_off_policy_strategy": "drop"}
+    passes(check, {"trainer.v1.trainer_mode": "hier_sync", threshold: 1})
+    refuses(check, "under hier_sync a step trains the tasks that it", {**order, "trainer.v1.trainer_mode": "hier_sync"})
+    for mode, ahead, late, least in (
+        ("colocate_async", 1, 0, 2),
+        ("separate_async", 1.5, 0, 3),
+        ("separate_async", 2, 4, 7),
+    ):
+        given = {**order, "trainer.v1.trainer_mode": f"hier_{mode}", f"trainer.v1.{mode}.num_warmup_batches": ahead}
+        given["hier.launch_order"] = LaunchOrderOptions(late)
+        passes(check, {**given, threshold: least})
+        passes(check, {**given, threshold: None})
+        passes(check, {**given, threshold: 1, "trainer.v1.sampler.max_off_policy_strategy": "wait"})
+        refuses(check, f"{threshold}: {least - 1} drops tasks before their turn", {**given, threshold: least - 1})
+        for line in ("trainer.v1.sampler.custom_sampler.name", "skip.rollout_tq.enable"):
+            refuses(check, f"{line}: ", {**given, threshold: None, line: True})
 
 
 def test_rows_of_a_task_are_not_drawn_anew() -> None:

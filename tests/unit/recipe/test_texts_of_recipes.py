@@ -35,7 +35,7 @@ from verl_hier.recipe.catalogue import SIZES, Recipe
 from verl_hier.recipe.checks import unread
 from verl_hier.recipe.overrides import hydra_value, key_of, require_grammar
 from verl_hier.recipe.schema import ColdStartOptions, HierConfig, RolloutOptions, StoreOptions
-from verl_hier.training.options import RefillOptions
+from verl_hier.training.options import LaunchOrderOptions, RefillOptions
 
 # YAML of a user's own
 
@@ -375,6 +375,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     config = HierConfig(environment={}, worker={}, sampler={}, estimator={})
     assert config.plugins == {"builtin": True} and config.schedule == {"name": "joint"}
     assert (config.seed, config.poll_interval_s, config.refill, config.replay) == (0, 0.05, None, None)
+    assert config.launch_order is None
 
 
 def test_parts_and_rewards_have_names() -> None:
@@ -713,6 +714,7 @@ def test_settings_have_their_place_in_the_source(tmp_path: Path) -> None:
         ("dro", {ACTOR + "policy_loss.loss_mode": "sapo"}, {}, False),
         ("samples", {"hier.refill": None}, {}, True),
         ("samples", {"hier.refill": RefillOptions(limit=2)}, {}, False),
+        ("samples", {"hier.launch_order": LaunchOrderOptions()}, {}, False),
         ("draws", {"hier.refill": None}, {}, True),
         ("draws", {"hier.refill": RefillOptions(limit=2)}, {}, False),
         ("server", {"actor_rollout_ref.rollout.name": "vllm"}, {}, True),

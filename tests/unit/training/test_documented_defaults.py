@@ -13,6 +13,7 @@ from verl_hier.training import options as of
         ("hier.update", of.UpdateOptions),
         ("hier.update.mini_batch", of.MiniBatchOptions),
         ("hier.refill", of.RefillOptions),
+        ("hier.launch_order", of.LaunchOrderOptions),
         ("hier.process_reward", of.ProcessRewardOptions),
         ("hier.replay", of.ReplayOptions),
         ("hier.curriculum", of.CurriculumOptions),

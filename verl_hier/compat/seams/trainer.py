@@ -54,7 +54,8 @@ TRAINERS = (
     ),
     override(
         "_build_replay_buffer",
-        "the poll interval is a setting of ours (verl's 2 s dominate small steps), and hier.refill has its own buffer",
+        "the poll interval is a setting of ours (verl's 2 s dominate small steps); hier.refill and the asynchronous "
+        "trainers have buffers of their own",
         says=("load_extern_type(custom_sampler.path, custom_sampler.name)",),
     ),
     seam(
@@ -80,6 +81,34 @@ TRAINERS = (
             "has_enough_samples = len(sampleable_keys) >= batch_size",
         ),
         removal="when verl's filter_groups has a limit and a filter of one's own",
+    ),
+    override(
+        "_submit_batch_to_rollout",
+        "the asynchronous trainers number the tasks that they launch, before anybody else writes their tags",
+        "batch",
+        says=("self.agent_loop_manager.generate_sequences(batch)", '"is_prompt": True'),
+    ),
+    seam(
+        "replay_buffer_order",
+        "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync",
+        "hier.launch_order takes tasks by their launch, and hier/durations measures what is taken and dropped",
+        takes(
+            "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync._has_enough_samples",
+            *("global_steps", "partition_id", "batch_size", "sampleable_keys"),
+        ),
+        takes(
+            "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync._select_prompt_uids",
+            *("partition_id", "sampleable_keys", "batch_size"),
+        ),
+        reads(
+            "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync.wait_for_sampleable",
+            *("self._evict_terminal_groups(", "self._has_enough_samples("),
+        ),
+        reads("verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync.sample", "self._select_prompt_uids("),
+        reads("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._evict_terminal_groups", "self._clear_groups("),
+        reads(TRAINER, "self._resolve_filter_groups_metric()"),
+        reads("transfer_queue.metadata:BatchMeta.update_custom_meta", "self.custom_meta[i].update(meta)"),
+        removal="when verl has an order of launches and says how long tasks took",
     ),
     seam(
         "replay_buffer_wait",

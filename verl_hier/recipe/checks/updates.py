@@ -1,7 +1,9 @@
-"""Mini-batches that cannot be made, and tasks that cannot be exchanged."""
+"""Mini-batches that cannot be made, tasks that cannot be exchanged, and orders that nothing keeps."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from verl_hier.errors import RecipeError
@@ -10,10 +12,19 @@ from verl_hier.recipe.checks.parts import episodes
 from verl_hier.recipe.checks.rule import rule, value
 from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.training.mini_batches import require_rows
+from verl_hier.training.options import LaunchOrderOptions
 from verl_hier.training.refill import most_tasks
 
 Span = tuple[int, int]
 MODE = "trainer.v1.trainer_mode"
+
+
+SAMPLER = "trainer.v1.sampler."
+OTHERS = {
+    SAMPLER + "custom_sampler.name": "the sampler that it names chooses what is trained",
+    "skip.rollout_tq.enable": "rollouts are read from files",
+}
+"""Lines that choose the tasks of a step by themselves, and why."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +73,51 @@ def check_refill(recipe: ComposedRecipe) -> None:
     mode = value(config, MODE)
     if mode != "hier_sync":
         raise without_refill(mode)
-    others = {
-        "trainer.v1.sampler.custom_sampler.name": "the sampler that it names chooses what is trained",
-        "algorithm.filter_groups.enable": "verl exchanges tasks by itself, without a limit",
-        "skip.rollout_tq.enable": "rollouts are read from files",
-    }
-    for line, why in others.items():
-        if value(config, line):
-            raise RecipeError(f"{line}: {why}; remove it, or set hier.refill to null.")
+    filters = {"algorithm.filter_groups.enable": "verl exchanges tasks by itself, without a limit"}
+    _refuse_others(recipe, OTHERS | filters, "hier.refill")
     if refill.std_above is not None and episodes(recipe) < 2:
         raise RecipeError(
             "hier.refill.std_above: a task has one episode, whose score differs from no other one; set "
             "actor_rollout_ref.rollout.n to at least 2, or this to null."
         )
+
+
+@rule
+def check_launch_order(recipe: ComposedRecipe) -> None:
+    """Refuse an order of tasks where no task can overtake another one, where others choose what is trained, and where
+    verl would drop a task before its turn has come."""
+    order, config = recipe.hier.launch_order, recipe.config
+    if order is None:
+        return
+    mode = value(config, MODE)
+    if mode == "hier_sync":
+        raise RecipeError(
+            f"hier.launch_order: under {mode} a step trains the tasks that it has launched, and waits for all of them; "
+            f"set this to null, or {MODE} to hier_colocate_async or hier_separate_async."
+        )
+    _refuse_others(recipe, OTHERS, "hier.launch_order")
+    least, ahead = latest_span(recipe, order), f"trainer.v1.{mode.removeprefix('hier_')}.num_warmup_batches"
+    threshold = value(config, SAMPLER + "max_off_policy_threshold")
+    if value(config, SAMPLER + "max_off_policy_strategy") == "drop" and threshold is not None and threshold < least:
+        raise RecipeError(
+            f"{SAMPLER}max_off_policy_threshold: {threshold} drops tasks before their turn comes, which is within "
+            f"{least} steps ({ahead} + hier.launch_order.late_steps + 1); set it to at least {least}, or to null."
+        )
+
+
+def latest_span(recipe: ComposedRecipe, order: LaunchOrderOptions) -> int:
+    """Steps from the launch of a task to its training, both of them counted, that an order lets it take at most.
+
+    As many tasks lie between the two as are sampled ahead: each step launches as many as it trains.
+    """
+    mode = str(value(recipe.config, MODE)).removeprefix("hier_")
+    return math.ceil(value(recipe.config, f"trainer.v1.{mode}.num_warmup_batches")) + order.late_steps + 1
+
+
+def _refuse_others(recipe: ComposedRecipe, others: Mapping[str, str], option: str) -> None:
+    for line, why in others.items():
+        if value(recipe.config, line):
+            raise RecipeError(f"{line}: {why}; remove it, or set {option} to null.")
 
 
 def without_refill(mode: str) -> RecipeError:
