@@ -49,26 +49,29 @@ def test_two_steps_read_write_and_score(train, solver, probes, tmp_path):
     graphs = {step: list(read_graphs(tmp_path / "run" / "graphs" / f"step_{step:06d}")) for step in (1, 2)}
     read, won, written = 0, 0, {}
     for step, made in graphs.items():
-        for graph in made:
+        for graph in sorted(made, key=lambda each: each.task["index"]):
             assert graph.request["told"]["skills"][0] == "1 c"
             for episode in graph.complete():
                 path = [graph.nodes[i] for i in graph.path(episode.id)]
+                aided = any("skill" in node.extra for node in path)
+                read, won = read + aided, won + (aided and episode.success)
+                if episode.status == "truncated":
+                    continue
                 assert [node.role for node in path] == ["solver"] * 3 + ["concluder"]
                 # The first observation names no number; the second one, `1.`, that of the given skill.
                 assert [node.extra["skill_used"] for node in path] == [0, 1, 1, 0]
                 assert path[1].messages[-1].content == "x:1 c" and path[2].messages[-1].content == "x:"
                 assert path[1].extra["skill"] == path[2].extra["skill"] == "1 c"
                 assert not path[3].trained and all(node.trained for node in path[:3])
-                read, won = read + 1, won + episode.success
                 if "new_skill" in path[3].extra:
                     written.setdefault(path[3].extra["new_skill"], (step, graph.task["index"], episode.success))
     known = library(tmp_path / "run", 2)
-    assert (known["1 c"]["uses"], known["1 c"]["successes"]) == (read, won) and read == 32
+    assert (known["1 c"]["uses"], known["1 c"]["successes"]) == (read, won) and read > 16
     assert written and set(written) <= set(known), "the byte model has learned to write some"
     for text, (step, task, solved) in written.items():
         found = known[text]
         assert (found["step"], found["task"], found["solved"], found["role"]) == (step, task, solved, "concluder")
-    assert done.steps[-1]["hier/skills/used"] == 1.0 and done.steps[-1]["hier/skills/counting"] == 1.0
+    assert done.steps[-1]["hier/skills/used"] > 0.5 and done.steps[-1]["hier/skills/counting"] == 1.0
     evaluated = list(read_graphs(tmp_path / "run" / "graphs" / "validation" / "step_000002"))
     assert evaluated and all(graph.request["told"] == {"skills": ["1 c"]} for graph in evaluated)
     assert {node.role for graph in evaluated for node in graph.nodes} == {"solver"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from verl_hier.environments.tag_pairs import contents
 from verl_hier.rollout.rewards import RatedEpisode, RatedTurn
 
 Rated = RatedEpisode | RatedTurn
@@ -125,6 +126,44 @@ def format_shaping(episode: RatedEpisode, structure: float = 0.2, final: float =
     if formed:
         return structure
     return final if f"<{answer}>" in episode.text and f"</{answer}>" in episode.text else 0.0
+
+
+THOUGHTS = {1: 0.2, 2: 0.3, 3: 0.4, 4: 0.6, 5: 0.8, 6: 1.0}
+"""What a number of thoughts is worth in `thoughts_and_searches`; 7 and 8 are worth nothing, and more a half."""
+
+
+def thoughts_and_searches(
+    episode: RatedEpisode,
+    experience: str = "search_experience",
+    knowledge: tuple[str, ...] | list[str] = ("search", "web_search"),
+    answer: str = "answer",
+    roles: tuple[str, ...] | list[str] = ("solver",),
+) -> float:
+    """EvolveR's reward for the form of an episode: the mean of what its thoughts and its searches are worth.
+
+    A search of one's own experience and one of documents are worth 0.5, one of them alone 0.2, and each further search
+    0.1, up to 0.5 in all. An episode without a thought, a search or an answer has 0; what has less than three
+    characters between its tags is none. (arXiv 2510.16079; Edaizi/EvolveR at e1b640e,
+    evolver/rewards/reward_format.py, lines 11 to 89.)
+
+    Args:
+        episode: the episode.
+        experience: tag of a search of one's own experience.
+        knowledge: tags of searches of documents.
+        answer: tag of the answer.
+        roles: those whose turns count; empty for all.
+    """
+    said = "\n".join(turn.text for turn in episode.turns if not roles or turn.role in roles)
+
+    def count(*tags: str) -> int:
+        return sum(len(content.strip()) >= 3 for tag in tags for content in contents(said, tag))
+
+    thoughts, own, documents = count("think"), count(experience), count(*knowledge)
+    if not (thoughts and own + documents and count(answer)):
+        return 0.0
+    variety = 0.5 if own and documents else 0.2
+    searches = variety + min(0.1 * (own + documents - 1), 0.5)
+    return (THOUGHTS.get(thoughts, 0.5 if thoughts > 8 else 0.0) + searches) / 2
 
 
 @lru_cache(maxsize=64)

@@ -22,6 +22,7 @@ CASES = Path(__file__).parents[2] / "fixtures" / "authors_cases"
 SEARCH = {
     "arpo_reward": "arpo_search",
     "branpo_reward": "branpo_search",
+    "evolver_reward": "evolver_search",
     "igpo_reward": "igpo_search",
     "tree_grpo_reward": "tree_grpo_search",
 }
@@ -42,11 +43,12 @@ def reward(recipe: ComposedRecipe, texts: list[str], truth: str) -> float:
     world = Episode(recipe.parts.environment.options)
     world.begin(task, ["local"])
     turns, total = [], 0.0
+    role = next(iter(recipe.parts.worker.spec.levels(recipe.parts.worker.options)))
     for number, text in enumerate(texts):
         step = world.take(text)
         given = getattr(step, "reward", 0.0)
         total += given
-        turns.append(RatedTurn(task, "agent", "agent", 0, number, (), text, getattr(step, "valid", True), given, {}))
+        turns.append(RatedTurn(task, role, role, 0, number, (), text, getattr(step, "valid", True), given, {}))
     episode = RatedEpisode(task, tuple(turns), total, None, False)
     rewards = recipe.rewards.values()
     return total + sum(each.weight * each.function(episode, **each.options) for each in rewards)
@@ -58,8 +60,11 @@ def test_the_composed_recipe_rewards_as_its_authors(kind: str, case: dict[str, A
     assert reward(at_node(SEARCH[kind]), texts, case["truth"]) == pytest.approx(case["theirs"])
 
 
-@pytest.mark.parametrize("kind", SEARCH)
-@pytest.mark.parametrize("line", ["~hier.rewards.answer", "hier.environment.reward=em"])
+WITHOUT = ("~hier.rewards.answer", "hier.environment.reward=em")
+OTHERS = {"evolver_reward": ("~hier.rewards.form", "hier.environment.reward=f1", "hier.rewards.form.weight=0.2")}
+
+
+@pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind in SEARCH for line in OTHERS.get(kind, WITHOUT)])
 def test_a_recipe_without_its_reward_fails_a_case(kind: str, line: str) -> None:
     recipe = at_node(SEARCH[kind], line)
     got = [reward(recipe, case.get("turns") or [case["text"]], case["truth"]) for case in cases(kind)]
