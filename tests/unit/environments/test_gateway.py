@@ -27,6 +27,7 @@ from verl_hier.testing.environment import check_environment
 from verl_hier.testing.rollout import ScriptedPolicy, SideBySide, WordTokenizer
 from verl_hier_plugins.environments.gateway import SPEC
 from verl_hier_plugins.environments.gateway.answers import CUT, answer_to
+from verl_hier_plugins.environments.gateway.chance import DrawnNames
 from verl_hier_plugins.environments.gateway.conversations import Conversations, said_of
 from verl_hier_plugins.environments.gateway.dialects import CHAT
 from verl_hier_plugins.environments.gateway.messages import RefusedRequest
@@ -430,7 +431,7 @@ def test_no_half_of_a_character_passes_a_request(text):
     }  # fmt: skip
     request = CHAT.read(body, "", 100_000)
     conversation, begins, new = Conversations("hermes").take(request)
-    shown = said_of(conversation, begins, new, request)
+    shown = said_of(conversation, begins, new, request, DrawnNames())
     json.dumps(shown, ensure_ascii=False).encode()
     [tool.shown().encode() for tool in request.tools.values()]
     if not any("\ud800" <= sign <= "\udfff" for sign in text):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_hier_plugins.environments.gateway.answers import CUT, answer_to
+from verl_hier_plugins.environments.gateway.chance import DrawnNames
 from verl_hier_plugins.environments.gateway.conversations import Conversations, said_of
 from verl_hier_plugins.environments.gateway.dialects import CHAT
 
@@ -33,7 +34,7 @@ class Program:
         """What the worker is told of a request, and the message of its answer."""
         request = CHAT.read({"messages": messages, "tools": tools, "stop": stop}, agent, 10**6)
         taken = self.conversations.take(request)
-        said = said_of(*taken, request)
+        said = said_of(*taken, request, DrawnNames())
         reply = answer_to(request, answer, f"{self.nonce}_{self.answers}")
         self.answers += 1
         self.conversations.answered(taken[0], reply.message)

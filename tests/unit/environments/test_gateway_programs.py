@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import pytest
 
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.host.options import build_options
-from verl_hier.rollout import Limits, Request, Rollout
+from verl_hier.rollout import Limits, Request, Rollout, Sampler
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.roles import Roles
@@ -85,6 +86,50 @@ def play(task):
 """
 
 
+NAMES_ITS_AGENTS = """
+# As coding agents do: names that are drawn, an agent beside the one that began it, and a turn that nobody said.
+import json, os, secrets, threading, urllib.request, uuid
+
+ROOT = str(uuid.uuid4())
+
+def ask(messages, *functions, **threads):
+    headers = {name.replace("_", "-"): value for name, value in threads.items()}
+    headers["Authorization"] = "Bearer " + os.environ["OPENAI_API_KEY"]
+    body = json.dumps({"messages": messages, "tools": [tool(name) for name in functions]}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append(said)
+    return said
+
+def tool(name):
+    return {"type": "function", "function": {"name": name, "parameters": {"properties": {"task": {}}}}}
+
+def helper(task, name):
+    messages = [{"role": "user", "content": f"You are in /tmp/home-{secrets.token_hex(4)}."}]
+    messages += [{"role": "assistant", "content": "Thanks."}, {"role": "user", "content": task}]
+    ask(messages, "weather", thread_id=name, x_codex_parent_thread_id=ROOT)
+
+def play(task):
+    messages = [{"role": "user", "content": f"Session {ROOT}. {task['instruction']}"}]
+    for _ in range(3):
+        said = ask(messages, "spawn", "wait", thread_id=ROOT)
+        if not said.get("tool_calls"):
+            return said["content"]
+        (call,) = said["tool_calls"]
+        given = json.loads(call["function"]["arguments"])
+        if call["function"]["name"] == "spawn":
+            name = str(uuid.uuid4())
+            thread = threading.Thread(target=helper, args=(given["task"], name))
+            text = json.dumps({"agent_id": name}) + f"\\nWall time: {secrets.randbelow(999)}.5"
+        else:
+            # The one that began it has gone on before it asks.
+            thread.start()
+            thread.join()
+            text = "it is over" if given["target"] == name else f"there is no {given['target']}"
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+"""
+
+
 OPENAI_AGENTS = """
 import os
 from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
@@ -112,21 +157,23 @@ AS_TOOL = [
 HANDED = [call("transfer_to_searcher"), "I look.\n " + call("weather", city="Rome"), "sunny in Rome"]
 
 
-def rolled_out(options, said=SAID, agents=AGENTS):
-    """The graph of one episode and the policy that played it."""
-    spec, answers = hier_workers(), iter(said)
+def rolled_out(options, said=SAID, agents=AGENTS, sampler=None):
+    """The graph of one episode and the policy that played it: with these answers, or a function of the prompt."""
+    spec, answers = hier_workers(), None if callable(said) else iter(said)
     chosen = build_options(spec, {"name": "gateway", "agents": agents})
 
     async def main():
         pool = EnvironmentPool.of(SPEC, options, time_limit_s=120.0)
         try:
-            policy = ScriptedPolicy(CharacterTokenizer(), lambda prompt, sampling: next(answers))
+            policy = ScriptedPolicy(
+                CharacterTokenizer(), lambda prompt, _: said(prompt) if answers is None else next(answers)
+            )
             setup = RolloutSetup(
                 {DEFAULT_POLICY: policy}, PlainRenderer(policy.tokenizer), pool, Limits(context_tokens=50_000), 0
             )
             request = Request(TASK, {"uid": "u", "index": 0}, 1)
             rollout = Rollout(request, setup, lambda: spec.factory(chosen), Roles.of(spec, chosen))
-            return await roll_out(rollout, SideBySide()), policy
+            return await roll_out(rollout, sampler or SideBySide()), policy
         finally:
             await pool.close()
 
@@ -167,6 +214,36 @@ def options_of(folder, code, **more):
     return GatewayOptions(
         agent="agent.py:play", folder=str(folder), data_path=str(folder / "tasks.jsonl"), preload=False, **more
     )
+
+
+def counts_letters(prompt):
+    """A policy that lets another agent count, waits for it by the name that it was told, and says what it has heard."""
+    if "Thanks." in prompt:
+        return "six"
+    if "it is over" in prompt or "there is no" in prompt:
+        return "sunny in Rome" if "it is over" in prompt else "lost"
+    told = re.search(r'"agent_id": "([-\w]+)"', prompt)
+    return call("wait", target=told[1]) if told else call("spawn", task="Count the letters of banana")
+
+
+class BeforeTheEnd(Sampler):
+    async def sample(self, rollout):
+        trunk = await rollout.start().run()
+        await (await trunk.fork(len(trunk.path) - 1, why="test")).run()
+
+
+def test_an_agent_that_runs_beside_the_one_that_began_it_and_names_that_are_drawn_anew(tmp_path):
+    agents = {"lead": {}, "helper": {"level": 1, "depth": 1}}
+    options = options_of(tmp_path, NAMES_ITS_AGENTS)
+    graph, policy = rolled_out(options, counts_letters, agents, BeforeTheEnd())
+    assert [(episode.status, episode.success) for episode in graph.episodes] == [("finished", True)] * 2
+    assert [(node.role, node.context) for node in graph.nodes if node.episode == 0] == [
+        ("lead", -1), ("lead", 0), ("helper", -1), ("lead", 1),
+    ]  # fmt: skip
+    assert graph.nodes[2].messages[0].sources == [0]
+    # The fork has drawn other names, and its prompts have those of the first run.
+    assert policy.prompts[-1] == policy.prompts[-2]
+    check_tokens(graph, policy)
 
 
 def test_a_sub_agent_has_its_role_level_and_the_turn_that_called_it(tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from verl_hier_plugins.environments.gateway.aligning import Place, new_in, place_of
+from verl_hier_plugins.environments.gateway.chance import DrawnNames
 from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest
 from verl_hier_plugins.environments.gateway.parents import SHORTEST_SUMMARY, Answer, Parent, parent_of
 from verl_hier_plugins.environments.mcp.tools import HERMES, Tool
@@ -27,7 +28,7 @@ class Conversation:
 
     Attributes:
         number: of the context in its episode.
-        agent, toolbox: of its requests.
+        agent, toolbox, thread: of its requests.
         said: identities of its messages as they came last, the answers included.
         waits: whether its last request has no answer yet.
         places: its messages as they came first, the answers included.
@@ -51,6 +52,7 @@ class Conversation:
     last: Answer | None = None
     request: PolicyRequest | None = None
     told: str = ""
+    thread: str = ""
 
 
 class Conversations:
@@ -90,7 +92,7 @@ class Conversations:
         elif parent is not None:
             begins = "first" if parent.kind == "spawned" else parent.kind
         made = Conversation(len(self._all), request.agent, request.toolbox, said, stops=request.stop, parent=parent)
-        made.request = request
+        made.request, made.thread = request, request.thread
         made.places = self._places(request.messages)
         self._all.append(made)
         self.idle = 0 if self._says_something(made.places) else self.idle + 1
@@ -120,7 +122,8 @@ class Conversations:
         own = [
             each
             for each in self._all
-            if (each.agent, each.toolbox) == (request.agent, request.toolbox) and not each.waits
+            if (each.agent, each.thread, each.toolbox) == (request.agent, request.thread, request.toolbox)
+            and not each.waits
         ]
         same = [each for each in own if each.said == said[: len(each.said)] != said]
         if same:
@@ -135,7 +138,7 @@ class Conversations:
         return None
 
     def _begins(self, said: Sequence[str], request: PolicyRequest) -> Begins:
-        earlier = [each for each in self._all if each.agent == request.agent]
+        earlier = [each for each in self._all if (each.agent, each.thread) == (request.agent, request.thread)]
         if any(each.said[: len(said)] == list(said) and each.toolbox == request.toolbox for each in earlier):
             return "again"
         # A system message alone is shared by conversations that have nothing to do with each other.
@@ -176,7 +179,7 @@ def _explained(tools: Mapping[str, Tool], actions: Literal["hermes", "plain"]) -
 
 
 def said_of(
-    conversation: Conversation, begins: Begins, new: Sequence[Message], request: PolicyRequest
+    conversation: Conversation, begins: Begins, new: Sequence[Message], request: PolicyRequest, names: DrawnNames
 ) -> dict[str, Any]:
     """A request as the `info` of a step says it; see `verl_hier_plugins.workers.gateway`."""
     parent = conversation.parent
@@ -184,11 +187,11 @@ def said_of(
         "context": conversation.number,
         "begins": begins,
         "agent": request.agent,
-        "messages": [[message.role, message.content] for message in new],
+        "messages": [[message.role, names.of_the_first(message.content)] for message in new],
         "stop": list(request.stop),
         "max_tokens": request.max_tokens,
         "logprobs": request.logprobs,
-        "digest": request.digest,
+        "digest": request.settled(names),
         "realigned": not begins and conversation.realigned,
         "foreign": sum(message.role == "assistant" for message in new),
         "parent": None if parent is None else [parent.kind, parent.context, parent.answer, parent.tool],

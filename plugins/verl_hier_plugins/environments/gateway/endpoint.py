@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -18,6 +18,13 @@ from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
 Answering = asyncio.Future[Sequence[PolicyAnswer]]
 AGENT_HEADER = "X-Agent"
+THREADS = (
+    ("", "thread-id", "x-codex-parent-thread-id"),
+    ("", "x-session-id", "x-parent-session-id"),
+    ("x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id"),
+)
+"""Headers of Codex, OpenCode and Claude Code: the session, where its first agent has no name of its own, the agent that
+asks, and the agent that began it, where that is not the first."""
 BYTES_PER_CHARACTER = 8
 """Of a body, at most: JSON may write a character as six bytes, and has its own signs."""
 LONG_BODY = 2**17
@@ -105,16 +112,25 @@ def _agent(request: web.Request) -> str:
     return str(without_keys(without_halves(request.headers.get(AGENT_HEADER, "")))[:100])
 
 
+def threads_of(headers: Mapping[str, str]) -> tuple[str, str]:
+    """What a program calls the agent that asks, and the agent that began it; empty where it says nothing."""
+    for session, agent, above in THREADS:
+        root, own = headers.get(session, ""), headers.get(agent, "")
+        if root or own:
+            return own or root, headers.get(above, "") or (root if own and own != root else "")
+    return "", ""
+
+
 async def _read(request: web.Request, inbox: Inbox, dialect: Dialect) -> PolicyRequest:
     """What a client asks; a long body is read beside the event loop, which other episodes need meanwhile."""
-    data, agent = await request.read(), _agent(request)
+    data, agent, threads = await request.read(), _agent(request), threads_of(request.headers)
 
     def read() -> PolicyRequest:
         try:
             body = without_keys(read_json(data))
         except ValueError as error:
             raise RefusedRequest(f"the body of a request is no JSON in UTF-8: {str(error)[:200]}.") from error
-        return inbox.read(dialect, body, agent)
+        return inbox.read(dialect, body, agent).in_thread(*threads)
 
     return read() if len(data) < LONG_BODY else await asyncio.to_thread(read)
 

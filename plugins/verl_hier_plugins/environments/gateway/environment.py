@@ -17,6 +17,7 @@ from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.gateway.agent import AgentProcess, Agents, require_agent
 from verl_hier_plugins.environments.gateway.answers import FULL, answer_to, counted
+from verl_hier_plugins.environments.gateway.chance import DrawnNames, settled
 from verl_hier_plugins.environments.gateway.conversations import Conversation, Conversations, said_of
 from verl_hier_plugins.environments.gateway.endpoint import Endpoint, serving
 from verl_hier_plugins.environments.gateway.inbox import Asked, Inbox
@@ -69,6 +70,7 @@ class GatewayEnvironment(AsyncEnvironment):
         self._took_s = 0.0
         self._anchor = ""
         self._nonce = ""
+        self._drawn = DrawnNames()
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> StepResult:
         """Start the agent and wait for its first request."""
@@ -91,9 +93,9 @@ class GatewayEnvironment(AsyncEnvironment):
                 "hier.environment.repeatable: this agent must not be run again, so its episodes cannot be forked or "
                 "rebuilt; allow it, or take a sampler that does not branch."
             )
-        again = [await self._begin(task, seed, _digest_of(steps[0]))]
+        again = [await self._begin(task, seed, steps[0])]
         for action, step in zip(actions, steps[1:], strict=True):
-            again.append(await self._answer(action, _digest_of(step)))
+            again.append(await self._answer(action, step))
         return again
 
     async def close(self) -> None:
@@ -117,7 +119,7 @@ class GatewayEnvironment(AsyncEnvironment):
 
         return words()
 
-    async def _begin(self, task: Mapping[str, Any], seed: int, like: str | None) -> StepResult:
+    async def _begin(self, task: Mapping[str, Any], seed: int, like: StepResult | None) -> StepResult:
         self.task = task
         self._inbox = self._endpoint.open()
         self._anchor = json.dumps(task, sort_keys=True)
@@ -144,7 +146,7 @@ class GatewayEnvironment(AsyncEnvironment):
             raise RuntimeError(f"the agent ended before its first request{refused}: {self._agent.log}")
         return step
 
-    async def _answer(self, action: str, like: str | None) -> StepResult:
+    async def _answer(self, action: str, like: StepResult | None) -> StepResult:
         if self._asked is None:
             return self._step("The agent has ended.", valid=False, done=True, info={"won": False, "score": 0.0})
         asked, conversation = self._asked
@@ -155,7 +157,8 @@ class GatewayEnvironment(AsyncEnvironment):
         if asked.request.logprobs and logprobs is None:
             return await self._refused(asked, NO_LOGPROBS, like)
         number = f"{self._nonce}_{len(self.exchanges)}"
-        answer = answer_to(asked.request, action, number, self._options.actions == "plain", usage, logprobs)
+        said = self._drawn.of_this(action)
+        answer = answer_to(asked.request, said, number, self._options.actions == "plain", usage, logprobs)
         self.exchanges.append((self.shown, action))
         self._conversations.answered(conversation, answer.message)
         self._anchor = _hash(self._anchor, self.shown, action)
@@ -164,14 +167,16 @@ class GatewayEnvironment(AsyncEnvironment):
         self._calls = len(answer.calls)
         return await self._next(answer.valid, like)
 
-    async def _refused(self, asked: Asked, sentence: str, like: str | None, too_long: bool = False) -> StepResult:
+    async def _refused(
+        self, asked: Asked, sentence: str, like: StepResult | None, too_long: bool = False
+    ) -> StepResult:
         """Refuse the agent's request and wait for its next one, or for its end."""
         if not asked.answer.done():
             asked.answer.set_exception(RefusedRequest(sentence, too_long=too_long))
             asked.answer.exception()  # its client may have gone
         return await self._next(True, like)
 
-    async def _next(self, valid: bool, like: str | None) -> StepResult:
+    async def _next(self, valid: bool, like: StepResult | None) -> StepResult:
         """The next request, or how the agent ended."""
         came = await self._arrival(like)
         if isinstance(came, Asked) and len(self.exchanges) >= self._options.max_calls:
@@ -183,18 +188,24 @@ class GatewayEnvironment(AsyncEnvironment):
             return await self._ended(Over("max_idle"), valid)
         self._asked = came, conversation
         self.shown = "\n".join(message.content for message in new)
-        request = said_of(conversation, begins, new, came.request)
+        if like is not None:
+            self._drawn.learn(like.text, self.shown)
+        self.shown = self._drawn.of_the_first(self.shown)
+        request = said_of(conversation, begins, new, came.request, self._drawn)
+        if like is not None and settled(like.text) == settled(self.shown):
+            self.shown, request["messages"] = like.text, like.info["request"]["messages"]
         info: dict[str, Any] = {"won": False, "score": 0.0, "calls": self._calls, "request": request}
         return self._step(self.shown, valid=valid, info=info)
 
-    async def _arrival(self, like: str | None) -> Asked | Over:
+    async def _arrival(self, like: StepResult | None) -> Asked | Over:
         """Wait for a request, or for the agent's end; the time that passes is the agent's own.
 
         Args:
-            like: the request that is recorded; others may arrive before it.
+            like: the recorded step that shows the request; others may arrive before it.
         """
         assert self._inbox is not None and self._agent is not None
         inbox, agent, began = self._inbox, self._agent, time.monotonic()
+        wanted = None if like is None else _identity_of(like)
         other: float | None = None
         try:
             while True:
@@ -202,7 +213,11 @@ class GatewayEnvironment(AsyncEnvironment):
                 now = time.monotonic()
                 here = [asked for asked in inbox.waiting if not asked.left]
                 for asked in here:
-                    if like is None or asked.request.digest == like or (other and now > other + PATIENCE_S):
+                    if (
+                        wanted is None
+                        or asked.request.settled(self._drawn) == wanted
+                        or (other and now > other + PATIENCE_S)
+                    ):
                         inbox.waiting.remove(asked)
                         return asked
                 other = other or (now if here else None)
@@ -252,7 +267,7 @@ async def _first_of(changed: asyncio.Event, ended: asyncio.Event, limit_s: float
             wait.cancel()
 
 
-def _digest_of(step: StepResult) -> str | None:
+def _identity_of(step: StepResult) -> str | None:
     """Identity of the request that a recorded step shows; None where it shows the agent's end."""
     request = step.info.get("request")
     return None if request is None else str(request["digest"])

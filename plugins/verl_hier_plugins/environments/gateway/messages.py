@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from verl_hier_plugins.environments.gateway.chance import DrawnNames, settled
 from verl_hier_plugins.environments.gateway.demands import NOTHING, Demand
 from verl_hier_plugins.environments.mcp.tools import CLOSE, OPEN, Tool
 
@@ -55,6 +56,11 @@ class Message:
     ids: tuple[str, ...] = ()
     arguments: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
+    def settled(self, names: DrawnNames) -> str:
+        """Identity of what it says in every run of the program, see `chance`."""
+        text = settled(names.of_the_first(self.content))
+        return self.same if text == self.content else digest([self.role, text])
+
 
 @dataclass(frozen=True)
 class PolicyRequest:
@@ -64,6 +70,8 @@ class PolicyRequest:
         messages: the whole conversation.
         tools: by name.
         agent: who asks, by the header; empty where it says nothing.
+        thread, above: what the program calls the agent that asks, and the one that began it, by the headers of known
+            programs (`threads`); empty where they say nothing.
         stop: strings that end the answer.
         max_tokens: limit of the answer, None for the recipe's.
         model: name that the answer repeats.
@@ -87,6 +95,8 @@ class PolicyRequest:
     choices: int = 1
     logprobs: bool = False
     state: Any = None
+    thread: str = ""
+    above: str = ""
 
     @cached_property
     def toolbox(self) -> str:
@@ -96,14 +106,32 @@ class PolicyRequest:
     @cached_property
     def digest(self) -> str:
         """Identity of the request."""
-        said = [message.same for message in self.messages]
+        return self._identity([message.same for message in self.messages])
+
+    def settled(self, names: DrawnNames) -> str:
+        """Identity of the request in every run of the program.
+
+        Args:
+            names: that this run has drawn.
+        """
+        return self._identity([message.settled(names) for message in self.messages])
+
+    def _identity(self, said: Sequence[str]) -> str:
         more = [each for each in (self.demand.sentence, self.choices, self.logprobs) if each not in ("", 1, False)]
         return digest([self.agent, self.toolbox, said, self.stop, self.max_tokens, *more])
 
     def with_state(self, state: Any) -> PolicyRequest:
         """The same request with what its dialect keeps of it."""
+        return self._with(state=state)
+
+    def in_thread(self, thread: str, above: str) -> PolicyRequest:
+        """The same request of an agent that its program names."""
+        return self._with(thread=thread, above=above)
+
+    def _with(self, **fields: Any) -> PolicyRequest:
         made = copy(self)
-        object.__setattr__(made, "state", state)
+        for name, value in fields.items():
+            object.__setattr__(made, name, value)
         return made
 
     @cached_property

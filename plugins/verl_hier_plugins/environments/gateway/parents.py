@@ -74,11 +74,16 @@ def parent_of(request: PolicyRequest, answers: Sequence[Answer]) -> Parent | Non
         request: the first request of the conversation.
         answers: those of the episode, in order.
     """
-    before = takewhile(lambda message: message.role != "assistant", request.messages)
+    if request.above:
+        answers = [answer for answer in answers if answer.asked.thread == request.above]
+    own = {answer.reply.text.strip() for answer in answers}
+    # A turn of the assistant that its program made up opens a conversation, too.
+    before = takewhile(lambda message: message.role != "assistant" or message.text.strip() not in own, request.messages)
     opening = "\n".join(["", *(message.content for message in before if message.role == "user"), ""])
     best: tuple[tuple[bool, int, int], Answer, tuple[str, str]] | None = None
     looked = 0
-    for answer in (each for each in reversed(answers) if each.open):
+    # Where the program says whose agent it is, that one need not wait for it.
+    for answer in (each for each in reversed(answers) if each.open or request.above):
         begun = list(answer.taken)
         for place, text in enumerate(answer.texts()):
             looked += 1
@@ -96,6 +101,9 @@ def parent_of(request: PolicyRequest, answers: Sequence[Answer]) -> Parent | Non
         _, answer, text = best
         answer.taken.append(text)
         return Parent("spawned", answer.context, answer.answer, text[0])
+    if request.above:
+        last = next((answer for answer in reversed(answers) if answer.reply.ids), None)
+        return None if last is None else Parent("spawned", last.context, last.answer)
     return _handed(request, answers) or _compacted(request, answers)
 
 
