@@ -152,7 +152,9 @@ def test_a_program_is_one_row_of_exact_tokens_and_can_be_forked(
     assert [(node.role, node.context, node.parent) for node in graph.nodes] == [
         ("lead", -1, -1), ("lead", 0, 0), ("lead", 0, 0),
     ]  # fmt: skip
-    assert [row.episode for row in graph_rows(graph, lambda node: True)] == [0, 1]
+    rows = graph_rows(graph, lambda node: True)
+    assert [row.episode for row in rows] == [0, 1]
+    assert sum(sum(row.mask) for row in rows) == sum(len(node.action) for node in graph.nodes)
 
 
 @pytest.mark.parametrize("name", SPAWNS)
@@ -168,3 +170,28 @@ def test_a_sub_agent_of_a_program_stands_under_the_turn_that_called_it(
     assert helpers and {(node.agent, node.level, node.context) for node in helpers} == {("helper.1", 1, -1)}
     assert all(node.messages[0].sources == [0] for node in helpers)
     assert {(node.role, node.context) for node in others if node not in helpers} == {("lead", 0)}
+
+
+LONG = "seq 1 6000"
+SUMMARY = "The word banana was looked at, and it has six letters in all."
+COMPACTS = {"codex": (32_768, 1), "qwen_code": (90_000, 1), "opencode": (50_000, 2)}
+"""How long a conversation may be, and how many long outputs make it longer."""
+
+
+@pytest.mark.parametrize("name", COMPACTS)
+def test_a_program_that_shortens_its_conversation_goes_on_from_its_summary(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    programs(name, monkeypatch)
+    limit, outputs = COMPACTS[name]
+    looks = f"I look. \n{SHELL[name].replace('echo six', LONG)}"
+    graph, policy = played(tmp_path, name, [*[looks] * outputs, SUMMARY, "six"], limit)
+    check_sound(graph, policy)
+    *_, summary, last, again = graph.nodes
+    assert summary.text == SUMMARY and summary.extra["compacted"] == 0
+    for after in (last, again):
+        assert (after.role, after.context, after.extra["compacted"]) == ("lead", -1, 1)
+        assert after.messages[0].sources == [summary.id]
+    # What the shortened conversation quotes is an observation there: each token is trained once.
+    rows = graph_rows(graph, lambda node: True)
+    assert sum(sum(row.mask) for row in rows) == sum(len(node.action) for node in graph.nodes)

@@ -34,6 +34,7 @@ class Conversation:
         places: its messages as they came first, the answers included.
         stops: strings at which its answers ended.
         realigned: whether its last request says in other words what was said.
+        foreign: turns of the assistant that are new in its last request and that the policy did not write.
         parent: the answer that it comes of.
         last: its last answer.
         request: its last request.
@@ -48,6 +49,7 @@ class Conversation:
     places: list[Place] = field(default_factory=list)
     stops: tuple[str, ...] = ()
     realigned: bool = False
+    foreign: int = 0
     parent: Parent | None = None
     last: Answer | None = None
     request: PolicyRequest | None = None
@@ -80,7 +82,7 @@ class Conversations:
             known.realigned = known.said != said[: len(known.said)]
             known.said, known.waits, known.stops = said, True, request.stop
             known.places += self._places(new)
-            known.request = request
+            known.request, known.foreign = request, self._foreign(new)
             if known.last is not None:
                 known.last.open = False
             self.idle = 0
@@ -92,7 +94,7 @@ class Conversations:
         elif parent is not None:
             begins = "first" if parent.kind == "spawned" else parent.kind
         made = Conversation(len(self._all), request.agent, request.toolbox, said, stops=request.stop, parent=parent)
-        made.request, made.thread = request, request.thread
+        made.request, made.thread, made.foreign = request, request.thread, self._foreign(request.messages)
         made.places = self._places(request.messages)
         self._all.append(made)
         self.idle = 0 if self._says_something(made.places) else self.idle + 1
@@ -106,6 +108,16 @@ class Conversations:
         conversation.last = Answer(conversation.number, len(self._answers), conversation.request, reply)
         self._answers.append(conversation.last)
         conversation.waits = False
+
+    def _foreign(self, messages: Sequence[Message]) -> int:
+        return sum(message.role == "assistant" and not self._wrote(message) for message in messages)
+
+    def _wrote(self, message: Message) -> bool:
+        """Whether a message is an answer of the policy, in whichever conversation."""
+        return message.role == "assistant" and any(
+            not set(message.ids).isdisjoint(answer.reply.ids) or message.text.strip() == answer.reply.text.strip() != ""
+            for answer in self._answers
+        )
 
     def _says_something(self, places: Sequence[Place]) -> bool:
         """Whether a message is neither known from an earlier conversation, nor quotes the latest answers."""
@@ -145,7 +157,7 @@ class Conversations:
         opening = next((place for place, message in enumerate(request.messages) if message.role != "system"), 0)
         if any(each.said[: opening + 1] == list(said[: opening + 1]) for each in earlier):
             return "edited"
-        answers = {message.same for message in request.messages if message.role == "assistant"}
+        answers = {message.same for message in request.messages if self._wrote(message)}
         return "edited" if any(answers.intersection(each.said) for each in earlier) else "first"
 
 
@@ -193,6 +205,6 @@ def said_of(
         "logprobs": request.logprobs,
         "digest": request.settled(names),
         "realigned": not begins and conversation.realigned,
-        "foreign": sum(message.role == "assistant" for message in new),
+        "foreign": conversation.foreign,
         "parent": None if parent is None else [parent.kind, parent.context, parent.answer, parent.tool],
     }
