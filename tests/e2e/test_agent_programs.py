@@ -172,10 +172,13 @@ def test_a_sub_agent_of_a_program_stands_under_the_turn_that_called_it(
     assert {(node.role, node.context) for node in others if node not in helpers} == {("lead", 0)}
 
 
-LONG = "seq 1 6000"
 SUMMARY = "The word banana was looked at, and it has six letters in all."
-COMPACTS = {"codex": (32_768, 1), "qwen_code": (90_000, 1), "opencode": (50_000, 2)}
-"""How long a conversation may be, and how many long outputs make it longer."""
+COMPACTS = {
+    "codex": (32_768, ["echo six"]),
+    "qwen_code": (90_000, ["echo six"]),
+    "opencode": (50_000, ["seq 1 6000", "seq 1 6000"]),
+}
+"""How long a conversation may be, and the commands that make it longer."""
 
 
 @pytest.mark.parametrize("name", COMPACTS)
@@ -183,9 +186,9 @@ def test_a_program_that_shortens_its_conversation_goes_on_from_its_summary(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     programs(name, monkeypatch)
-    limit, outputs = COMPACTS[name]
-    looks = f"I look. \n{SHELL[name].replace('echo six', LONG)}"
-    graph, policy = played(tmp_path, name, [*[looks] * outputs, SUMMARY, "six"], limit)
+    limit, commands = COMPACTS[name]
+    looks = [f"I look. \n{SHELL[name].replace('echo six', command)}" for command in commands]
+    graph, policy = played(tmp_path, name, [*looks, SUMMARY, "six"], limit)
     check_sound(graph, policy)
     *_, summary, last, again = graph.nodes
     assert summary.text == SUMMARY and summary.extra["compacted"] == 0
