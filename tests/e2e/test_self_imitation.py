@@ -44,7 +44,7 @@ def test_good_episodes_train_again_and_a_resumed_run_goes_on(train: Trainer, pro
     for step in steps:
         assert step[f"{PREFIX}kept"] > 0
         if step[f"{PREFIX}trained"]:
-            assert step[f"{PREFIX}oldest"] == step[f"{PREFIX}age"] == 1 and step[f"{PREFIX}grad_norm"] > 0
+            assert step[f"{PREFIX}oldest"] == step[f"{PREFIX}age"] == 1 and step[f"{PREFIX}update/grad_norm"] > 0
     np.testing.assert_allclose([step[f"{PREFIX}weight"] for step in steps], [0.5 - 0.5**1.5, 0.5, 0.5 + 0.5**1.5])
     # The schedule of the learning rate takes one step for each step of the trainer.
     rates = [step["actor/lr"] for step in steps]

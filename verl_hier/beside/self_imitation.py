@@ -12,7 +12,6 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import reduce_metrics
-from verl.utils.py_functional import rename_dict
 
 from verl_hier.compat.extension import TrainerExtension, jagged
 from verl_hier.compat.updates import ranks_of
@@ -74,17 +73,22 @@ class SelfImitation(TrainerExtension):
         steps, size = even_steps(len(rows), metrics["hier/update/rows_per_step"], self._ranks)
         rows = rows[: steps * size]
         weight = weight_at(number, self._options)
-        found = {"trained": float(len(rows)), "weight": weight}
         if rows:
-            found |= self._train(rows, size, weight, batch.extra_info)
+            found = self._train(rows, size, weight, batch.extra_info)
             ages = [number - row.step for row in rows]
-            found |= {"age": float(np.mean(ages)), "oldest": float(max(ages)), "baseline": baseline}
+            metrics.update({f"hier/self_imitation/update/{name}": value for name, value in found.items()})
+            metrics["hier/self_imitation/age"], metrics["hier/self_imitation/oldest"] = (
+                float(np.mean(ages)),
+                float(max(ages)),
+            )
+            metrics["hier/self_imitation/baseline"] = baseline
         table = step.ledger.table
         counted = np.asarray(table["episodes.trained"], bool)
         groups, scores = (np.asarray(table[f"episodes.{name}"])[counted] for name in ("group", "return"))
         self._good.add(self._rows_of(batch, step, number), Baselines.of(number, groups, scores))
-        found["kept"] = float(len(self._good.rows))
-        metrics.update(rename_dict(found, "hier/self_imitation/"))
+        metrics["hier/self_imitation/weight"] = weight
+        metrics["hier/self_imitation/trained"] = float(len(rows))
+        metrics["hier/self_imitation/kept"] = float(len(self._good.rows))
 
     @property
     def _ranks(self) -> int:
