@@ -1,4 +1,7 @@
-"""EAPO of IterResearch (arXiv 2511.07327), docs/methods/iterresearch.md."""
+"""EAPO of IterResearch (arXiv 2511.07327), docs/methods/iterresearch.md.
+
+The abstract names the geometric discount; the group and the number are recalled (confidence C).
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,6 @@ def hier_estimators() -> EstimatorSpec:
         EAPOOptions,
         summary="the outcome, discounted by the rounds that follow, against all rounds of the task",
         source="IterResearch, arXiv 2511.07327",
-        confidence="B",
+        confidence="C",
         requires=("group", "trained", "episodes.return", "episodes.trained"),
     )
