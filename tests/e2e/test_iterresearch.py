@@ -15,8 +15,8 @@ from verl_hier.graph import RolloutGraph, graph_rows, read_graphs
 pytestmark = pytest.mark.long
 
 TASKS, EPISODES, ROUNDS, GAMMA = 3, 3, 3, 0.5
-SAID = ("<r>a</r><a>b</a>", "<r>c</r><a>d</a>", "<a>d</a>", "<r>b</r>")
-"""What the model has learned to say first: a report and an action, or one of the two alone."""
+SAID = ("<r>a</r><a>b</a>", "<r>c</r><a>c</a>", "<a>b</a>")
+"""What the model has learned to say: a report and an action, of which the world pays `b` and not `c`, or no report."""
 
 
 def check_credit(graph: RolloutGraph) -> None:
@@ -33,14 +33,15 @@ def check_credit(graph: RolloutGraph) -> None:
 
 
 def test_two_steps_on_two_ranks(train: Trainer, byte_model: Path, tmp_path: Path) -> None:
-    texts = [(f"train{task}", said) for task, said in itertools.product(range(8), SAID)]
-    writer = teach(byte_model, texts, tmp_path / "writer")
+    read = itertools.product(range(8), " ac", " bc", SAID)
+    texts = [(f"train{task}/{report}/{action}/", said) for task, report, action, said in read]
+    writer = teach(byte_model, texts, tmp_path / "writer", steps=60)
     run = train(
         "grpo_bytes",
         [
             f"actor_rollout_ref.model.path={writer}",
-            "hier.worker={name: react, history: 1, report_tag: r, action_tag: a, prompt: '{instruction}', "
-            "window_prompt: '{instruction}/{report}/{action}/'}",
+            "hier.worker={name: react, history: 1, report_tag: r, action_tag: a, prompt: '{instruction}/ / /', "
+            "window_prompt: '{instruction}/{report:1}/{action:1}/'}",
             f"hier.estimator={{name: eapo, gamma: {GAMMA}}}",
             "+hier.update={remainder: drop}",
             "hier.rollout.max_tokens_per_turn=20",
