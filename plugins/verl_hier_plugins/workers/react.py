@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from string import Formatter
 from typing import Annotated, Literal
 
 from verl_hier.environments.base import StepResult
@@ -61,7 +62,8 @@ class ReactOptions:
     def __post_init__(self) -> None:
         if self.reading == "first" and not self.action_tag:
             raise ValueError("reading: first looks for the action in a tag; set action_tag too")
-        if self.report_tag is not None and not (self.history and "{report}" in self.window_prompt):
+        read = "report" in {name for _, name, _, _ in Formatter().parse(self.window_prompt)}
+        if self.report_tag is not None and not (self.history and read):
             raise ValueError(
                 "report_tag: a report is read where the context begins anew; set history above 0, and use {report} in "
                 "window_prompt"
