@@ -133,6 +133,7 @@ def test_kept_rows_stand_beside_what_they_can() -> None:
         ("hier.teachers", {"t": TeacherOptions("m")}, "not asked about kept rows"),
         ("hier.update.max_kl", 0.1, "moved by design"),
         (ACTOR + "use_kl_loss", True, "reference policy"),
+        (ACTOR + "use_dynamic_bsz", False, "of one size"),
         (ACTOR + "policy_loss.loss_mode", "geo_mean", "each token by a weight"),
         (ACTOR + "policy_loss.loss_mode", "gpg", "no ratio"),
     ):

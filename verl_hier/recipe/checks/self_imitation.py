@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verl_hier.errors import RecipeError
+from verl_hier.recipe.checks.lengths import ACTOR
 from verl_hier.recipe.checks.losses import LOSS
 from verl_hier.recipe.checks.rule import needs_critic, rule, value
 from verl_hier.recipe.composed import ComposedRecipe
@@ -19,7 +20,8 @@ WITHOUT_RATIO = ("gpg",)
 @rule
 def check_self_imitation(recipe: ComposedRecipe) -> None:
     """Refuse self-imitation with what does not fit rows of earlier steps: asynchronous trainers, the tree engine, a
-    critic, teachers, several policies that learn, other schedules than `joint`, and losses without a ratio."""
+    critic, teachers, several policies that learn, other schedules than `joint`, micro-batches of one size, and losses
+    without a ratio."""
     if recipe.hier.self_imitation is None:
         return
     for line, why in _in_the_way(recipe):
@@ -45,8 +47,13 @@ def _in_the_way(recipe: ComposedRecipe) -> Iterator[tuple[str, str]]:
         yield f"hier.schedule.name: {schedule}", "a kept row would train roles that do not learn in a later step"
     if hier.update.max_kl is not None:
         yield "hier.update.max_kl", "kept rows are of older policies, from which the policy has moved by design"
-    if value(config, "actor_rollout_ref.actor.use_kl_loss"):
-        yield "actor_rollout_ref.actor.use_kl_loss", "kept rows have no log-probs of a reference policy"
+    if not value(config, ACTOR + "use_dynamic_bsz"):
+        yield (
+            ACTOR + "use_dynamic_bsz",
+            "as many kept rows train as are good, which micro-batches of one size do not take",
+        )
+    if value(config, ACTOR + "use_kl_loss"):
+        yield ACTOR + "use_kl_loss", "kept rows have no log-probs of a reference policy"
     if loss.weights != "token":
         yield LOSS, f"the policy loss {loss.name!r} does not multiply each token by a weight, which kept rows have"
     if loss.name in WITHOUT_RATIO:
