@@ -57,7 +57,8 @@ class Played:
         steps: (T,) step of each trained task.
         spans: (T,) steps from its launch to its training, both counted.
         dropped: tasks that verl dropped.
-        launched: number of tasks in all.
+        launched: seconds of generation before the launch of each task that was launched.
+        updated: seconds of generation before each update of the weights.
         seconds: at the end.
     """
 
@@ -65,7 +66,8 @@ class Played:
     steps: list[int]
     spans: list[int]
     dropped: list[int]
-    launched: int
+    launched: list[float]
+    updated: list[float]
     seconds: float
 
 
@@ -83,11 +85,12 @@ class Queue:
         self._order = LaunchOrder(most)
         self._launched: dict[int, int] = {}  # outstanding task to the step of its launch
         self._ends: dict[int, float] = {}  # outstanding task to the end of its generation
-        self._count, self._now, self._generated = 0, 0.0, 0.0
+        self._launches: list[float] = []
+        self._now, self._generated = 0.0, 0.0
 
     def play(self, steps: int) -> Played:
         """Train so many steps."""
-        rules, found = self._rules, Played([], [], [], [], 0, 0.0)
+        rules, found = self._rules, Played([], [], [], [], self._launches, [], 0.0)
         self._launch(math.floor(rules.ahead * rules.tasks), 1)
         for step in range(1, steps + 1):
             self._launch(rules.tasks, step)
@@ -99,14 +102,16 @@ class Queue:
                 self._forget(chosen)
                 self._now += rules.train_s / rules.batches
                 self._generated += 0.0 if rules.colocated else rules.train_s / rules.batches
-        found.launched, found.seconds = self._count, self._now
+            found.updated.append(self._generated)
+        found.seconds = self._now
         return found
 
     def _launch(self, tasks: int, step: int) -> None:
         for _ in range(tasks):
-            self._launched[self._count] = step
-            self._ends[self._count] = self._generated + next(self._durations)
-            self._count += 1
+            task = len(self._launches)
+            self._launches.append(self._generated)
+            self._launched[task] = step
+            self._ends[task] = self._generated + next(self._durations)
 
     def _forget(self, tasks: list[int]) -> None:
         for task in tasks:

@@ -186,7 +186,7 @@ def select(world: Patience, rules: Rules, runs: int, steps: int, weighted: str =
         gradient=off("gradient", world.gradient),
         step_s=sum(found.seconds for found, _ in played) / (runs * steps),
         later=(float(later.mean()), int(later.max())),
-        dropped=sum(len(found.dropped) for found, _ in played) / sum(found.launched for found, _ in played),
+        dropped=sum(len(found.dropped) for found, _ in played) / sum(len(found.launched) for found, _ in played),
     )
 
 

@@ -203,6 +203,35 @@ class Player(Worker):
             step = await episode.act(turn.text)
 
 
+class Stage:
+    """Where tasks of a world are played with a sampler."""
+
+    def __init__(self, world: World, server: TablePolicy, shape: Sampled, seed: int) -> None:
+        self._world, self._shape = world, shape
+        self._setup = RolloutSetup(
+            policies={DEFAULT_POLICY: server},
+            renderer=Numbers(len(world.start)),
+            environments=Worlds(world),
+            limits=Limits(max_turns=world.horizon),
+            seed=seed,
+            vocabulary=world.legal.shape[1],
+        )
+        levels = {role: int(world.level[world.role == number].max()) for number, role in enumerate(world.roles)}
+        self._roles = Roles("lab", levels)
+
+    async def play(self, number: int, start: int, phase: Phase, step: int = 1) -> RolloutGraph:
+        """Play the task of this number from a state."""
+        request = Request(
+            task={"instruction": self._world.name, "start": start},
+            identity={"uid": str(number), "index": number, "data_source": self._world.name},
+            n=self._shape.n,
+            step=step,
+            levels=phase.levels,
+        )
+        rollout = Rollout(request, self._setup, partial(Player, self._world), self._roles)
+        return await roll_out(rollout, self._shape.spec.factory(self._shape.options))
+
+
 def play_sampled(
     world: World, policy: Array, tasks: int, shape: Sampled, rng: np.random.Generator, phase: Phase, step: int = 1
 ) -> Batch:
@@ -217,29 +246,10 @@ def play_sampled(
     """
     starts = rng.choice(len(world.start), size=tasks, p=world.start)
     seed = int(rng.integers(2**31))
-    setup = RolloutSetup(
-        policies={DEFAULT_POLICY: TablePolicy(policy)},
-        renderer=Numbers(len(world.start)),
-        environments=Worlds(world),
-        limits=Limits(max_turns=world.horizon),
-        seed=seed,
-        vocabulary=policy.shape[1],
-    )
-    levels = {role: int(world.level[world.role == number].max()) for number, role in enumerate(world.roles)}
-    roles = Roles("lab", levels)
-
-    async def one(number: int) -> RolloutGraph:
-        request = Request(
-            task={"instruction": world.name, "start": int(starts[number])},
-            identity={"uid": str(number), "index": number, "data_source": world.name},
-            n=shape.n,
-            step=step,
-            levels=phase.levels,
-        )
-        return await roll_out(Rollout(request, setup, partial(Player, world), roles), shape.spec.factory(shape.options))
+    stage = Stage(world, TablePolicy(policy), shape, seed)
 
     async def all_() -> list[RolloutGraph]:
-        return [await one(number) for number in range(tasks)]
+        return [await stage.play(number, int(starts[number]), phase, step) for number in range(tasks)]
 
     graphs = asyncio.run(all_())
     table, turns = number_turns(graphs, [phase.learns] * tasks)
