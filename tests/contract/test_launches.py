@@ -51,6 +51,25 @@ def test_the_queue_of_the_lab_is_that_of_verl(name, colocated, monkeypatch):
             assert ours.dropped
 
 
+@pytest.mark.parametrize("mode", OURS)
+def test_the_metrics_tell_who_is_left_out(mode, monkeypatch):
+    rules = small(Rules(mode == "colocate_async", threshold=2, ahead=2.5))
+    for order, left_out in ((None, True), (0, False)):
+        found, metrics = play(
+            OURS[mode],
+            replace(rules, threshold=None if order == 0 else 2, late_steps=order),
+            durations(0),
+            STEPS,
+            monkeypatch,
+        )
+        dropped = [step["hier/durations/dropped_s"] for step in metrics if "hier/durations/dropped_s" in step]
+        assert bool(dropped) == bool(found.dropped) == left_out
+        ratio, trained = metrics[-1]["hier/durations/ratio"], [step["hier/durations/trained_s"] for step in metrics]
+        assert not dropped or min(dropped) > np.mean(trained)
+        assert ratio < 0.8 if left_out else 0.9 < ratio < 1.1
+        assert all(step["hier/durations/left_s"] > 0 for step in metrics)
+
+
 @pytest.mark.parametrize("late_steps", [0, 1, 3])
 @pytest.mark.parametrize("mode", OURS)
 def test_a_task_comes_no_later_than_the_order_allows(mode, late_steps, monkeypatch):

@@ -83,4 +83,4 @@ def test_without_an_order_slow_tasks_are_dropped(train, tmp_path, mode):
     trained = [graph.task["index"] for step in sorted(store.glob("step_*")) for graph in read_graphs(step)]
     assert len(trained) >= 8 and not [task for task in trained if task % 4 == 3 and task < 8]
     assert max(run.metric("hier/durations/overtaken_max")) > 0
-    assert max(run.metric("hier/durations/dropped_s")) > 1 > run.metric("hier/durations/ratio")[-1]
+    assert max(run.metric("hier/durations/dropped_s")) > 1

@@ -112,8 +112,9 @@ class LaunchBuffer(ReplayBufferAsync):
             found["hier/durations/waited_total_s"] = time.monotonic() - self._enough_since
             self._enough_since = None
         self._forget(chosen)
-        left = [seconds[uid] for uid in self._numbers]
-        return found | self._durations.metrics([seconds[uid] for uid in chosen], left)
+        under_way = self._under_way & self._numbers.keys()
+        left = (self._numbers.keys() - under_way, under_way)
+        return found | self._durations.metrics(*([seconds[uid] for uid in uids] for uids in (chosen, *left)))
 
     def _seconds(self, uids: Iterable[str]) -> dict[str, float]:
         """Seconds of tasks; so far, of those under way."""

@@ -76,26 +76,31 @@ class Durations:
             self._dropped.add(each)
             self._new.add(each)
 
-    def metrics(self, trained: Sequence[float], left: Sequence[float]) -> dict[str, float]:
+    def metrics(
+        self, trained: Sequence[float], ended: Sequence[float] = (), under_way: Sequence[float] = ()
+    ) -> dict[str, float]:
         """What is logged when tasks are taken, `hier/durations/…`.
 
         Args:
             trained: seconds of these tasks.
-            left: seconds of the tasks that are neither trained nor dropped yet; so far, of those under way.
+            ended: seconds of those that are left and have ended.
+            under_way: seconds so far of those that have not. Each of them counts as the mean of all that have ended
+                where it has not yet taken longer.
         """
         for each in trained:
             self._trained.add(each)
         found = {"hier/durations/trained_s": statistics.fmean(trained)} if trained else {}
-        if left:
+        if left := [*ended, *under_way]:
             found["hier/durations/left_s"] = statistics.fmean(left)
         if self._new.count:
             found["hier/durations/dropped_s"] = self._new.total / self._new.count
             self._new = _Sum()
-        launched = self._trained.total + self._dropped.total + sum(left)
-        count = self._trained.count + self._dropped.count + len(left)
-        if self._trained.count and launched > 0:
-            mean = self._trained.total / self._trained.count
-            found["hier/durations/ratio"] = mean / (launched / count)
+        count = self._trained.count + self._dropped.count + len(ended)
+        total = self._trained.total + self._dropped.total + sum(ended)
+        if self._trained.count and total > 0:
+            launched = total + sum(max(each, total / count) for each in under_way)
+            mean = launched / (count + len(under_way))
+            found["hier/durations/ratio"] = self._trained.total / self._trained.count / mean
         return found
 
 

@@ -59,12 +59,14 @@ def test_durations_of_what_is_trained_are_compared_with_all():
     durations = Durations()
     assert durations.metrics([1.0, 3.0], []) == {"hier/durations/trained_s": 2.0, "hier/durations/ratio": 1.0}
     durations.drop([10.0, 20.0])
-    found = durations.metrics([2.0], [5.0, 7.0])
+    found = durations.metrics([2.0], [5.0], [7.0])
     assert found == {
         "hier/durations/trained_s": 2.0,
         "hier/durations/left_s": 6.0,
         "hier/durations/dropped_s": 15.0,
         "hier/durations/ratio": pytest.approx(2.0 / (48 / 7)),
     }
+    # What has just begun says nothing yet: it counts as the mean of the others.
+    assert Durations().metrics([2.0], [4.0], [0.1, 9.0])["hier/durations/ratio"] == pytest.approx(2 / ((6 + 3 + 9) / 4))
     assert "hier/durations/dropped_s" not in durations.metrics([2.0], [])
     assert "hier/durations/ratio" not in Durations().metrics([], [1.0])
