@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conformance.builtin_parts import part
 from verl_hier.graph import read_graphs
+from verl_hier.graph.build_table import build_table
 
 from .test_himac import weights
 from .test_societies import RECIPE
@@ -39,9 +41,13 @@ def run(train: Any, probes: Path, model: Path, folder: Path, steps: int, *overri
     return done
 
 
+def state_after(folder: Path, step: int) -> Any:
+    """What the checkpoint of a step holds of the schedule."""
+    return json.loads((folder / "checkpoints" / f"global_step_{step}" / "hier.json").read_text())["schedule"]["state"]
+
+
 def library(folder: Path, step: int) -> dict[str, dict[str, Any]]:
-    held = json.loads((folder / "checkpoints" / f"global_step_{step}" / "hier.json").read_text())
-    return {skill["text"]: skill for skill in held["schedule"]["state"]["skills"]}
+    return {skill["text"]: skill for skill in state_after(folder, step)["skills"]}
 
 
 @pytest.mark.slow
@@ -76,6 +82,10 @@ def test_two_steps_read_write_and_score(train, solver, probes, tmp_path):
     evaluated = list(read_graphs(tmp_path / "run" / "graphs" / "validation" / "step_000002"))
     assert evaluated and all(graph.request["told"] == {"skills": ["1 c"]} for graph in evaluated)
     assert {node.role for graph in evaluated for node in graph.nodes} == {"solver"}
+    resumed = part("schedule", "scored_skills", skills=("1 c",), proofs=1, roles=("solver",))
+    resumed.load_state_dict(state_after(tmp_path / "run", 1))
+    resumed.table_ready(build_table(sorted(graphs[2], key=lambda each: each.task["index"])), 2)
+    assert resumed.state_dict() == state_after(tmp_path / "run", 2), "from one checkpoint to the next"
     assert any(node.messages[-1].content == "x:1 c" for graph in evaluated for node in graph.nodes)
 
 
