@@ -11,6 +11,7 @@ import pytest
 from tests.fixtures.taught import teach
 from tests.fixtures.trainer import Trainer
 from verl_hier.graph import RolloutGraph, graph_rows, read_graphs
+from verl_hier.recipe.compose import overridden
 
 pytestmark = pytest.mark.long
 
@@ -38,21 +39,23 @@ def test_two_steps_on_two_ranks(train: Trainer, byte_model: Path, tmp_path: Path
     writer = teach(byte_model, texts, tmp_path / "writer", steps=60)
     run = train(
         "grpo_bytes",
-        [
-            f"actor_rollout_ref.model.path={writer}",
-            "hier.worker={name: react, history: 1, report_tag: r, action_tag: a, prompt: '{instruction}/ / /', "
-            "window_prompt: '{instruction}/{report:1}/{action:1}/'}",
-            f"hier.estimator={{name: eapo, gamma: {GAMMA}}}",
-            "+hier.update={remainder: drop}",
-            "hier.rollout.max_tokens_per_turn=20",
-            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
-            f"data.train_batch_size={TASKS}",
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={TASKS}",
-            f"actor_rollout_ref.rollout.n={EPISODES}",
-            "trainer.n_gpus_per_node=2",
-            "trainer.total_training_steps=2",
-            f"hier.store.path={tmp_path}/graphs",
-        ],
+        overridden(
+            [
+                f"actor_rollout_ref.model.path={writer}",
+                "hier.worker={name: react, history: 1, report_tag: r, action_tag: a, prompt: '{instruction}/ / /', "
+                "window_prompt: '{instruction}/{report:1}/{action:1}/'}",
+                f"hier.estimator={{name: eapo, gamma: {GAMMA}}}",
+                "hier.update={remainder: drop}",
+                "hier.rollout.max_tokens_per_turn=20",
+                "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+                f"data.train_batch_size={TASKS}",
+                f"actor_rollout_ref.actor.ppo_mini_batch_size={TASKS}",
+                f"actor_rollout_ref.rollout.n={EPISODES}",
+                "trainer.n_gpus_per_node=2",
+                "trainer.total_training_steps=2",
+                f"hier.store.path={tmp_path}/graphs",
+            ]
+        ),
     )
     assert run.code == 0, run.log[-3000:]
     rows = TASKS * EPISODES * ROUNDS
