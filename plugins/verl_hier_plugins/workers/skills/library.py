@@ -8,7 +8,6 @@ from functools import partial
 
 from verl_hier.environments.question_rows import answers_of
 from verl_hier.rollout import Context, EpisodeView
-from verl_hier.served.embedder import Embedder
 from verl_hier_plugins.workers.proposer_solver_judge.guards import READ
 from verl_hier_plugins.workers.skills.choice import by_bm25, by_share, by_words, shares_of
 from verl_hier_plugins.workers.skills.options import SkillsOptions
@@ -64,6 +63,9 @@ class Library:
         options = self._options
 
         async def one(skill: str) -> float:
+            # Needed in few recipes, and heavy: it brings a client of HTTP.
+            from verl_hier.served.embedder import Embedder
+
             embedder = Embedder.of(options.endpoint, options.endpoint_model, "hier.worker.endpoint")
             return await embedder.likeness(query, skill)
 
