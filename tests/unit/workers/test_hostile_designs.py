@@ -20,7 +20,16 @@ from verl_hier.testing.rollout import CharacterTokenizer, WordTokenizer, roll_ou
 from verl_hier.training.metrics import rollout_metrics
 from verl_hier_plugins.samplers.designs import Designs, DesignsOptions
 from verl_hier_plugins.workers.designer_executor import hier_workers
-from verl_hier_plugins.workers.designer_executor.design import FAILURES, Call, Choice, DesignError, Leave, Loop, Role
+from verl_hier_plugins.workers.designer_executor.design import (
+    FAILURES,
+    OF_GRAPHS,
+    Call,
+    Choice,
+    DesignError,
+    Leave,
+    Loop,
+    Role,
+)
 from verl_hier_plugins.workers.designer_executor.options import DesignerExecutorOptions, RoleOptions
 from verl_hier_plugins.workers.designer_executor.script import Limits, read
 from verl_hier_plugins.workers.react import parse_action
@@ -121,7 +130,7 @@ def test_every_failure_has_its_name(text, name):
 
 
 def test_the_names_are_all_tested():
-    assert {*NAMED.values(), "missing", "cut"} == set(FAILURES)
+    assert {*NAMED.values(), "missing", "cut", *OF_GRAPHS} == set(FAILURES)
 
 
 def test_ten_megabytes_cost_nothing():
@@ -334,7 +343,10 @@ def test_thousands_of_texts_are_read_and_nothing_is_run(watch):
     # A text that is read in more than linear time takes minutes; a collection of garbage may take a second.
     assert slowest < 5.0
     # The generator reaches sound designs and most of what can be wrong.
-    assert names[""] > 200 and set(names) >= set(FAILURES) - {"missing", "cut", "too_deep", "too_many_roles"}
+    assert names[""] > 200 and set(names) >= set(FAILURES) - {
+        *("missing", "cut", "too_deep", "too_many_roles"),
+        *OF_GRAPHS,
+    }
 
 
 @settings(max_examples=300, deadline=None)

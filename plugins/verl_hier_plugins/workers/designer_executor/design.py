@@ -30,6 +30,15 @@ class DesignError(Exception):
         self.line = line
 
 
+OF_GRAPHS = {
+    "unknown_agent": "an edge of a graph begins or ends at an agent that is not there",
+    "doubled_agent": "two agents of a graph have one name",
+    "sides": "the sides of a debate are no list of at least two names of at least two letters",
+    "unconnected": "a graph of several agents has no edges, or agents that do not lead to its answer",
+    "many_ends": "more than one agent of a graph leads to no other one, so that its answer is not clear",
+    "cycle": "agents of a graph wait for each other",
+}
+"""What can be wrong with a graph alone."""
 FAILURES: dict[str, str] = {
     "missing": "the tag that should hold the script is not there, or not closed",
     "cut": "the turn reached its token limit",
@@ -48,14 +57,9 @@ FAILURES: dict[str, str] = {
     "unknown_name": "it reads a text that no role has written",
     "forbidden": "anything else that the language does not have",
     "empty": "it calls no role",
-    "unknown_agent": "an edge of a graph begins or ends at an agent that is not there",
-    "doubled_agent": "two agents of a graph have one name",
-    "sides": "the sides of a debate are no list of at least two names of at least two letters",
-    "unconnected": "a graph of several agents has no edges, or agents that do not lead to its answer",
-    "many_ends": "more than one agent of a graph leads to no other one, so that its answer is not clear",
-    "cycle": "agents of a graph wait for each other",
+    **OF_GRAPHS,
 }
-"""What can be wrong with a script; each name is counted as `design_<name>`."""
+"""What can be wrong with a design; each name is counted as `design_<name>`."""
 
 
 @dataclass(frozen=True)
