@@ -349,7 +349,9 @@ class EpisodeView:
 
     async def tokens_of(self, context: Context, text: str) -> int:
         """How many tokens a text has behind what a context holds, without those of a message around it."""
-        prompt, _ = await off_loop(context.pending_characters, context.prompt)
+        prompt: list[int] = []
+        if context.length or context.pending_characters:  # templates have no form for a conversation without messages
+            prompt, _ = await off_loop(context.pending_characters, context.prompt)
         return len(await off_loop(len(text), self._behind, context, prompt, text))
 
     def _behind(self, context: Context, prompt: list[int], text: str) -> list[int]:
