@@ -45,6 +45,9 @@ class DrawnNames:
         self._first: tuple[dict[str, str], dict[str, str]] = {}, {}
         self._now: tuple[dict[str, str], dict[str, str]] = {}, {}
 
+    def __bool__(self) -> bool:
+        return any(self._now)
+
     def learn(self, first: str, now: str) -> None:
         """Read the names off a text of the first run and the same text now, in the order in which they stand there."""
         for kind, form in enumerate((_PLAIN, _GIVEN)):

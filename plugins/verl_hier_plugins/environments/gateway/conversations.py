@@ -70,6 +70,7 @@ class Conversations:
         self._reminders = reminders
         self._all: list[Conversation] = []
         self._answers: list[Answer] = []
+        self._written: set[str] = set()
         self._heard: set[str] = set()
         self.idle = 0
 
@@ -107,6 +108,7 @@ class Conversations:
         assert conversation.request is not None
         conversation.last = Answer(conversation.number, len(self._answers), conversation.request, reply)
         self._answers.append(conversation.last)
+        self._written |= {reply.text.strip(), *reply.ids} - {""}
         conversation.waits = False
 
     def _foreign(self, messages: Sequence[Message]) -> int:
@@ -114,10 +116,7 @@ class Conversations:
 
     def _wrote(self, message: Message) -> bool:
         """Whether a message is an answer of the policy, in whichever conversation."""
-        return message.role == "assistant" and any(
-            not set(message.ids).isdisjoint(answer.reply.ids) or message.text.strip() == answer.reply.text.strip() != ""
-            for answer in self._answers
-        )
+        return message.role == "assistant" and not self._written.isdisjoint((message.text.strip(), *message.ids))
 
     def _says_something(self, places: Sequence[Place]) -> bool:
         """Whether a message is neither known from an earlier conversation, nor quotes the latest answers."""
@@ -203,7 +202,7 @@ def said_of(
         "stop": list(request.stop),
         "max_tokens": request.max_tokens,
         "logprobs": request.logprobs,
-        "digest": request.settled(names),
+        "digest": request.settled_with(names),
         "realigned": not begins and conversation.realigned,
         "foreign": conversation.foreign,
         "parent": None if parent is None else [parent.kind, parent.context, parent.answer, parent.tool],

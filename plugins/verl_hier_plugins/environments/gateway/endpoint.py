@@ -130,7 +130,9 @@ async def _read(request: web.Request, inbox: Inbox, dialect: Dialect) -> PolicyR
             body = without_keys(read_json(data))
         except ValueError as error:
             raise RefusedRequest(f"the body of a request is no JSON in UTF-8: {str(error)[:200]}.") from error
-        return inbox.read(dialect, body, agent).in_thread(*threads)
+        asked = inbox.read(dialect, body, agent).in_thread(*threads)
+        _ = asked.settled  # known from here on; of a long conversation it takes as long as reading it
+        return asked
 
     return read() if len(data) < LONG_BODY else await asyncio.to_thread(read)
 

@@ -192,7 +192,7 @@ class GatewayEnvironment(AsyncEnvironment):
             self._drawn.learn(like.text, self.shown)
         self.shown = self._drawn.of_the_first(self.shown)
         request = said_of(conversation, begins, new, came.request, self._drawn)
-        if like is not None and settled(like.text) == settled(self.shown):
+        if like is not None and (like.text == self.shown or settled(like.text) == settled(self.shown)):
             self.shown, request["messages"] = like.text, like.info["request"]["messages"]
         info: dict[str, Any] = {"won": False, "score": 0.0, "calls": self._calls, "request": request}
         return self._step(self.shown, valid=valid, info=info)
@@ -215,7 +215,7 @@ class GatewayEnvironment(AsyncEnvironment):
                 for asked in here:
                     if (
                         wanted is None
-                        or asked.request.settled(self._drawn) == wanted
+                        or asked.request.settled_with(self._drawn) == wanted
                         or (other and now > other + PATIENCE_S)
                     ):
                         inbox.waiting.remove(asked)

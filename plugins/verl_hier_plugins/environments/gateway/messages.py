@@ -108,13 +108,18 @@ class PolicyRequest:
         """Identity of the request."""
         return self._identity([message.same for message in self.messages])
 
-    def settled(self, names: DrawnNames) -> str:
-        """Identity of the request in every run of the program.
+    @cached_property
+    def settled(self) -> str:
+        """Identity of the request in every run of the program, where this one has drawn no names that are known."""
+        return self._identity([message.settled(DrawnNames()) for message in self.messages])
+
+    def settled_with(self, names: DrawnNames) -> str:
+        """The same.
 
         Args:
             names: that this run has drawn.
         """
-        return self._identity([message.settled(names) for message in self.messages])
+        return self._identity([message.settled(names) for message in self.messages]) if names else self.settled
 
     def _identity(self, said: Sequence[str]) -> str:
         more = [each for each in (self.demand.sentence, self.choices, self.logprobs) if each not in ("", 1, False)]
