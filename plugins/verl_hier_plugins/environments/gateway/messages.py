@@ -114,11 +114,7 @@ class PolicyRequest:
         return self._identity([message.settled(DrawnNames()) for message in self.messages])
 
     def settled_with(self, names: DrawnNames) -> str:
-        """The same.
-
-        Args:
-            names: that this run has drawn.
-        """
+        """The same, in which the names that this run has drawn are those of the first run."""
         return self._identity([message.settled(names) for message in self.messages]) if names else self.settled
 
     def _identity(self, said: Sequence[str]) -> str:
