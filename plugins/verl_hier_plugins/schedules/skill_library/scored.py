@@ -26,7 +26,7 @@ from verl_hier_plugins.schedules.skill_library.entries import (
     solved_in,
     written_in,
 )
-from verl_hier_plugins.workers.proposer_solver_judge.guards import words_of
+from verl_hier_plugins.workers.proposer_solver_judge.guards import shared, words_of
 
 OPERATIONS = ("written", "merged", "added", "deleted")
 """What is counted in a step."""
@@ -161,8 +161,8 @@ class ScoredSkills(Schedule):
 
     def _alike(self, mine: set[str], words: Mapping[str, set[str]]) -> str | None:
         """The skill that has most words in common with these, where those are enough."""
-        best = max(words, key=lambda key: _likeness(mine, words[key]), default=None)
-        return best if best is not None and _likeness(mine, words[best]) >= self._options.alike else None
+        best = max(words, key=lambda key: shared(mine, words[key]), default=None)
+        return best if best is not None and shared(mine, words[best]) >= self._options.alike else None
 
     def _merge(self, skill: ScoredSkill, new: Skill) -> None:
         skill.note(bool(new.solved))
@@ -197,8 +197,3 @@ class ScoredSkills(Schedule):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Schedule.load_state_dict`."""
         self._skills = {key_of(skill["text"]): ScoredSkill(**skill) for skill in state["skills"]}
-
-
-def _likeness(left: set[str], right: set[str]) -> float:
-    """As `guards.likeness`, of words that are there already."""
-    return len(left & right) / len(left | right) if left or right else 0.0

@@ -16,7 +16,11 @@ def words_of(text: str) -> tuple[str, ...]:
 
 def likeness(left: str, right: str) -> float:
     """Share of the words of both texts that each of them has, from 0 to 1 (Jaccard)."""
-    mine, other = set(words_of(left)), set(words_of(right))
+    return shared(set(words_of(left)), set(words_of(right)))
+
+
+def shared(mine: set[str], other: set[str]) -> float:
+    """The same of the words of two texts."""
     return len(mine & other) / len(mine | other) if mine or other else 0.0
 
 
