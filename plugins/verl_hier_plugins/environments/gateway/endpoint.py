@@ -27,7 +27,7 @@ THREADS = (
 asks, and the agent that began it, where that is not the first."""
 BYTES_PER_CHARACTER = 8
 """Of a body, at most: JSON may write a character as six bytes, and has its own signs."""
-LONG_BODY = 2**17
+LONG_BODY = 2**15
 """Bytes of a body that takes milliseconds to read."""
 HEARTBEAT_S = 5.0
 """Seconds between two signs of life, which keep a connection open while the policy is waited for."""
