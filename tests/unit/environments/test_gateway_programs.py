@@ -9,9 +9,10 @@ import textwrap
 
 import pytest
 
+from tests.fixtures.agent_programs import ForkedBeforeTheEnd, call
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.host.options import build_options
-from verl_hier.rollout import Limits, Request, Rollout, Sampler
+from verl_hier.rollout import Limits, Request, Rollout
 from verl_hier.rollout.plain_renderer import PlainRenderer
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.roles import Roles
@@ -24,10 +25,6 @@ from verl_hier_plugins.workers.gateway import hier_workers
 
 TASK = {"instruction": "What is the weather in Rome?", "answers": ["sunny in Rome"]}
 AGENTS = {"manager": {"level": 0}, "searcher": {"level": 1, "tool": "searcher"}}
-
-
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 SAID = [
@@ -226,16 +223,10 @@ def counts_letters(prompt):
     return call("wait", target=told[1]) if told else call("spawn", task="Count the letters of banana")
 
 
-class BeforeTheEnd(Sampler):
-    async def sample(self, rollout):
-        trunk = await rollout.start().run()
-        await (await trunk.fork(len(trunk.path) - 1, why="test")).run()
-
-
 def test_an_agent_that_runs_beside_the_one_that_began_it_and_names_that_are_drawn_anew(tmp_path):
     agents = {"lead": {}, "helper": {"level": 1, "depth": 1}}
     options = options_of(tmp_path, NAMES_ITS_AGENTS)
-    graph, policy = rolled_out(options, counts_letters, agents, BeforeTheEnd())
+    graph, policy = rolled_out(options, counts_letters, agents, ForkedBeforeTheEnd())
     assert [(episode.status, episode.success) for episode in graph.episodes] == [("finished", True)] * 2
     assert [(node.role, node.context) for node in graph.nodes if node.episode == 0] == [
         ("lead", -1), ("lead", 0), ("helper", -1), ("lead", 1),
