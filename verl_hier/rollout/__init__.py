@@ -2,11 +2,12 @@
 
 from verl_hier.rollout.context import Context
 from verl_hier.rollout.end_reason import EndReason, EpisodeOver
-from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout.episode_view import EpisodeView
 from verl_hier.rollout.policy import Generation, Policy, Renderer, Sampling, Scored
 from verl_hier.rollout.rollout import Episode, Rollout
 from verl_hier.rollout.sampler import Sampler
 from verl_hier.rollout.task import Limits, Request
+from verl_hier.rollout.turn_view import Turn
 from verl_hier.rollout.worker import Worker
 
 __all__ = [

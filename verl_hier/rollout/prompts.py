@@ -10,7 +10,8 @@ from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError
 from verl_hier.graph.nodes import Node
 from verl_hier.rollout.context import Context
-from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout.episode_view import EpisodeView
+from verl_hier.rollout.turn_view import Turn
 
 
 def fields(episode: EpisodeView, step: StepResult, first: StepResult, /, **more: str) -> dict[str, str]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.tools import action_of
 from verl_hier.rollout.context import Context
-from verl_hier.rollout.episode_view import EpisodeView, Turn
+from verl_hier.rollout.episode_view import EpisodeView
+from verl_hier.rollout.turn_view import Turn
 
 
 class ToolUse:

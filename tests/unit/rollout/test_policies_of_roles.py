@@ -11,9 +11,9 @@ from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.recipe.policies import PolicyOptions, played
 from verl_hier.rollout import Generation, Limits, Request, Rollout
-from verl_hier.rollout.episode_view import Turn
 from verl_hier.rollout.policy import Policies, policy_of
 from verl_hier.rollout.roles import Roles
+from verl_hier.rollout.turn_view import Turn
 from verl_hier.served.policy import Messages
 from verl_hier.testing import rollout as kit
 from verl_hier.testing.rollout import CharacterTokenizer
