@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.scoring import unfit
-from verl_hier.environments.splits import SPLITS, hash_number
+from verl_hier.environments.splits import SPLITS, held_out
+from verl_hier.environments.task_files import line_tasks
 from verl_hier.errors import RecipeError
-from verl_hier.graph.bounded_reading import parse_json, text_lines
 from verl_hier_plugins.environments.gateway.agent import require_agent
 from verl_hier_plugins.environments.gateway.options import SCORERS, GatewayOptions
 from verl_hier_plugins.environments.gateway.sample import house
@@ -29,26 +28,13 @@ def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
     scorer_of(options)
     if not options.data_path:
         return _houses(split, limit)
-    option = "validation_path" if split != "train" and options.validation_path else "data_path"
-    file = Path(getattr(options, option)).expanduser()
-    if not file.is_file():
-        raise RecipeError(f"hier.environment.{option}: there is no file {file}.")
-    found: list[dict[str, Any]] = []
-    for number, line in text_lines(file):
-        where = f"hier.environment.{option}: line {number}"
-        task = _checked(parse_json(line, f"line {number} of {file}"), options, where)
-        if options.validation_path or _split_of(json.dumps(task, sort_keys=True)) == split:
-            found.append({"data_source": "gateway", "id": f"{split}-{len(found):05d}", **task})
-        if len(found) == limit > 0:
-            break
-    if not found:
-        raise RecipeError(f"hier.environment.{option}: {file} has no task for the split {split!r}.")
-    return found
-
-
-def _split_of(text: str) -> str:
-    """The split of a task when one file serves all splits: a tenth each for `val` and `test`."""
-    return {0: "val", 1: "test"}.get(hash_number(text, 4) % 10, "train")
+    return line_tasks(
+        options,
+        split,
+        "gateway",
+        lambda row, where: _checked(row, options, where),
+        lambda line, task: json.dumps(task, sort_keys=True),
+    )
 
 
 def _houses(split: str, size: int) -> list[dict[str, Any]]:
@@ -60,7 +46,7 @@ def _houses(split: str, size: int) -> list[dict[str, Any]]:
         content = f"{rooms} {thing}"
         if len(found) == size:
             break
-        if content in seen or _split_of(content) != split:
+        if content in seen or held_out(content) != split:
             continue
         seen.add(content)
         task = {"instruction": f"find {thing}", "rooms": rooms, "answers": [room], "goal": thing}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from verl_hier.environments.math_answers import require_math_verify
 from verl_hier.environments.scoring import unfit
-from verl_hier.environments.splits import SPLITS, hash_number
+from verl_hier.environments.splits import SPLITS
+from verl_hier.environments.task_files import line_tasks
 from verl_hier.errors import RecipeError
-from verl_hier.graph.bounded_reading import parse_json, text_lines
 from verl_hier_plugins.environments.mcp.house import house_tasks
 from verl_hier_plugins.environments.mcp.options import McpOptions
 
@@ -29,27 +28,13 @@ def tasks(options: McpOptions, split: str) -> list[dict[str, Any]]:
         require_math_verify("hier.environment.scorer")
     if not options.data_path:
         return house_tasks(options, split)
-    option = "validation_path" if split != "train" and options.validation_path else "data_path"
-    limit = options.pool if split == "train" else options.validation
-    file = Path(getattr(options, option)).expanduser()
-    if not file.is_file():
-        raise RecipeError(f"hier.environment.{option}: there is no file {file}.")
-    found: list[dict[str, Any]] = []
-    for number, line in text_lines(file):
-        where = f"hier.environment.{option}: line {number}"
-        task = _checked(parse_json(line, f"line {number} of {file}"), where, options.scorer)
-        if options.validation_path or _held_out(str(task["instruction"])) == split:
-            found.append({"data_source": "mcp", "id": f"{split}-{len(found):05d}", **task})
-        if len(found) == limit > 0:
-            break
-    if not found:
-        raise RecipeError(f"hier.environment.{option}: {file} has no task for the split {split!r}.")
-    return found
-
-
-def _held_out(instruction: str) -> str:
-    """The split of a task when one file serves all splits: a tenth each for `val` and `test`."""
-    return {0: "val", 1: "test"}.get(hash_number(instruction, 4) % 10, "train")
+    return line_tasks(
+        options,
+        split,
+        "mcp",
+        lambda row, where: _checked(row, where, options.scorer),
+        lambda line, task: str(task["instruction"]),
+    )
 
 
 def _checked(task: Any, where: str, scorer: str) -> dict[str, Any]:

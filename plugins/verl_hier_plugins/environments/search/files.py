@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_hier.environments import question_rows
 from verl_hier.environments.scoring import normalise
-from verl_hier.environments.splits import hash_number
+from verl_hier.environments.splits import held_out
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.bounded_reading import parquet_columns, parquet_rows, parse_json, read_json, text_lines
 from verl_hier_plugins.environments.search.options import SearchOptions
@@ -92,11 +92,6 @@ def file_tasks(options: SearchOptions, split: str, documents: bool = True) -> li
     if not tasks:
         raise RecipeError(f"hier.environment.{option}: {path} has no question for the split {split!r}.")
     return tasks
-
-
-def held_out(question: str) -> str:
-    """The split of a question when one file serves all splits: a tenth each for `val` and `test`."""
-    return {0: "val", 1: "test"}.get(hash_number(question, 4) % 10, "train")
 
 
 def contexts(path: str, option: str) -> Iterator[tuple[str, str]]:

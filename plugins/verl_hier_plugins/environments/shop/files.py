@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from verl_hier.environments.splits import hash_number
+from verl_hier.environments.splits import hash_number, held_out
 from verl_hier.errors import FileError, RecipeError
 from verl_hier.graph.bounded_reading import read_json
 from verl_hier_plugins.environments.search.bm25 import split_words
@@ -78,7 +78,7 @@ def file_tasks(options: ShopOptions, split: str) -> list[dict[str, Any]]:
     shop = file_shop(options.items_path, options.attributes_path, options.products)
     made = _written(options, shop) if options.instructions_path else _made_up(options, shop)
     limit = options.pool if split == "train" else options.validation
-    mine = (task for task in made if _split(task["instruction"]) == split)
+    mine = (task for task in made if held_out(task["instruction"]) == split)
     found = [
         {**task, "id": f"{split}-{number:05d}"}
         for number, task in enumerate(itertools.islice(mine, limit or None), start=1)
@@ -197,11 +197,6 @@ def _options(block: Any, where: str) -> dict[str, tuple[str, ...]]:
         kept = dict.fromkeys(" ".join(value.replace("/", " | ").lower().split()) for value in values)
         found[name.lower()] = tuple(value for value in kept if plain(value) and plain(value) not in _RESERVED)
     return {name: values for name, values in found.items() if values}
-
-
-def _split(instruction: str) -> str:
-    """A tenth of the instructions each for `val` and `test`."""
-    return {0: "val", 1: "test"}.get(hash_number(instruction, 4) % 10, "train")
 
 
 def _entry(block: Mapping[str, Any], code: str) -> Mapping[str, Any]:
