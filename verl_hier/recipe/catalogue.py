@@ -146,7 +146,7 @@ class Recipe:
         size = chosen.get("size", "")
         if size not in SIZES:
             return
-        if "variant" in self.groups and size not in self.sizes:
+        if self.sizes and size not in self.sizes:
             raise RecipeError(
                 f"hier/size: the recipe {self.name} is not offered for size={size}; it has "
                 f"{_either('size', self.sizes)} (`verl-hier recipes` shows what each recipe offers)."

@@ -19,9 +19,9 @@ from verl_hier.host.specs import KINDS
 from verl_hier.installed import package_folder
 from verl_hier.recipe.catalogue import Recipe, find, translated
 from verl_hier.recipe.hydra_cache import hydra_cache
-from verl_hier.recipe.hydra_words import sentence
+from verl_hier.recipe.hydra_words import missing_name, sentence
 from verl_hier.recipe.overrides import require_grammar
-from verl_hier.recipe.user_recipes import require_base, require_list, require_part_blocks
+from verl_hier.recipe.user_recipes import require_base, require_list, require_part_blocks, unknown_name
 
 MAIN = "verl.trainer.main_ppo"
 PRIMARY = "verl_hier_recipe_file"
@@ -71,6 +71,8 @@ def compose(reference: str, overrides: Sequence[str] = ()) -> Any:
                 f"recipe {reference!r} does not compose: a file in its defaults names itself, or a file that leads "
                 "back to it, in its own defaults; give the file another name than the one that it begins from."
             ) from error
+        if not recipe.shipped and (missing := missing_name(error)):
+            raise unknown_name(recipe, missing, verl_config_folder()) from error
         said = sentence(error).replace(f"{PRIMARY}.yaml", recipe.path.name).replace(PRIMARY, recipe.path.name)
         raise RecipeError(f"recipe {reference!r} does not compose: {said}") from error
     if not recipe.shipped:

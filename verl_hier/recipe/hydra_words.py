@@ -32,7 +32,7 @@ def sentence(error: Exception) -> str:
     if (choice := _NO_CHOICE.search(text)) and options:
         return f"{choice[1]}: there is no {choice[2]!r}{did_you_mean(choice[2], options)}; it has {', '.join(options)}."
     if file := _NO_FILE.search(text):
-        return f"the defaults list names {file[1]!r}, which is neither of verl, of verl-hier, nor beside the recipe."
+        return f"a defaults list names {file[1]!r}, which is neither of verl, of verl-hier, nor beside the recipe."
     if group := _NO_OVERRIDE.search(text):
         return f"{group[1]}: the recipe's defaults list has no such group; put + before the override to add it."
     kept = [
@@ -43,6 +43,13 @@ def sentence(error: Exception) -> str:
     causes = [str(error.__cause__).splitlines()[0]] if error.__cause__ and str(error.__cause__) else []
     unique = list(dict.fromkeys([*kept[:2], *causes])) or [type(error).__name__]
     return " ".join(line if line.endswith((".", "?", "!")) else f"{line}." for line in unique)
+
+
+def missing_name(error: Exception) -> str | None:
+    """The file or choice of a defaults list that Hydra has not found, where it knows no others of its group."""
+    text = str(error)
+    found = _NO_FILE.search(text)
+    return found[1] if found and not _options([line.strip() for line in text.splitlines()]) else None
 
 
 def unresolved(config: Any, error: Exception) -> RecipeError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from verl_hier.errors import RecipeError
+from verl_hier.errors import RecipeError, did_you_mean
 from verl_hier.host.specs import KINDS
 from verl_hier.recipe.catalogue import Recipe
+from verl_hier.recipe.pairs import folder
 
 _FIRST = "defaults: [ppo_trainer, hier/base, …, _self_]"
 _PART_WORD = re.compile(rf"\+{{0,2}}hier\.({'|'.join(KINDS)})=([^{{].*)")
@@ -24,8 +26,48 @@ def require_list(recipe: Recipe) -> None:
         raise RecipeError(f"{recipe.path} is empty; a recipe begins with `{_FIRST}`.")
     if not isinstance(recipe.content, Mapping):
         raise RecipeError(f"{recipe.path} is no mapping of keys to values; a recipe begins with `{_FIRST}`.")
-    if not isinstance(recipe.content.get("defaults", []), list):
+    defaults = recipe.content.get("defaults", [])
+    if not isinstance(defaults, list):
         raise RecipeError(f"{recipe.path}: `defaults` is no list; a recipe begins with `{_FIRST}`.")
+    for entry in defaults:
+        if not isinstance(entry, str) and not (isinstance(entry, Mapping) and len(entry) == 1):
+            raise RecipeError(
+                f"{recipe.path}: {entry!r:.60} in the defaults list is neither the name of a file nor one group with "
+                "its choice; write a line for each, such as `- hier/method: grpo`."
+            )
+        for group, choice in entry.items() if isinstance(entry, Mapping) else ():
+            if choice is None and str(group).startswith("hier/"):
+                raise RecipeError(
+                    f"{recipe.path}: the defaults list names no choice for `{group}`; write `- {group}: …`, or take "
+                    "the line away."
+                )
+
+
+def unknown_name(recipe: Recipe, missing: str, stock: Path) -> RecipeError:
+    """The refusal of a name in a defaults list that Hydra has not found: with its line, and the nearest one.
+
+    Args:
+        recipe: a file of a user's own.
+        missing: the name, of a file or of a choice behind its group, as Hydra has it.
+        stock: the folder of verl's configs.
+    """
+    ours = [path.relative_to(folder()).with_suffix("") for path in (folder() / "hier").rglob("*.yaml")]
+    known = {str(path): _as_written(path) for path in ours} | {path.stem: path.stem for path in stock.glob("*.yaml")}
+    near = did_you_mean(missing, known)
+    for name, written in known.items():
+        near = near.replace(repr(name), repr(written))
+    text, listed = recipe.path.read_text(encoding="utf-8"), [Path(missing).name, Path(missing).parent.name]
+    lines = [number for number, line in enumerate(text.splitlines(), start=1) if all(word in line for word in listed)]
+    where = f":{lines[0]}" if lines else ""
+    return RecipeError(
+        f"{recipe.path}{where}: the defaults list names {missing!r}{near}, which is neither of verl, of verl-hier, nor "
+        "beside the recipe."
+    )
+
+
+def _as_written(path: Path) -> str:
+    """A config of ours as a defaults list names it: `hier/base`, or `hier/method: grpo`."""
+    return str(path) if len(path.parts) < 3 else f"{path.parent}: {path.name}"
 
 
 def require_base(recipe: Recipe, composed: Any) -> None:

@@ -24,7 +24,7 @@ BOTTOM = {"errors", "http_clients", "installed", "text", "host.constraints", "ho
 # What else of ours each room may import. The top rooms (cli, ops) may import all, and nothing imports them.
 LAYERS = {
     "graph": set(),
-    "environments": set(),
+    "environments": {"graph"},  # what reads files of strangers
     "sandbox": set(),
     "local_sandbox": {"sandbox"},
     "credit": {"graph"},

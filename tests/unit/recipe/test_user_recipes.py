@@ -22,6 +22,7 @@ from verl_hier.recipe.yaml_files import read_yaml
 
 TOP = "defaults:\n  - ppo_trainer\n  - hier/base\n"
 REST = "  - hier/method: grpo\n  - hier/size: cpu\n  - _self_\n"
+WHOLE = "  - hier/variant: ${hier/size}\n" + REST
 MISTAKES: dict[str, tuple[str, list[str]]] = {
     "empty file": ("", ["mine.yaml", "is empty", "ppo_trainer"]),
     "comments alone": ("# nothing yet\n", ["mine.yaml", "is empty"]),
@@ -43,7 +44,16 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
     "no group at all": ("defaults: [ppo_trainer]\nhier: {environment: {name: sokoban}}\n", ["lacks `hier/base`"]),
     "misspelt method": (TOP + "  - hier/method: grppo\n", ["hier/method", "did you mean 'grpo'"]),
     "misspelt environment": (TOP + "  - hier/environment: alfwrld\n", ["hier/environment", "did you mean 'alfworld'"]),
-    "misspelt group": (TOP + "  - hier/metod: grpo\n", ["hier/metod/grpo"]),
+    "misspelt group": (TOP + "  - hier/metod: grpo\n", ["mine.yaml:4", "did you mean 'hier/method: grpo'"]),
+    "misspelt group by which another goes": (
+        TOP + "  - hier/enviroment: sokoban\n  - hier/prompt: game\n" + WHOLE,
+        ["mine.yaml:4", "did you mean 'hier/environment: sokoban'"],
+    ),
+    "group without its colon": (TOP + "  - hier/method grpo\n", ["mine.yaml:4", "did you mean 'hier/method: grpo'"]),
+    "misspelt file": ("defaults:\n  - ppo_trainr\n  - hier/base\n", ["mine.yaml:2", "did you mean 'ppo_trainer'"]),
+    "group without a choice": (TOP + "  - hier/method:\n", ["hier/method", "names no choice"]),
+    "two groups in one line": (TOP + "  - {hier/method: grpo, hier/size: cpu}\n", ["a line for each"]),
+    "a number in the list": (TOP + "  - 3\n", ["3", "neither"]),
     "misspelt block": (TOP + REST + "hier:\n  enviroment: {name: sokoban}\n", ["did you mean 'environment'"]),
     "misspelt key below": (
         TOP + REST + "hier:\n  rollout: {max_turn: 3}\n",
@@ -67,6 +77,24 @@ def test_a_mistake_is_said_in_one_sentence(mistake: str, tmp_path: Path) -> None
     sentence = _refusal(tmp_path, text)
     assert all(name in sentence for name in names), sentence
     assert "\n" not in sentence and "search path" not in sentence
+
+
+GROUPS = {"method": "gigpo", "environment": "sokoban", "prompt": "game", "size": "cpu"}
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(group=st.sampled_from([*GROUPS]), place=st.integers(0, 20), letter=st.sampled_from(["", "x", "_"]))
+def test_a_misspelt_line_of_the_defaults_is_answered_with_the_right_one(
+    group: str, place: int, letter: str, tmp_path: Path
+) -> None:
+    """One letter of `group: choice` is left out or replaced, wherever it stands."""
+    line = f"{group}: {GROUPS[group]}"
+    at = place % len(line)
+    wrong = line[:at] + letter + line[at + 1 :]
+    lines = [f"  - hier/{wrong if name == group else f'{name}: {choice}'}\n" for name, choice in GROUPS.items()]
+    sentence = _refusal(tmp_path, TOP + "".join(lines) + "  - hier/variant: ${hier/size}\n  - _self_\n")
+    asked = f"did you mean '{GROUPS[group]}'" in sentence or f"did you mean 'hier/{line}'" in sentence
+    assert asked or f"`- hier/{line.partition(':')[0]}: …`" in sentence, (wrong, sentence)
 
 
 @pytest.mark.parametrize(
