@@ -11,10 +11,12 @@ from docs_markdown import table
 
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.specs import EstimatorSpec
+from verl_hier.lab.delegation import DELEGATED
 from verl_hier.lab.methods import fed, unfed
 from verl_hier.lab.parts import SAMPLED_WORLDS, SCHEDULED_WORLDS, sampled, scheduled
 from verl_hier.lab.reasons import NOT_FED, NOT_RUN, reason
 from verl_hier.lab.study import BIASED_WORLDS, LEARNS, STALLS, STORED, Table, stored
+from verl_hier.lab.world import World
 from verl_hier.lab.worlds import WORLDS
 
 BY_ROLE = ("reinforce", "grpo", "himac", "metaagent_x", "dual_loop", "himac@nested", "metaagent_x@designs")
@@ -22,14 +24,19 @@ BY_ROLE = ("reinforce", "grpo", "himac", "metaagent_x", "dual_loop", "himac@nest
 VARIANCE = Path(__file__).parent.parent / "docs" / "variance.json"
 
 
-def worlds() -> Iterator[str]:
+def worlds(known: Mapping[str, World] = WORLDS, what: str = "what is difficult") -> Iterator[str]:
     """The worlds."""
     rows = [
         (f"`{world.name}`", str(len(world.start)), str(world.horizon), f"{world.best:.2f}", f"{world.uniform:.2f}",
          world.difficulty)
-        for world in WORLDS.values()
+        for world in known.values()
     ]  # fmt: skip
-    yield from table(("world", "states", "turns", "best", "random", "what is difficult"), *rows)
+    yield from table(("world", "states", "turns", "best", "random", what), *rows)
+
+
+def delegated() -> Iterator[str]:
+    """The worlds with sub-agents."""
+    yield from worlds(DELEGATED, "what helpers are worth")
 
 
 def matrix() -> Iterator[str]:
@@ -149,6 +156,7 @@ def variance() -> Iterator[str]:
 BLOCKS = {
     "variance": variance,
     "lab_worlds": worlds,
+    "lab_delegated": delegated,
     "lab_matrix": matrix,
     "lab_samplers": samplers,
     "lab_schedules": schedules,

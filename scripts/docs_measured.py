@@ -98,6 +98,17 @@ def durations(part: str) -> Iterator[str]:
     yield from ("", f"Measured with `python scripts/bench/durations.py`, {held['date']}.")
 
 
+def delegation(part: str) -> Iterator[str]:
+    """A part of what `scripts/bench/delegation.py` has measured."""
+    held = json.loads((DOCS / "delegation.json").read_text(encoding="utf-8"))
+    yield from table(*_bench("delegation").rows(part, held))
+    yield ""
+    yield (
+        f"Gradients of {held['batches']} batches, and what {held['seeds']} seeds have learned in "
+        f"{held['setting']['turns']} turns; `python scripts/bench/delegation.py`, {held['date']}."
+    )
+
+
 def real_model() -> Iterator[str]:
     """What `tests/e2e/test_real_model.py` has measured."""
     file = DOCS / "real_model.json"
@@ -178,6 +189,7 @@ def search() -> Iterator[str]:
 BLOCKS = {
     "search": search,
     "cold_starts": cold_starts,
+    "delegation": delegation,
     "durations": durations,
     "learning": learning,
     "real_model": real_model,

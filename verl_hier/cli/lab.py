@@ -25,6 +25,7 @@ class Question(str, Enum):
     run = "run"
     bias = "bias"
     durations = "durations"
+    delegation = "delegation"
     recommend = "recommend"
 
 
@@ -65,7 +66,7 @@ def lab(
     worlds: Annotated[str, typer.Option(help="Worlds: a,b,c, or all.")] = "",
     seeds: Annotated[int, whole("Runs of each method in each world.")] = 30,
     budget: Annotated[str, typer.Option(help="turns=N, calls=N or tokens=N; all the same here.")] = "turns=40000",
-    batches: Annotated[int, whole("Batches for `bias`, steps for `durations`.", least=20)] = 2000,
+    batches: Annotated[int, whole("Batches for gradients, steps for `durations`.", least=20)] = 2000,
     quick: Annotated[bool, typer.Option("--quick", help="3 worlds, 6 methods, 5 seeds.")] = False,
     horizon: Annotated[Horizon, typer.Option(help="For `recommend`: length of the tasks.")] = Horizon.long,
     reward: Annotated[Reward, typer.Option(help="For `recommend`: the reward.")] = Reward.sparse,
@@ -89,15 +90,19 @@ def lab(
         _bias(host, methods, worlds, batches)
     elif question is Question.durations:
         _durations(batches)
+    elif question is Question.delegation:
+        _delegation(host, worlds, batches, seeds, _turns(budget))
     else:
         _recommend(host, horizon, reward, agents, fork_cost is ForkCost.low)
 
 
 def _worlds() -> None:
+    from verl_hier.lab.delegation import DELEGATED
     from verl_hier.lab.worlds import WORLDS
 
-    rows = [(world.name, str(world.horizon), f"{world.best:.2f}", world.difficulty) for world in WORLDS.values()]
-    table(rows, head=("world", "turns", "best", "what is difficult"), width=LIST)
+    for known, what in ((WORLDS, "what is difficult"), (DELEGATED, "of `delegation`: what helpers are worth")):
+        rows = [(world.name, str(world.horizon), f"{world.best:.2f}", world.difficulty) for world in known.values()]
+        table(rows, head=("world", "turns", "best", what), width=LIST)
 
 
 def _turns(budget: str) -> int:
@@ -189,6 +194,18 @@ def _durations(steps: int) -> None:
     world = Patience()
     heading(f"to persist takes {world.seconds[1]:g} s and pays; {100 * world.slow:.1f} % of the tasks are slow")
     table(list(compared(world, steps)), head=HEAD, width=LIST)
+
+
+def _delegation(host: PluginHost, worlds: str, batches: int, seeds: int, turns: int) -> None:
+    from verl_hier.lab.delegation import DELEGATED, HEAD, compared, exact, shown
+    from verl_hier.lab.learn import Setting
+    from verl_hier.lab.study import names
+
+    for name in names(worlds or "all", DELEGATED, "--worlds", [*DELEGATED]):
+        world = DELEGATED[name]
+        heading(f"{name}: {world.difficulty}; {batches} batches, and {turns} turns of {seeds} seeds")
+        rows = [shown(cost.to_dict()) for cost in compared(world, host, batches, seeds, Setting(turns))]
+        table([exact(world), *rows], head=HEAD, width=LIST)
 
 
 def _recommend(host: PluginHost, horizon: Horizon, reward: Reward, agents: Agents, fork: bool) -> None:

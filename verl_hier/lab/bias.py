@@ -17,7 +17,7 @@ from verl_hier.lab.update import WeightBy, loss_gradient
 from verl_hier.lab.world import World
 
 Array = NDArray[Any]
-_TWO_SIDED = 1.96
+TWO_SIDED = 1.96
 _EQUAL = 1e-9
 
 
@@ -103,7 +103,7 @@ def compare(
     covariance = centred.T @ centred / (count - 1)
     rest = total / count
     spread = math.sqrt(2 * float((covariance**2).sum()) / count**2 + 4 * float(rest @ covariance @ rest) / count)
-    low, high = squared - _TWO_SIDED * spread, squared + _TWO_SIDED * spread
+    low, high = squared - TWO_SIDED * spread, squared + TWO_SIDED * spread
     ends = (math.copysign(math.sqrt(abs(low)), low), math.sqrt(max(high, 0.0)))
     length = math.sqrt(square)
     return Measured(
@@ -126,6 +126,11 @@ def _part(found: Array, exact: Array, turns: float, whole: float) -> tuple[float
     return scale, noise
 
 
+def start(world: World, seed: int = 0, spread: float = 0.5) -> Array:
+    """(S, A) normal logits, of the policy at which gradients are compared."""
+    return np.random.default_rng(seed).normal(scale=spread, size=world.legal.shape)
+
+
 def measure(
     world: World, method: Method, batches: int = 2000, weight_by: WeightBy = "sum", seed: int = 0, spread: float = 0.5
 ) -> Measured | None:
@@ -133,7 +138,7 @@ def measure(
 
     None where the method gives no credit to anything.
     """
-    logits = np.random.default_rng(seed).normal(scale=spread, size=world.legal.shape)
+    logits = start(world, seed, spread)
     found, turns, silent = gradients(world, method, logits, batches, weight_by, seed)
     owner = np.repeat(world.role, world.legal.shape[1])
     roles = {role: owner == number for number, role in enumerate(world.roles)} if len(world.roles) > 1 else {}

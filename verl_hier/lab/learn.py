@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,14 @@ class Curve:
         regret: distance to the best policy, 1 for a policy that chooses at random.
         solved: probability that the task is solved.
         updates: optimiser steps of the whole run.
+        spawned: conversations of further agents that an episode begins; empty where no action begins one.
     """
 
     turns: list[int]
     regret: list[float]
     solved: list[float]
     updates: int
+    spawned: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -75,7 +77,7 @@ def learn(
     steps = Steps(world, method, setting.tasks, seed)
     logits = np.zeros(world.legal.shape)
     adam, loss = Adam(setting.rate), method.loss
-    found: dict[str, list[Any]] = {"turns": [], "regret": [], "solved": []}
+    found: dict[str, list[Any]] = {"turns": [], "regret": [], "solved": [], "spawned": []}
     imitating = None if imitation is None else Imitation(world, imitation, loss.clip, seed, corrected)
     played = updates = 0
 
@@ -83,6 +85,8 @@ def learn(
         found["turns"].append(played)
         found["regret"].append(round(world.regret(policy), 6))
         found["solved"].append(round(world.solved(policy), 6))
+        if world.spawns.any():
+            found["spawned"].append(round(world.counting.expected_return(policy), 6))
 
     note(world.policy(logits))
     while played < setting.turns:
@@ -98,4 +102,4 @@ def learn(
             updates += more
         if played >= len(found["turns"]) * setting.turns / POINTS:
             note(world.policy(logits))
-    return Curve(found["turns"], found["regret"], found["solved"], updates)
+    return Curve(updates=updates, **found)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_hier.credit import group_ids
 from verl_hier.credit.tables import make_table
 from verl_hier.graph.turn_table import TurnTable
 from verl_hier.lab.world import World
@@ -145,7 +146,7 @@ def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnT
             **{name: columns[name] for name in names},
             "level": world.level[state],
             "role": world.role[state],
-            "agent": world.role[state],
+            "agent": world.agent[state],
             "anchor": state,
             "entropy": entropy,
             "format": np.ones(len(state)),
@@ -157,9 +158,10 @@ def table_of(world: World, policy: Array, columns: Mapping[str, Array]) -> TurnT
             "subgoal": plans,
             "action": ~plans,
         },
-        names={"role": world.roles, "agent": world.roles},
+        names={"role": world.roles, "agent": world.agents},
         anchors=[str(number) for number in range(len(world.start))],
     )
+    table.turns["row"] = group_ids(table["episode"], world.context[state])
     table.episodes["success"] = world.goal[columns["after"][table.episodes["leaf"]]].astype(np.float64)
     add_knowledge(table, world, policy, state, columns["action"])
     return table

@@ -13,7 +13,7 @@ from verl_hier.graph.turn_table import TurnTable
 from verl_hier.lab.world import World
 
 Array = NDArray[Any]
-WeightBy = Literal["sum", "token", "episode"]
+WeightBy = Literal["sum", "token", "row", "episode"]
 
 
 class Played(Protocol):
@@ -35,8 +35,9 @@ class Loss:
     Attributes:
         clip: width of the clip range of the ratio of probabilities.
         epochs: optimiser steps on each batch.
-        weight_by: what the sum of a batch is divided by: `token` by its tokens, as verl does; `episode` gives each
-            episode the same weight; `sum` by its episodes, which keeps the gradient of the mean return.
+        weight_by: what the sum of a batch is divided by: `token` by its tokens, as verl does; `row` and
+            `episode` give each of these the same weight; `sum` by its episodes, which keeps the gradient of the mean
+            return.
     """
 
     clip: float = 0.2
@@ -62,9 +63,9 @@ def advantages(table: TurnTable, credit: Credit, weight_by: WeightBy) -> Array:
     if credit.tokens is not None:
         trained = trained * credit.tokens
     weight = trained * times
-    if weight_by == "episode":
-        total = np.bincount(table["episode"], weight)
-        weight = weight / np.maximum(total, 1e-12)[table["episode"]]
+    if weight_by in ("row", "episode"):
+        unit = np.asarray(table[weight_by])
+        weight = weight / np.maximum(np.bincount(unit, weight), 1e-12)[unit]
     weight = weight / max(len(table.episodes["return"]) if weight_by == "sum" else weight.sum(), 1e-12)
     if credit.weight is not None:
         weight = weight * credit.weight

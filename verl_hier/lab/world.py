@@ -5,7 +5,7 @@ Shapes: S states, A actions, H turns at most.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,10 @@ class World:
         role: (S,) number of the role that acts, in `roles`.
         roles: their names.
         goal: (S,) bool, states in which the task is solved.
+        agent: (S,) number of the agent that acts, in `agents`: one of those who hold the role.
+        agents: their names.
+        context: (S,) number of the token sequence of an episode that the turn is written into.
+        spawns: (S, A) bool, actions that begin a conversation of another agent.
     """
 
     name: str
@@ -45,6 +49,10 @@ class World:
     role: Array
     roles: tuple[str, ...]
     goal: Array
+    agent: Array
+    agents: tuple[str, ...]
+    context: Array
+    spawns: Array
 
     def __post_init__(self) -> None:
         sums = self.moves[self.legal].sum(axis=1)
@@ -107,6 +115,11 @@ class World:
             later = (policy * np.where(self.legal, self.moves @ chance[turn + 1], 0.0)).sum(axis=1)
             chance[turn] = np.where(self.over, self.goal, later)
         return float(self.start @ chance[0])
+
+    @cached_property
+    def counting(self) -> World:
+        """The same world, where a spawn is all that is rewarded."""
+        return replace(self, reward=self.spawns.astype(np.float64))
 
     def gradient(self, logits: Array) -> Array:
         """(S, A) gradient of the mean return by the logits, from the policy gradient theorem."""

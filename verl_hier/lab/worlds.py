@@ -17,8 +17,9 @@ class Sketch:
         self._actions = actions
         self._names: list[Any] = []
         self._moves: list[tuple[Any, int, dict[Any, float], float]] = []
-        self._agents: dict[Any, tuple[int, str]] = {}
+        self._agents: dict[Any, tuple[int, str, str, int]] = {}
         self._goals: set[Any] = set()
+        self._spawns: set[tuple[Any, int]] = set()
 
     def act(self, state: Any, action: int, to: Any, reward: float = 0.0) -> None:
         """Let an action of a state lead to another one, or by chance to one of several: `{state: probability}`."""
@@ -28,9 +29,18 @@ class Sketch:
             if name not in self._names:
                 self._names.append(name)
 
-    def agent(self, state: Any, level: int, role: str) -> None:
-        """Say who acts in a state; without this, one agent does."""
-        self._agents[state] = (level, role)
+    def agent(self, state: Any, level: int, role: str, name: str = "", contexts: int = 0) -> None:
+        """Say who acts in a state; without this, one agent does.
+
+        Args:
+            name: of the agent; its role where one agent alone holds it.
+            contexts: that the agent has left behind. Without names an episode is one token sequence.
+        """
+        self._agents[state] = (level, role, name, contexts)
+
+    def spawn(self, state: Any, action: int) -> None:
+        """Say that an action begins a conversation of another agent."""
+        self._spawns.add((state, action))
 
     def goal(self, state: Any) -> None:
         """Say that the task is solved in a state that ends the episode."""
@@ -47,8 +57,13 @@ class Sketch:
             reward[place[state], action] = earned
             for to, chance in chances.items():
                 moves[place[state], action, place[to]] += chance
-        roles = tuple(dict.fromkeys(role for _, role in self._agents.values())) or ("agent",)
-        agents = [self._agents.get(state, (0, roles[0])) for state in self._names]
+        roles = tuple(dict.fromkeys(each[1] for each in self._agents.values())) or ("agent",)
+        agents = tuple(dict.fromkeys(name or role for _, role, name, _ in self._agents.values())) or roles
+        who = [self._agents.get(state, (0, roles[0], "", 0)) for state in self._names]
+        contexts = list(dict.fromkeys(each[2:] for each in who))
+        spawns = np.zeros_like(legal)
+        for state, action in self._spawns:
+            spawns[place[state], action] = True
         begin = np.zeros(count)
         for state, chance in (start or {self._names[0]: 1.0}).items():
             begin[place[state]] = chance
@@ -60,10 +75,14 @@ class Sketch:
             reward=reward,
             legal=legal,
             horizon=horizon,
-            level=np.array([level for level, _ in agents]),
-            role=np.array([roles.index(role) for _, role in agents]),
+            level=np.array([level for level, *_ in who]),
+            role=np.array([roles.index(role) for _, role, *_ in who]),
             roles=roles,
             goal=np.array([state in self._goals for state in self._names]),
+            agent=np.array([agents.index(name or role) for _, role, name, _ in who]),
+            agents=agents,
+            context=np.array([contexts.index(each[2:]) for each in who]),
+            spawns=spawns,
         )
 
 

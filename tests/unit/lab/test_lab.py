@@ -14,6 +14,7 @@ from verl_hier.lab.advice import advise, worlds_for
 from verl_hier.lab.bias import compare, measure
 from verl_hier.lab.curves import band
 from verl_hier.lab.curves import draw as draw_curves
+from verl_hier.lab.delegation import DELEGATED
 from verl_hier.lab.learn import Setting, learn
 from verl_hier.lab.methods import CHAINS, PLANS, TREE, Method, method
 from verl_hier.lab.reasons import NOT_FED
@@ -24,15 +25,16 @@ from verl_hier.lab.worlds import WORLDS
 from verl_hier.testing import builtin_estimators
 
 SHORT = Setting(turns=3000)
+ALL = {**WORLDS, **DELEGATED}
 
 
 def policy_of(world, seed=0):
     return world.policy(np.random.default_rng(seed).normal(size=world.legal.shape))
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", ALL)
 def test_exact_gradients_are_finite_differences(name):
-    world = WORLDS[name]
+    world = ALL[name]
     logits = np.random.default_rng(1).normal(size=world.legal.shape)
     exact, width = world.gradient(logits), 1e-5
     for place in zip(*np.nonzero(world.legal), strict=True):
@@ -59,9 +61,11 @@ def by_hand(world, policy, state, turn, goal):
     return total
 
 
-@pytest.mark.parametrize("name", ["delayed", "maze", "two_agents", "early_end", "two_clocks", "noisy_plans"])
+@pytest.mark.parametrize(
+    "name", [*("delayed", "maze", "two_agents", "early_end", "two_clocks", "noisy_plans"), "useful"]
+)
 def test_values_and_chances_are_what_may_happen(name):
-    world = WORLDS[name]
+    world = ALL[name]
     policy = policy_of(world)
     start = int(world.start.argmax())
     assert world.expected_return(policy) == pytest.approx(by_hand(world, policy, start, 0, goal=False))
@@ -71,18 +75,18 @@ def test_values_and_chances_are_what_may_happen(name):
     assert world.regret(world.policy(np.zeros(world.legal.shape))) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", ALL)
 def test_the_best_policy_is_better_than_many_others(name):
-    world = WORLDS[name]
+    world = ALL[name]
     for seed in range(50):
         assert world.expected_return(policy_of(world, seed)) <= world.best + 1e-12
     assert world.uniform < world.best
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("shape", [CHAINS, PLANS, TREE], ids=["chains", "plans", "tree"])
 def test_what_is_played_has_the_exact_means(name, shape):
-    world = WORLDS[name]
+    world = ALL[name]
     policy = policy_of(world)
     table = play(world, policy, 1500, shape, np.random.default_rng(0)).table
     # A path that ends early does not branch any more, so that it stands for all that would have followed.
