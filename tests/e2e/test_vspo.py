@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from verl_hier.graph import read_graphs
-from verl_hier.ops.exchange.lessons import Lessons
-from verl_hier.ops.exchange.pairs import ALONE, siblings
 from verl_hier.ops.offline import compare
 
 pytestmark = pytest.mark.long
@@ -29,12 +27,12 @@ def test_two_steps_in_which_a_stage_stands_in_for_equal_returns(train, tmp_path)
     assert [step["step"] for step in run.steps] == [1, 2]
     assert all(step["actor/grad_norm"] > 0 for step in run.steps)
     graphs = list(read_graphs(tmp_path / "graphs"))
-    differing = [graph for graph in graphs if len({len(node.action) for node in graph.nodes}) > 1]
-    assert differing and all(any(graph.credit) for graph in differing), "no task had answers of several lengths"
+    valid = [
+        [sum(graph.nodes[node].valid for node in graph.path(one.id)) for one in graph.episodes] for graph in graphs
+    ]
+    differing = [graph for graph, counts in zip(graphs, valid, strict=True) if len({*counts}) > 1]
+    assert differing and all(any(graph.credit) for graph in differing), "no task had attempts of unlike validity"
     found = {
         row["name"]: row["nonzero"] for row in compare(["grpo", "vspo"], tmp_path / "graphs", {"vspo": options}).rows()
     }
     assert found["vspo"] > found["grpo"]
-    lessons = Lessons()  # the same store as rows to learn from
-    count = lessons.write(tmp_path / "graphs", tmp_path / "pairs.parquet", siblings)
-    assert count > 0 and lessons.left_out[ALONE] > 0

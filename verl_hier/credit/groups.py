@@ -296,19 +296,19 @@ def _spread(
     scale: Scale,
     centred: Floats | None,
 ) -> Floats:
-    """(K,) the group's scale before eps; groups with at most one vote get 1. `centred` (N,) saves centring twice."""
+    """(K,) the group's scale before eps; 1 where there are too few votes for one. `centred` (N,) saves centring
+    twice."""
     if scale == "mad":
         centre = group_median(data, keys, weights)[0] if middle is None else middle
-        spread = group_median(np.abs(data - centre[keys]), keys, weights)[0]
-    else:
-        deviation = data - _mean(data, keys, weights, votes)[keys] if centred is None else centred
-        squares = deviation * deviation
-        if weights is not None:
-            squares *= weights
-        total = group_sum(squares, keys, votes.size)
-        votes_less = votes - 1 if scale == "sample" else votes
-        spread = np.sqrt(np.divide(total, votes_less, out=np.ones_like(total), where=votes_less > _TINY))
-    return np.where(votes <= 1 + _TINY, 1.0, spread)
+        return group_median(np.abs(data - centre[keys]), keys, weights)[0]
+    deviation = data - _mean(data, keys, weights, votes)[keys] if centred is None else centred
+    squares = deviation * deviation
+    if weights is not None:
+        squares *= weights
+    total = group_sum(squares, keys, votes.size)
+    votes_less = votes - 1 if scale == "sample" else votes
+    spread: Floats = np.sqrt(np.divide(total, votes_less, out=np.ones_like(total), where=votes_less > _TINY))
+    return spread
 
 
 def _effective(keys: Ints, weights: ArrayLike | None, where: ArrayLike | None) -> Floats | None:

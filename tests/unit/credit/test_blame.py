@@ -42,6 +42,14 @@ def test_nothing_is_said_where_nothing_tells(tmp_path, attempts):
     assert lost_attempts(graph) == []
 
 
+def test_equal_attempts_are_lost_where_success_or_a_bound_says_so(tmp_path):
+    graph = rollout(tmp_path, (("a", 0.0), ("b", 0.0)))
+    assert lost_attempts(graph) == [0, 1]
+    for episode in graph.episodes:
+        episode.success = None
+    assert (lost_attempts(graph, 0.5), lost_attempts(graph, 0.0), lost_attempts(graph)) == ([0, 1], [], [])
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_drops_of_an_attempt_sum_to_what_the_others_made_of_its_start(seed):
     graph = random_graph(seed)
