@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from verl_hier.graph import read_graphs
+from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.ops.offline import compare
 
 pytestmark = pytest.mark.long
+
+
+def understood(graph: RolloutGraph, episode: int) -> int:
+    """Turns of an episode that the world has understood."""
+    return sum(graph.nodes[node].valid for node in graph.path(episode))
 
 
 def test_two_steps_in_which_a_stage_stands_in_for_equal_returns(train, tmp_path):
