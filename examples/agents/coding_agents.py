@@ -2,7 +2,8 @@
 
 Each program is called by its name, so it has to be on the PATH. It gets a home of its own for each episode, with the
 settings that point it to the policy and keep it from asking anybody else, and works in an empty folder, in which the
-files of the task lie (`files`: name to text). Its result is what it says last.
+files of the task lie (`files`: name to text). Its result is what it says last; where the task has `result: files`, the
+Python files of that folder as JSON.
 
 A program runs the commands that the policy writes, with your rights: train it in a container.
 """
@@ -15,8 +16,9 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,26 @@ CONTEXT = int(os.environ.get("AGENT_CONTEXT_TOKENS", "0")) or 32_768
 """Tokens of a conversation, above which a program summarises it."""
 HOURS = 4 * 3600 * 1000
 """Milliseconds that a program waits for an answer."""
+MOST_FILES, MOST_CHARACTERS = 64, 20_000
+"""Files that are given back, and characters of each; a folder that has more lacks the others."""
+Program = Callable[[dict[str, Any]], str]
 
 
+def _program(play: Program) -> Program:
+    """The function that gives back the files where its task asks for them."""
+
+    @wraps(play)
+    def played(task: dict[str, Any]) -> str:
+        if task.get("result") != "files":
+            return play(task)
+        left: dict[str, str] = {}
+        play({**task, "left": left})
+        return json.dumps(left)
+
+    return played
+
+
+@_program
 def pi(task: dict[str, Any]) -> str:
     """`npm install @mariozechner/pi-coding-agent@0.73.1`"""
     model = {"id": _model(), "contextWindow": CONTEXT}
@@ -35,6 +55,7 @@ def pi(task: dict[str, Any]) -> str:
         return _run(task, home, command, PI_OFFLINE="1", PI_SKIP_VERSION_CHECK="1")
 
 
+@_program
 def opencode(task: dict[str, Any]) -> str:
     """`npm install opencode-ai@1.18.33`"""
     model = {"limit": {"context": CONTEXT, "output": CONTEXT // 4}}
@@ -51,6 +72,7 @@ def opencode(task: dict[str, Any]) -> str:
         return next((event["part"]["text"] for event in reversed([*events]) if event["type"] == "text"), "")
 
 
+@_program
 def codex(task: dict[str, Any]) -> str:
     """`npm install @openai/codex@0.169.0`"""
     lines = [
@@ -76,6 +98,7 @@ def codex(task: dict[str, Any]) -> str:
         return last.read_text()
 
 
+@_program
 def claude_code(task: dict[str, Any]) -> str:
     """`npm install @anthropic-ai/claude-code@2.1.197`"""
     tools = "Bash,Read,Write,Edit,Agent"
@@ -91,6 +114,7 @@ def claude_code(task: dict[str, Any]) -> str:
         return _run(task, home, command, **quiet, **limits)
 
 
+@_program
 def qwen_code(task: dict[str, Any]) -> str:
     """`npm install @qwen-code/qwen-code@0.15.10`"""
     settings = {
@@ -103,6 +127,7 @@ def qwen_code(task: dict[str, Any]) -> str:
         return _run(task, home, ["qwen", "--yolo", "-p", task["instruction"]])
 
 
+@_program
 def mini_swe_agent(task: dict[str, Any]) -> str:
     """`pip install mini-swe-agent==2.4.6`"""
     with _home({}) as home:
@@ -160,4 +185,21 @@ def _run(task: dict[str, Any], home: Path, command: list[str], **settings: str) 
     done = subprocess.run(command, cwd=work, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{command[0]} ended with status {done.returncode}: {(done.stderr or done.stdout)[-500:]}")
+    if "left" in task:
+        task["left"].update(_read(work))
     return done.stdout.strip()
+
+
+def _read(folder: Path) -> dict[str, str]:
+    """The Python files in a folder, as far as a program left them there: no links, and none that is too large."""
+    found: dict[str, str] = {}
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        for name in files:
+            path = Path(place, name)
+            if not name.endswith(".py") or path.is_symlink() or path.stat().st_size > 4 * MOST_CHARACTERS:
+                continue
+            if len(found) == MOST_FILES:
+                return found
+            found[path.relative_to(folder).as_posix()] = path.read_text("utf-8", errors="replace")
+    return found

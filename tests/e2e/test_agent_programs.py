@@ -5,7 +5,9 @@ Each is installed from its registry in the version that examples/agents names, a
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,9 @@ from tests.fixtures.agent_programs import (
 )
 from verl_hier.graph import RolloutGraph, graph_rows
 from verl_hier.testing.rollout import ScriptedPolicy
+from verl_hier_plugins.environments.repository.options import RepositoryOptions
+from verl_hier_plugins.environments.repository.programs import program_tasks
+from verl_hier_plugins.environments.repository.repositories import repository_of
 
 pytestmark = pytest.mark.long
 
@@ -81,6 +86,26 @@ def test_a_sub_agent_of_a_program_stands_under_the_turn_that_called_it(
     assert helpers and {(node.agent, node.level, node.context) for node in helpers} == {("helper.1", 1, -1)}
     assert all(node.messages[0].sources == [0] for node in helpers)
     assert all(node.role == "lead" and node.context >= 0 for node in others if node not in helpers)
+
+
+@pytest.mark.parametrize("name", ["mini_swe_agent", "pi"])
+@pytest.mark.parametrize("mends", [True, False])
+def test_a_program_works_in_a_repository_of_its_own(install: Install, tmp_path: Path, name: str, mends: bool) -> None:
+    """It wins by the right code, and not by tests that say nothing; so does its fork, in a folder of its own."""
+    install(name)
+    (task,) = program_tasks(RepositoryOptions(pool=1), "train")
+    made = repository_of(task["repository"])
+    assert made is not None
+    tests = dict.fromkeys((path for path in made.broken if path.startswith("tests/")), "")
+    files = {**made.broken, **({path: made.reference[path] for path in made.reference} if mends else tests)}
+    changes = [path for path in files if files[path] != made.broken[path]]
+    command = " && ".join(f"printf %s {shlex.quote(files[path])} > {path}" for path in changes)
+    says = f"I mend it.\n{SHELL[name].replace(json.dumps('echo six'), json.dumps(command))}"
+    graph, _ = played(
+        tmp_path, name, [says, SUBMITS.get(name, "done")], task=task, hidden=("repository",),
+        scorer="verl_hier_plugins.environments.repository.programs:score",
+    )  # fmt: skip
+    assert [(episode.status, episode.success) for episode in graph.episodes] == [("finished", mends)] * 2
 
 
 SUMMARY = "The word banana was looked at, and it has six letters in all."

@@ -17,7 +17,7 @@ NAME = "repository"
 PACKAGES = ("garden", "harbour", "kitchen", "library", "market", "museum", "orchard", "railway", "theatre", "workshop")
 MODULES = ("core", "rules", "rates", "tools", "checks", "parts", "shapes", "steps")
 MODULES_BY_LEVEL = (2, 3, 3, 4)
-FUNCTIONS_BY_LEVEL = (3, 4, 5, 6)
+FUNCTIONS_BY_LEVEL = (2, 4, 5, 6)
 UNWRITTEN_FROM, FAR_FROM, TWO_FROM = 1, 2, 3
 """From which level on functions may have no code, bugs may show in another module only, and two things are wrong."""
 
