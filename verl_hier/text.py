@@ -53,16 +53,22 @@ def read_json(text: str | bytes) -> Any:
     """The value of a stranger's JSON, `repaired`.
 
     Raises:
+        ValueError: as `parsed_json`, and for more than `DEEPEST` levels.
+    """
+    return repaired(parsed_json(text))
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """The value of a stranger's JSON, which still has to be `repaired`.
+
+    Raises:
         ValueError: for what is no JSON as RFC 8259 has it, which knows neither NaN nor infinities, for a number beyond
-            the range of floats, for bytes that are not UTF-8, and for more than `DEEPEST` levels.
+            the range of floats, for bytes that are not UTF-8, and for more levels than Python can nest.
     """
     try:
-        value = json.loads(
-            str(text, "utf-8") if isinstance(text, bytes) else text, parse_constant=_refuse, parse_float=_finite
-        )
+        return _DECODER.decode(str(text, "utf-8") if isinstance(text, bytes) else text)
     except RecursionError as error:
         raise ValueError(f"nested more than {DEEPEST} levels") from error
-    return repaired(value)
 
 
 def _refuse(name: str) -> float:
@@ -74,6 +80,9 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"the number {digits:.20} is beyond the range of floats")
     return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def _has_halves(value: Any) -> bool:

@@ -23,13 +23,13 @@ from typing import Any
 
 from verl_hier.chat.renderer import ChatRenderer
 from verl_hier.environments.base import Environment, StepResult
+from verl_hier.environments.garbage import collect_rarely
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.host.manager import PluginHost
 from verl_hier.host.options import build_options
 from verl_hier.rollout import Generation, Limits, Request, Rollout, Sampling, Scored
 from verl_hier.rollout.budget import BudgetOptions
 from verl_hier.rollout.entropy import EntropyOptions
-from verl_hier.rollout.garbage import collect_rarely
 from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out

@@ -17,13 +17,17 @@ from tests.fixtures.agent_programs import (
     SHELL,
     SPAWNS,
     SUBMITS,
+    GoneOnWith,
+    LeftBehind,
     NotInstallable,
+    conversation_of,
     installed,
     lets_another_count,
     played,
 )
 from verl_hier.graph import RolloutGraph, graph_rows
-from verl_hier.testing.rollout import ScriptedPolicy
+from verl_hier.rollout.unfinished import UnfinishedEpisode
+from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, SideBySide
 from verl_hier_plugins.environments.repository.options import RepositoryOptions
 from verl_hier_plugins.environments.repository.programs import program_tasks
 from verl_hier_plugins.environments.repository.repositories import repository_of
@@ -106,6 +110,23 @@ def test_a_program_works_in_a_repository_of_its_own(install: Install, tmp_path: 
         scorer="verl_hier_plugins.environments.repository.programs:score",
     )  # fmt: skip
     assert [(episode.status, episode.success) for episode in graph.episodes] == [("finished", mends)] * 2
+
+
+@pytest.mark.parametrize("name", SHELL)
+def test_a_program_that_was_killed_goes_on_from_its_answers(install: Install, tmp_path: Path, name: str) -> None:
+    install(name)
+    said = [f"I look. \n{SHELL[name]}", f"I look again. \n{SHELL[name]}", SUBMITS.get(name, "six")]
+    tokenizer = CharacterTokenizer()
+    whole, _ = played(tmp_path, name, said, sampler=SideBySide(), tokenizer=tokenizer)
+    left, _ = played(tmp_path, name, said, sampler=LeftBehind(2), tokenizer=tokenizer)
+    unfinished = [*UnfinishedEpisode.left_in(left)]
+    graph, _ = played(tmp_path, name, said[2:], sampler=GoneOnWith(), unfinished=unfinished, tokenizer=tokenizer)
+    assert [(episode.error, episode.success) for episode in graph.episodes] == [(None, True)]
+    # Another run of the program has drawn other names, so it is its own first half that it has to go on from.
+    assert conversation_of(graph)[:2] == conversation_of(left)
+    assert [(role, len(written)) for role, _, written in conversation_of(graph)] == [
+        (role, len(written)) for role, _, written in conversation_of(whole)
+    ]
 
 
 SUMMARY = "The word banana was looked at, and it has six letters in all."

@@ -32,6 +32,7 @@ from verl_hier.compat.servers.named import NamedPolicies
 from verl_hier.compat.servers.saved import SavedPolicies
 from verl_hier.compat.tracing import Tracing
 from verl_hier.compat.validation_success import accuracy
+from verl_hier.environments.garbage import collect_rarely
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.errors import HierError, raised
 from verl_hier.graph import EpisodeRecord, RolloutGraph, Row, graph_rows
@@ -40,7 +41,6 @@ from verl_hier.graph.columnar.light import light_of, pack
 from verl_hier.graph.rows import leaf_row
 from verl_hier.host.servers import loader_of
 from verl_hier.rollout import Request, Sampling
-from verl_hier.rollout.garbage import collect_rarely
 from verl_hier.rollout.unfinished import UnfinishedEpisodes
 from verl_hier.served.rollout_server import ServerPolicy
 from verl_hier.training.refill import Group

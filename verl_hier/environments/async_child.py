@@ -22,6 +22,7 @@ from typing import Any
 
 from verl_hier.environments.asynchronous import AsyncEnvironment, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.child import MASK, end_with, failed, first_message, named, not_started, said
+from verl_hier.environments.garbage import collect_rarely
 from verl_hier.environments.wire import HEADER, pack, to_step, unpack
 
 logger = logging.getLogger(__name__)
@@ -258,6 +259,7 @@ async def serve(connection: socket.socket, close_s: float, blocked_s: float) -> 
         sessions = Sessions(make, close_s)
         calls = Calls(sessions, answers.reply)
         answers.in_flight = calls.running
+        collect_rarely()
         answers.reply(0, "ready", None)
         watch(asyncio.get_running_loop(), blocked_s, answers.blocked)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):

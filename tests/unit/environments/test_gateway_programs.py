@@ -6,10 +6,19 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from tests.fixtures.agent_programs import ForkedBeforeTheEnd, call
+from tests.fixtures.agent_programs import (
+    ForkedBeforeTheEnd,
+    GoneOnWith,
+    LeftBehind,
+    call,
+    conversation_of,
+    kill_environments,
+    runs,
+)
 from verl_hier.environments.pool import EnvironmentPool
 from verl_hier.host.options import build_options
 from verl_hier.rollout import Limits, Request, Rollout
@@ -18,6 +27,7 @@ from verl_hier.rollout.policy import DEFAULT_POLICY
 from verl_hier.rollout.roles import Roles
 from verl_hier.rollout.sampler import roll_out
 from verl_hier.rollout.task import RolloutSetup
+from verl_hier.rollout.unfinished import UnfinishedEpisode
 from verl_hier.testing.rollout import CharacterTokenizer, ScriptedPolicy, SideBySide
 from verl_hier_plugins.environments.gateway import SPEC
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
@@ -154,8 +164,11 @@ AS_TOOL = [
 HANDED = [call("transfer_to_searcher"), "I look.\n " + call("weather", city="Rome"), "sunny in Rome"]
 
 
-def rolled_out(options, said=SAID, agents=AGENTS, sampler=None):
-    """The graph of one episode and the policy that played it: with these answers, or a function of the prompt."""
+def rolled_out(options, said=SAID, agents=AGENTS, sampler=None, unfinished=(), tokenizer=None):
+    """The graph of one episode and the policy that played it: with these answers, or a function of the prompt.
+
+    What an earlier step has left unfinished comes with the tokenizer of that step.
+    """
     spec, answers = hier_workers(), None if callable(said) else iter(said)
     chosen = build_options(spec, {"name": "gateway", "agents": agents})
 
@@ -163,12 +176,12 @@ def rolled_out(options, said=SAID, agents=AGENTS, sampler=None):
         pool = EnvironmentPool.of(SPEC, options, time_limit_s=120.0)
         try:
             policy = ScriptedPolicy(
-                CharacterTokenizer(), lambda prompt, _: said(prompt) if answers is None else next(answers)
+                tokenizer or CharacterTokenizer(), lambda prompt, _: said(prompt) if answers is None else next(answers)
             )
             setup = RolloutSetup(
                 {DEFAULT_POLICY: policy}, PlainRenderer(policy.tokenizer), pool, Limits(context_tokens=50_000), 0
             )
-            request = Request(TASK, {"uid": "u", "index": 0}, 1)
+            request = Request(TASK, {"uid": "u", "index": 0}, 1, step=len(unfinished), unfinished=tuple(unfinished))
             rollout = Rollout(request, setup, lambda: spec.factory(chosen), Roles.of(spec, chosen))
             return await roll_out(rollout, sampler or SideBySide()), policy
         finally:
@@ -260,6 +273,51 @@ def test_an_agent_of_the_openai_sdk_hands_over(tmp_path, api):
     check_tokens(graph, policy)
 
 
+def check_killed_and_resumed(options, said, agents=AGENTS):
+    """A program that is killed in the middle is run again on its answers, and its conversations are the same."""
+    whole, policy = rolled_out(options, said, agents)
+    assert [episode.success for episode in whole.episodes] == [True]
+    for turns in range(1, len(said)):
+        left, _ = rolled_out(options, said, agents, LeftBehind(turns), tokenizer=policy.tokenizer)
+        assert len(left.nodes) == turns
+        unfinished = [*UnfinishedEpisode.left_in(left)]
+        graph, _ = rolled_out(options, said[turns:], agents, GoneOnWith(), unfinished, policy.tokenizer)
+        assert [(episode.error, episode.success) for episode in graph.episodes] == [(None, True)]
+        assert conversation_of(graph) == conversation_of(whole)
+    answers = iter(said)
+    asked = 0
+
+    def kills(prompt):
+        nonlocal asked
+        asked += 1
+        if asked == len(said) - 1:
+            kill_environments()
+        return next(answers)
+
+    graph, _ = rolled_out(options, kills, agents, tokenizer=policy.tokenizer)
+    assert [(episode.error, episode.success) for episode in graph.episodes] == [(None, True)]
+    assert conversation_of(graph) == conversation_of(whole)
+    numbers = [*map(int, Path(options.folder, "runs").read_text().split())]
+    # One whole run, two for each place at which it was left, and two for the process that was killed.
+    assert len(numbers) == 1 + 2 * (len(said) - 1) + 2 and not any(map(runs, numbers))
+
+
+NOTES_RUNS = 'import os\nopen("runs", "a").write(f"{os.getpid()}\\n")\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("api", ["chat_completions", "responses"])
+def test_a_program_of_the_openai_sdk_is_killed_and_resumed(tmp_path, api):
+    searcher = 'tools=[searcher.as_tool("searcher", "Finds the weather.")]'
+    code = NOTES_RUNS + OPENAI_AGENTS.format(api=api, searcher=searcher)
+    check_killed_and_resumed(options_of(tmp_path, code), AS_TOOL)
+
+
+@pytest.mark.slow
+def test_a_program_that_renders_its_calls_anew_is_killed_and_resumed(tmp_path):
+    check_killed_and_resumed(options_of(tmp_path, NOTES_RUNS + RENDERS), SAID)
+
+
 @pytest.mark.long
 def test_smolagents_with_a_managed_agent_plays_to_its_end(tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
@@ -271,3 +329,4 @@ def test_smolagents_with_a_managed_agent_plays_to_its_end(tmp_path):
         if done.returncode:
             pytest.skip(f"smolagents 1.26.0 cannot be installed here: {done.stderr.strip()[-200:]}")
     check_manager_and_searcher(*rolled_out(options_of(tmp_path, SMOLAGENTS, python=str(python))))
+    check_killed_and_resumed(options_of(tmp_path, NOTES_RUNS + SMOLAGENTS, python=str(python)), SAID)

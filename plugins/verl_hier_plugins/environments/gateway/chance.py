@@ -27,6 +27,12 @@ _GIVEN = re.compile(
 _MEASURED = re.compile(
     r"(?<=\bChunk ID: )[0-9a-f]{6}\b|(?<=\bWall time: )\d+\.\d+|(?<=\bduration_ms: )\d+|(?<=\bPGID: )\d+", re.ASCII
 )
+_SIGNS = ("agentId: ", '"nickname":"', "saved to: ", "Chunk ID: ", "Wall time: ", "duration_ms: ", "PGID: ")
+"""One of these stands in each text in which `_GIVEN` or `_MEASURED` find anything."""
+_NAMES = ("ses_", "tmp")
+_DIGITS = bytes(ord("0") if chr(code) in "0123456789abcdef" else ord(" ") for code in range(256))
+"""One of these names, or eight of these digits, stand in each text in which `_PLAIN` finds anything; most texts have
+none."""
 _MARK = "\0"
 MOST_GIVEN = 64
 """Names that are known by what stands before them; further ones are taken as they are."""
@@ -34,8 +40,13 @@ MOST_GIVEN = 64
 
 def settled(text: str) -> str:
     """A text with marks in place of what differs between runs."""
-    given = dict.fromkeys(_GIVEN.findall(text)[:MOST_GIVEN], _MARK)
-    return _MEASURED.sub(_MARK, _PLAIN.sub(_MARK, _replaced(text, given)))
+    signs = any(sign in text for sign in _SIGNS)
+    if signs:
+        text = _replaced(text, dict.fromkeys(_GIVEN.findall(text)[:MOST_GIVEN], _MARK))
+    digits = text.encode("utf-8", "replace").translate(_DIGITS)
+    if b"00000000" in digits or any(name in text for name in _NAMES):
+        text = _PLAIN.sub(_MARK, text)
+    return _MEASURED.sub(_MARK, text) if signs else text
 
 
 class DrawnNames:

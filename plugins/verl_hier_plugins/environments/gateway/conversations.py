@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from verl_hier_plugins.environments.gateway.aligning import Place, new_in, place_of
 from verl_hier_plugins.environments.gateway.chance import DrawnNames
-from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest
+from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest, Toolbox
 from verl_hier_plugins.environments.gateway.parents import SHORTEST_SUMMARY, Answer, Parent, parent_of
-from verl_hier_plugins.environments.mcp.tools import HERMES, Tool
+from verl_hier_plugins.environments.mcp.tools import HERMES
 
 Begins = Literal["", "first", "again", "edited", "handed", "compacted"]
 """How a request stands to the conversations before it. Empty: it continues one. `first`: it begins one. `again`: it
@@ -181,10 +181,10 @@ def _with_tools(request: PolicyRequest, actions: Literal["hermes", "plain"]) -> 
     return [Message("system", text, ""), *messages]
 
 
-def _explained(tools: Mapping[str, Tool], actions: Literal["hermes", "plain"]) -> str:
+def _explained(tools: Toolbox, actions: Literal["hermes", "plain"]) -> str:
     if actions == "plain":
         return f"You can say {', '.join(tool.plainly() for tool in tools.values())}."
-    shown = "\n".join(tool.shown() for tool in tools.values())
+    shown = "\n".join(tools.shown)
     call, _, _ = HERMES.partition("; when")
     return f"<tools>\n{shown}\n</tools>\n{call}."
 

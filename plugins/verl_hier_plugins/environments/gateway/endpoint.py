@@ -6,12 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
-from verl_hier.text import read_json, without_halves
+from verl_hier.text import parsed_json, without_halves
 from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
 from verl_hier_plugins.environments.gateway.dialects import BY_PATH, CHAT, MESSAGES, Dialect
+from verl_hier_plugins.environments.gateway.heard import Body
 from verl_hier_plugins.environments.gateway.inbox import Inbox
 from verl_hier_plugins.environments.gateway.messages import PolicyRequest, RefusedRequest, without_keys
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
@@ -27,8 +29,10 @@ THREADS = (
 asks, and the agent that began it, where that is not the first."""
 BYTES_PER_CHARACTER = 8
 """Of a body, at most: JSON may write a character as six bytes, and has its own signs."""
-LONG_BODY = 2**15
-"""Bytes of a body that takes milliseconds to read."""
+LONG_BODY = 2**19
+"""Bytes of JSON that takes milliseconds to parse."""
+LONG_NEWS = 2**15
+"""Bytes of what was not sent before that takes milliseconds to read."""
 HEARTBEAT_S = 5.0
 """Seconds between two signs of life, which keep a connection open while the policy is waited for."""
 MESSAGES_PATH = next(path for path, dialect in BY_PATH.items() if dialect is MESSAGES)
@@ -122,19 +126,25 @@ def threads_of(headers: Mapping[str, str]) -> tuple[str, str]:
 
 
 async def _read(request: web.Request, inbox: Inbox, dialect: Dialect) -> PolicyRequest:
-    """What a client asks; a long body is read beside the event loop, which other episodes need meanwhile."""
+    """What a client asks; what takes long is done beside the event loop, which other episodes need meanwhile."""
     data, agent, threads = await request.read(), _agent(request), threads_of(request.headers)
 
-    def read() -> PolicyRequest:
+    def parse() -> Any:
         try:
-            body = without_keys(read_json(data))
+            given = parsed_json(data)
         except ValueError as error:
             raise RefusedRequest(f"the body of a request is no JSON in UTF-8: {str(error)[:200]}.") from error
+        return Body(given, data) if isinstance(given, dict) else given
+
+    def read() -> PolicyRequest:
         asked = inbox.read(dialect, body, agent).in_thread(*threads)
         _ = asked.settled  # known from here on; of a long conversation it takes as long as reading it
         return asked
 
-    return read() if len(data) < LONG_BODY else await asyncio.to_thread(read)
+    async with inbox.reading:
+        body = parse() if len(data) < LONG_BODY else await asyncio.to_thread(parse)
+        short = len(data) < LONG_NEWS or not isinstance(body, Body) or inbox.heard.new_bytes(body) < LONG_NEWS
+        return read() if short else await asyncio.to_thread(read)
 
 
 async def _kept_open(
@@ -146,16 +156,14 @@ async def _kept_open(
     sent = False
     try:
         await response.prepare(request)
-        for each in dialect.opening(asked) if asked.stream else ():
-            await response.write(each)
+        if asked.stream and (opening := b"".join(dialect.opening(asked))):
+            await response.write(opening)
         number = 0
         while not (await asyncio.wait({answering}, timeout=HEARTBEAT_S))[0]:
             await response.write(dialect.waiting(asked, number) if asked.stream else b" ")
             number += 1
-        for each in _ending(dialect, asked, answering):
-            await response.write(each)
+        await response.write_eof(b"".join(_ending(dialect, asked, answering)))
         sent = True
-        await response.write_eof()
     except ConnectionError:
         pass  # the client has gone
     finally:

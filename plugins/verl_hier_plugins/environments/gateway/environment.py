@@ -8,7 +8,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,7 @@ class GatewayEnvironment(AsyncEnvironment):
         self._score = score
         self._inbox: Inbox | None = None
         self._agent: AgentProcess | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._conversations = Conversations(endpoint.options.actions, endpoint.options.reminders)
         self._asked: tuple[Asked, Conversation] | None = None
         self._took_s = 0.0
@@ -104,6 +105,8 @@ class GatewayEnvironment(AsyncEnvironment):
         if inbox is not None:
             self._endpoint.close(inbox)
         agent, self._agent = self._agent, None
+        if self._ending is not None:
+            self._ending.cancel()
         if agent is not None:
             await agent.stop()
 
@@ -140,6 +143,7 @@ class GatewayEnvironment(AsyncEnvironment):
         given = {name: value for name, value in task.items() if name not in self._options.hidden}
         async with self._endpoint.starts:
             self._agent = await self._agents.start(given, surroundings)
+            self._ending = asyncio.create_task(_say_end(self._agent, self._inbox))
             step = await self._next(True, like)
         if step.done or step.truncated:
             refused = f" was answered ({self._inbox.fault.rstrip('.')})" if self._inbox.fault else ""
@@ -226,7 +230,9 @@ class GatewayEnvironment(AsyncEnvironment):
                 left = self._options.agent_s - self._took_s - (now - began)
                 if left <= 0:
                     return Over("agent_s")
-                await _first_of(inbox.changed, agent.ended, min(left, PATIENCE_S / 4) if other else left)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, PATIENCE_S / 4) if other else left):
+                        await inbox.changed.wait()
         finally:
             self._took_s += time.monotonic() - began
 
@@ -258,13 +264,10 @@ class GatewayEnvironment(AsyncEnvironment):
         return StepResult(text=text, anchor=_hash(self._anchor, text), **rest)
 
 
-async def _first_of(changed: asyncio.Event, ended: asyncio.Event, limit_s: float) -> None:
-    waits = [asyncio.ensure_future(changed.wait()), asyncio.ensure_future(ended.wait())]
-    try:
-        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+async def _say_end(agent: AgentProcess, inbox: Inbox) -> None:
+    """Wake the one who waits for a request when the agent has ended, so that one event is all that is waited for."""
+    await agent.ended.wait()
+    inbox.changed.set()
 
 
 def _identity_of(step: StepResult) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
 from verl_hier_plugins.environments.gateway.dialects import Dialect
-from verl_hier_plugins.environments.gateway.messages import KEY, Kept, PolicyRequest, RefusedRequest
+from verl_hier_plugins.environments.gateway.heard import Heard
+from verl_hier_plugins.environments.gateway.messages import KEY, PolicyRequest, RefusedRequest
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
 MOST_OPEN = 1024
@@ -42,6 +43,8 @@ class Inbox:
         changed: set when one arrives.
         fault: how the wire has failed its agent since the last answer, in a sentence; empty where it has not.
         limited: whether the fault is that a conversation was longer than the recipe allows.
+        heard: what its clients have sent.
+        reading: held while a request is read.
     """
 
     def __init__(self, options: GatewayOptions) -> None:
@@ -50,6 +53,8 @@ class Inbox:
         self.changed = asyncio.Event()
         self.fault = ""
         self.limited = False
+        self.heard = Heard()
+        self.reading = asyncio.Lock()
         self._options = options
         self._places = asyncio.Semaphore(options.most_at_once)
         self._unheard: dict[tuple[str, int], Asked] = {}
@@ -57,17 +62,16 @@ class Inbox:
         self._open = 0
         self._closed = False
         self._read = (0, 0)
-        self._kept: Kept = {}
 
     def read(self, dialect: Dialect, body: Any, agent: str) -> PolicyRequest:
-        """A request that may be asked.
+        """A request that may be asked, from JSON; one at a time.
 
         Raises:
             RefusedRequest: when it is none, or the episode is over.
         """
         if self._closed:
             raise _over()
-        return dialect.read(body, agent, self._options.request_characters, self._kept)
+        return dialect.read(body, agent, self._options.request_characters, self.heard)
 
     async def ask(self, request: PolicyRequest) -> Sequence[PolicyAnswer]:
         """Wait for the answer to a request; it is held while as many as may wait side by side do.

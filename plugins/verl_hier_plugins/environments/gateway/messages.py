@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +18,7 @@ SECRET = "[secret]"
 KEY = "verl-hier-"
 """Begins the key of every episode, so that none passes, whichever episode's it is."""
 _KEY = re.compile(rf"{KEY}[\w-]{{32}}", re.ASCII)
+_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 _CALL_ID = re.compile(r"\bcall_\w{1,80}", re.ASCII)
 
 
@@ -56,10 +56,37 @@ class Message:
     ids: tuple[str, ...] = ()
     arguments: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
-    def settled(self, names: DrawnNames) -> str:
-        """Identity of what it says in every run of the program, see `chance`."""
-        text = settled(names.of_the_first(self.content))
+    @cached_property
+    def settled(self) -> str:
+        """Identity of what it says in every run of the program, where this one has drawn no names; see `chance`."""
+        return self._settled(self.content)
+
+    def settled_with(self, names: DrawnNames) -> str:
+        """The same, in which the names that this run has drawn are those of the first run."""
+        return self._settled(names.of_the_first(self.content))
+
+    def _settled(self, content: str) -> str:
+        text = settled(content)
         return self.same if text == self.content else digest([self.role, text])
+
+
+class Toolbox(dict[str, Tool]):
+    """The tools of a request by name."""
+
+    @cached_property
+    def shown(self) -> Sequence[str]:
+        """As the policy reads them."""
+        return [tool.shown() for tool in self.values()]
+
+    @cached_property
+    def identity(self) -> str:
+        """Of what they are."""
+        return digest(self.shown)
+
+    @cached_property
+    def characters(self) -> int:
+        """With which they are explained."""
+        return sum(map(len, self.shown))
 
 
 @dataclass(frozen=True)
@@ -84,7 +111,7 @@ class PolicyRequest:
     """
 
     messages: tuple[Message, ...]
-    tools: Mapping[str, Tool]
+    tools: Toolbox
     agent: str
     stop: tuple[str, ...]
     max_tokens: int | None
@@ -101,7 +128,7 @@ class PolicyRequest:
     @cached_property
     def toolbox(self) -> str:
         """Identity of the tools."""
-        return digest([tool.shown() for tool in self.tools.values()])
+        return self.tools.identity
 
     @cached_property
     def digest(self) -> str:
@@ -111,11 +138,11 @@ class PolicyRequest:
     @cached_property
     def settled(self) -> str:
         """Identity of the request in every run of the program, where this one has drawn no names that are known."""
-        return self._identity([message.settled(DrawnNames()) for message in self.messages])
+        return self._identity([message.settled for message in self.messages])
 
     def settled_with(self, names: DrawnNames) -> str:
         """The same, in which the names that this run has drawn are those of the first run."""
-        return self._identity([message.settled(names) for message in self.messages]) if names else self.settled
+        return self._identity([message.settled_with(names) for message in self.messages]) if names else self.settled
 
     def _identity(self, said: Sequence[str]) -> str:
         more = [each for each in (self.demand.sentence, self.choices, self.logprobs) if each not in ("", 1, False)]
@@ -127,23 +154,18 @@ class PolicyRequest:
 
     def in_thread(self, thread: str, above: str) -> PolicyRequest:
         """The same request of an agent that its program names."""
-        return self._with(thread=thread, above=above)
+        return self._with(thread=thread, above=above) if thread or above else self
 
     def _with(self, **fields: Any) -> PolicyRequest:
-        made = copy(self)
-        for name, value in fields.items():
-            object.__setattr__(made, name, value)
+        made = object.__new__(PolicyRequest)
+        made.__dict__.update(self.__dict__, **fields)
         return made
 
     @cached_property
     def characters(self) -> int:
         """Of its messages and tools."""
         said = sum(len(message.content) for message in self.messages)
-        return said + sum(len(tool.shown()) for tool in self.tools.values()) + len(self.demand.sentence)
-
-
-Kept = MutableMapping[str, Sequence[Message]]
-"""Conversations by the identity of their last answer."""
+        return said + self.tools.characters + len(self.demand.sentence)
 
 
 def message_of(role: str, text: str, calls: Sequence[tuple[str, str, Any]] = (), result_of: str = "") -> Message:
@@ -187,4 +209,4 @@ def without_keys(value: Any) -> Any:
 
 def digest(said: Sequence[Any]) -> str:
     """Identity of what can be written as JSON."""
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode("utf-8", "replace")).hexdigest()
+    return hashlib.sha256(_ENCODER.encode(said).encode("utf-8", "replace")).hexdigest()

@@ -7,20 +7,21 @@ from typing import Any, Protocol
 
 from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
 from verl_hier_plugins.environments.gateway.dialects import chat, messages, responses
-from verl_hier_plugins.environments.gateway.messages import Kept, PolicyRequest, RefusedRequest
+from verl_hier_plugins.environments.gateway.heard import Heard
+from verl_hier_plugins.environments.gateway.messages import PolicyRequest, RefusedRequest
 
 
 class Dialect(Protocol):
     """What a module of this package has."""
 
-    def read(self, body: Any, agent: str, most_characters: int, kept: Kept | None = None) -> PolicyRequest:
+    def read(self, body: Any, agent: str, most_characters: int, heard: Heard | None = None) -> PolicyRequest:
         """A request of a client.
 
         Args:
             body: what it sent, from JSON.
             agent: who asks.
             most_characters: limit of all texts together.
-            kept: conversations of the episode by the identity of their last answer, to which this one may be added.
+            heard: what was sent in the episode before, to which this one is added.
 
         Raises:
             RefusedRequest: for what is no request, or asks for what is not done here.

@@ -10,8 +10,8 @@ from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
 from verl_hier_plugins.environments.gateway.demands import Demand
 from verl_hier_plugins.environments.gateway.dialects import reading
 from verl_hier_plugins.environments.gateway.dialects.events import COMMENT, DONE, event
-from verl_hier_plugins.environments.gateway.messages import Kept, Message, PolicyRequest, RefusedRequest, message_of
-from verl_hier_plugins.environments.mcp.tools import Tool
+from verl_hier_plugins.environments.gateway.heard import Heard
+from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest, RefusedRequest, Toolbox, message_of
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 NOT_DONE = {
@@ -25,9 +25,10 @@ TEXTS = ("text", "refusal")
 FINISHES = {"stop": "stop", "string": "stop", "length": "length", "calls": "tool_calls"}
 
 
-def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) -> PolicyRequest:
+def read(body: Any, agent: str, most_characters: int, heard: Heard | None = None) -> PolicyRequest:
     """See `Dialect.read`."""
-    body = reading.sound(body)
+    heard = heard or Heard()
+    body = reading.sound(body, heard)
     for name, sentence in NOT_DONE.items():
         if body.get(name):
             raise RefusedRequest(f"this endpoint {sentence}.")
@@ -35,13 +36,13 @@ def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) 
     if isinstance(choices, bool) or not isinstance(choices, int) or not 1 <= choices <= MOST_CHOICES:
         raise RefusedRequest(f"`n` has to be a whole number from 1 to {MOST_CHOICES}.")
     given = reading.some(body.get("messages"), "messages")
-    reading.refuse_many(body, *given, lists=("messages", "tools", "content", "tool_calls"))
+    parts = reading.parts_of(body, "messages", "tools")
     more = body.get("stream_options") or {}
     if not isinstance(more, Mapping):
         raise RefusedRequest("`stream_options` has to be an object.")
-    tools = _tools(body.get("tools"))
+    tools = heard.once(_tools, [body.get("tools")])
     request = PolicyRequest(
-        tuple(_message(each, f"message {place}") for place, each in enumerate(given)),
+        tuple(reading.messages_of(heard.sent("messages", given), reading.alone, _read_message, parts)),
         tools,
         agent,
         reading.stops(body.get("stop")),
@@ -56,7 +57,7 @@ def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) 
     return reading.fitting(request, most_characters)
 
 
-def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
+def _demand(body: Mapping[str, Any], tools: Toolbox) -> Demand:
     chosen, names = body.get("tool_choice") or "auto", None
     if isinstance(chosen, Mapping):
         allowed = chosen.get("allowed_tools")
@@ -66,6 +67,12 @@ def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
         names = [each.get("name") if isinstance(each, Mapping) else None for each in functions]
     form = reading.schema_of(body.get("response_format"), "response_format", "json_schema")
     return reading.demand_of(tools, chosen, names, body.get("parallel_tool_calls") is False, form)
+
+
+def _read_message(group: Sequence[Any], place: str) -> reading.Read:
+    (given,) = group
+    parts = reading.parts_of(given, "content", "tool_calls")
+    return [_message(given, f"message {place}")], parts
 
 
 def _message(given: Any, where: str) -> Message:
@@ -89,8 +96,8 @@ def _call(given: Any, where: str) -> tuple[str, str, Any]:
     return str(given.get("id") or ""), str(function.get("name") or ""), arguments
 
 
-def _tools(given: Any) -> dict[str, Tool]:
-    found = {}
+def _tools(given: Any) -> Toolbox:
+    found = Toolbox()
     for each in reading.objects(given, "tools"):
         function = each.get("function") if each.get("type") == "function" else None
         if not isinstance(function, Mapping):

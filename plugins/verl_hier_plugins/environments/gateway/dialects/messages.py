@@ -10,8 +10,8 @@ from verl_hier_plugins.environments.gateway.answers import PolicyAnswer
 from verl_hier_plugins.environments.gateway.demands import Demand
 from verl_hier_plugins.environments.gateway.dialects import reading
 from verl_hier_plugins.environments.gateway.dialects.events import event
-from verl_hier_plugins.environments.gateway.messages import Kept, Message, PolicyRequest, RefusedRequest, message_of
-from verl_hier_plugins.environments.mcp.tools import Tool
+from verl_hier_plugins.environments.gateway.heard import Heard
+from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest, RefusedRequest, Toolbox, message_of
 
 ROLES = ("user", "assistant", "system")
 TEXTS = ("text",)
@@ -24,19 +24,17 @@ FINISHES = {"stop": "end_turn", "string": "stop_sequence", "length": "max_tokens
 KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
 
-def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) -> PolicyRequest:
+def read(body: Any, agent: str, most_characters: int, heard: Heard | None = None) -> PolicyRequest:
     """See `Dialect.read`; each result of a tool is a message of its own, as it is in other dialects."""
-    body = reading.sound(body)
+    heard = heard or Heard()
+    body = reading.sound(body, heard)
     given = reading.some(body.get("messages"), "messages")
-    parts = [part for each in given if isinstance(each, Mapping) for part in _parts(each.get("content"))]
-    reading.refuse_many(body, *given, *parts, lists=("messages", "tools", "system", "content"))
-    system = reading.text_of(body.get("system"), "`system`", TEXTS, "\n")
-    messages = [message_of("system", system)] if system else []
-    for place, each in enumerate(given):
-        messages += _messages(each, f"message {place}")
+    parts = reading.parts_of(body, "messages", "tools", "system")
+    messages = [*heard.once(_instructions, [body.get("system")])]
+    messages += reading.messages_of(heard.sent("messages", given), reading.alone, _read_messages, parts)
     if not messages:
         raise RefusedRequest("the messages say nothing.")
-    tools = _tools(body.get("tools"))
+    tools = heard.once(_tools, [body.get("tools")])
     request = PolicyRequest(
         tuple(messages),
         tools,
@@ -50,7 +48,7 @@ def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) 
     return reading.fitting(request, most_characters)
 
 
-def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
+def _demand(body: Mapping[str, Any], tools: Toolbox) -> Demand:
     chosen = body.get("tool_choice") or {"type": "auto"}
     kind = chosen.get("type") if isinstance(chosen, Mapping) else None
     if not isinstance(kind, str) or kind not in CHOICES:
@@ -66,8 +64,18 @@ def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
     )
 
 
-def _parts(content: Any) -> list[Any]:
-    return content if isinstance(content, list) else []
+def _instructions(given: Any) -> list[Message]:
+    system = reading.text_of(given, "`system`", TEXTS, "\n")
+    return [message_of("system", system)] if system else []
+
+
+def _read_messages(group: Sequence[Any], place: str) -> reading.Read:
+    (given,) = group
+    parts = reading.parts_of(given, "content")
+    content = given.get("content") if isinstance(given, Mapping) else None
+    for part in content if isinstance(content, list) else ():
+        parts = reading.parts_of(part, "content", before=parts)
+    return [*_messages(given, f"message {place}")], parts
 
 
 def _messages(given: Any, where: str) -> Iterator[Message]:
@@ -105,8 +113,8 @@ def _result(part: Mapping[str, Any], where: str) -> Message:
     return message_of("tool", text, result_of=str(part.get("tool_use_id") or ""))
 
 
-def _tools(given: Any) -> dict[str, Tool]:
-    found = {}
+def _tools(given: Any) -> Toolbox:
+    found = Toolbox()
     for each in reading.objects(given, "tools"):
         kind = each.get("type")
         if isinstance(kind, str) and kind.startswith(SERVED):

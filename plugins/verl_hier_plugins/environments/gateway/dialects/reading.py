@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_hier.text import read_json, repaired
+from verl_hier.text import read_json
 from verl_hier_plugins.environments.gateway.demands import Demand
-from verl_hier_plugins.environments.gateway.messages import PolicyRequest, RefusedRequest, without_keys
+from verl_hier_plugins.environments.gateway.heard import Heard, Sent
+from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest, RefusedRequest, without_keys
 from verl_hier_plugins.environments.mcp.tools import Tool, sound_schema
 
 MOST_PARTS = 2000
@@ -18,16 +19,16 @@ MOST_TOKENS = 2**31
 MOST_STOPS = 16
 
 
-def sound(body: Any) -> Mapping[str, Any]:
-    """The body of a request, in which no text has half a character.
+def sound(body: Any, heard: Heard) -> Mapping[str, Any]:
+    """The body of a request, in which no text has half a character or the key of an episode.
 
     Raises:
         RefusedRequest: when it is no object, or nested too deeply.
     """
-    if not isinstance(body, Mapping):
+    if not isinstance(body, dict):
         raise RefusedRequest("the body of a request is a JSON object.")
     try:
-        return repaired(body)  # type: ignore[no-any-return]
+        return heard.sound(body)
     except ValueError as error:
         raise RefusedRequest(f"the body of a request is {error}.") from error
 
@@ -43,25 +44,64 @@ def some(given: Any, name: str) -> list[Any]:
     return given
 
 
-def refuse_many(*things: Any, lists: Collection[str]) -> None:
-    """Refuse a request of too many parts.
+Read = tuple[Sequence[Message], int]
+"""What an element of a request is read as: its messages, and the number of its parts."""
 
-    Args:
-        things: its body, messages and parts.
-        lists: names of the fields whose length counts.
+
+def parts_of(thing: Any, *lists: str, before: int = 0) -> int:
+    """How many elements some lists of a thing have, and those before it.
+
+    Raises:
+        RefusedRequest: when they are too many to be read.
     """
-    parts = sum(
-        len(thing[name])
-        for thing in things
-        if isinstance(thing, Mapping)
-        for name in lists
-        if isinstance(thing.get(name), list)
-    )
+    if isinstance(thing, dict):
+        before += sum(len(each) for each in map(thing.get, lists) if isinstance(each, list))
+    return few(before)
+
+
+def few(parts: int) -> int:
+    """A number of parts that are read.
+
+    Raises:
+        RefusedRequest: when they are too many.
+    """
     if parts > MOST_PARTS:
         raise RefusedRequest(
-            f"the request has {parts} messages, parts of messages, calls and tools; at most {MOST_PARTS} are read.",
+            f"the request has too many messages, parts of messages, calls and tools; at most {MOST_PARTS} are read.",
             too_long=True,
         )
+    return parts
+
+
+Groups = Iterable[tuple[int, Sequence[Any]]]
+"""Elements of a request that are read together, each with the place of the first."""
+
+
+def alone(given: Sequence[Any], start: int) -> Groups:
+    """Elements from a place on in groups of one each."""
+    return ((place, (given[place],)) for place in range(start, len(given)))
+
+
+def messages_of(
+    sent: Sent, groups: Callable[[Sequence[Any], int], Groups], read: Callable[[Sequence[Any], str], Read], parts: int
+) -> list[Message]:
+    """The messages of a list of a request, of which those are read that were not sent before.
+
+    Args:
+        sent: the list.
+        groups: its groups from a place on.
+        read: reads the elements of a group, whose place names it in sentences.
+        parts: that were counted already.
+
+    Raises:
+        RefusedRequest: when there are too many parts.
+    """
+    parts += sum(count for _, _, count in sent.read)
+    for place, group in groups(sent.sound, sent.start):
+        found, count = read(group, str(place))
+        parts = few(parts + count)
+        sent.read.append((place + len(group), found, count))
+    return [message for _, found, _ in sent.read for message in found]
 
 
 def text_of(content: Any, where: str, kinds: Collection[str], between: str = "") -> str:
@@ -118,7 +158,7 @@ def objects(given: Any, name: str) -> Sequence[Mapping[str, Any]]:
         return ()
     if not isinstance(given, list):
         raise RefusedRequest(f"`{name}` has to be a list.")
-    if not all(isinstance(each, Mapping) for each in given):
+    if not all(isinstance(each, dict) for each in given):
         raise RefusedRequest(f"each of `{name}` has to be an object.")
     return given
 

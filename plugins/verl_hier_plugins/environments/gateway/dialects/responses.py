@@ -12,8 +12,8 @@ from verl_hier_plugins.environments.gateway.answers import AnsweredCall, PolicyA
 from verl_hier_plugins.environments.gateway.demands import Demand
 from verl_hier_plugins.environments.gateway.dialects import chat, reading
 from verl_hier_plugins.environments.gateway.dialects.events import event
-from verl_hier_plugins.environments.gateway.messages import Kept, Message, PolicyRequest, RefusedRequest, message_of
-from verl_hier_plugins.environments.mcp.tools import Tool
+from verl_hier_plugins.environments.gateway.heard import Heard
+from verl_hier_plugins.environments.gateway.messages import Message, PolicyRequest, RefusedRequest, Toolbox, message_of
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXTS = ("input_text", "output_text", "text", "refusal")
@@ -42,7 +42,7 @@ class _Asked:
         free: names of the tools that take a text.
         sequence: numbers the events.
         said: the messages, without the instructions, which the next response does not inherit.
-        kept: conversations of the episode by their last response.
+        kept: see `Heard.responses`.
     """
 
     identity: str
@@ -50,33 +50,36 @@ class _Asked:
     namespaces: Mapping[str, str]
     free: frozenset[str]
     said: Sequence[Message]
-    kept: Kept
+    kept: dict[str, Sequence[Message]]
     sequence: Iterator[int] = field(default_factory=count)
 
 
 @dataclass
-class _Toolbox:
-    tools: dict[str, Tool] = field(default_factory=dict)
+class _Box:
+    """The tools of a request, the namespaces of those that have one, those that take a text, and how many parts."""
+
+    tools: Toolbox = field(default_factory=Toolbox)
     namespaces: dict[str, str] = field(default_factory=dict)
     free: set[str] = field(default_factory=set)
+    parts: int = 0
 
 
-def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) -> PolicyRequest:
+def read(body: Any, agent: str, most_characters: int, heard: Heard | None = None) -> PolicyRequest:
     """See `Dialect.read`."""
-    body, kept = reading.sound(body), {} if kept is None else kept
+    heard = heard or Heard()
+    body, kept = reading.sound(body, heard), heard.responses
     for name, sentence in NOT_DONE.items():
         if body.get(name):
             raise RefusedRequest(f"this endpoint {sentence}.")
     given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else reading.objects(given, "input")
-    spaces = [each for each in reading.objects(body.get("tools"), "tools") if each.get("type") == "namespace"]
-    reading.refuse_many(body, *items, *spaces, lists=("input", "tools", "content", "output"))
-    said = [*_earlier(body.get("previous_response_id"), kept), *_messages(items)]
+    items: Any = [{"role": "user", "content": given}] if isinstance(given, str) else reading.objects(given, "input")
+    box = heard.once(_toolbox, [body.get("tools")])
+    parts = reading.parts_of(body, "input", before=box.parts)
+    read = reading.messages_of(heard.sent("input", items), _groups, _read_items, parts)
+    said = [*_earlier(body.get("previous_response_id"), kept), *read]
     if not said:
         raise RefusedRequest("`input` has to be a text or a list with at least one item.")
     instructions = reading.text_of(body.get("instructions"), "`instructions`", TEXTS)
-    box = _Toolbox()
-    _add_tools(box, body.get("tools"))
     request = PolicyRequest(
         (message_of("system", instructions), *said) if instructions else tuple(said),
         box.tools,
@@ -97,7 +100,7 @@ def read(body: Any, agent: str, most_characters: int, kept: Kept | None = None) 
     return reading.fitting(request.with_state(asked), most_characters)
 
 
-def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
+def _demand(body: Mapping[str, Any], tools: Toolbox) -> Demand:
     chosen, names = body.get("tool_choice") or "auto", None
     if isinstance(chosen, Mapping):
         several = chosen.get("type") == "allowed_tools"
@@ -108,7 +111,7 @@ def _demand(body: Mapping[str, Any], tools: Mapping[str, Tool]) -> Demand:
     return reading.demand_of(tools, chosen, names, body.get("parallel_tool_calls") is False, form)
 
 
-def _earlier(identity: Any, kept: Kept) -> Sequence[Message]:
+def _earlier(identity: Any, kept: Mapping[str, Sequence[Message]]) -> Sequence[Message]:
     if identity is None:
         return ()
     if not isinstance(identity, str) or not kept.get(identity):
@@ -116,52 +119,62 @@ def _earlier(identity: Any, kept: Kept) -> Sequence[Message]:
     return kept[identity]
 
 
-def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages of items: a text of the assistant and the calls behind it are one."""
-    messages: list[Message] = []
-    text: str | None = None
-    calls: list[tuple[str, str, Any]] = []
-
-    def close() -> None:
-        nonlocal text
-        if text is not None or calls:
-            messages.append(message_of("assistant", text or "", [*calls]))
-        text = None
-        calls.clear()
-
-    for place, item in enumerate(items):
-        kind, where = item.get("type", "message"), f"item {place}"
+def _groups(items: Sequence[Mapping[str, Any]], start: int) -> reading.Groups:
+    """The items that are one message each: a text of the assistant and the calls behind it, or else one alone."""
+    said: list[Mapping[str, Any]] = []
+    first = start
+    for place in range(start, len(items)):
+        item = items[place]
+        kind = item.get("type", "message")
         if kind == "reasoning":
             continue
-        if isinstance(kind, str) and kind in CALLS:
-            calls.append(_call(item, kind))
-            continue
-        close()
-        if kind == "message":
-            role = item.get("role")
-            if not isinstance(role, str) or role not in ROLES:
-                raise RefusedRequest(f"{where} has to have a `role` of {', '.join(ROLES)}.")
-            content = reading.text_of(item.get("content"), where, TEXTS)
-            if role == "assistant":
-                text = content
-            else:
-                messages.append(message_of(ROLES[role], content))
-        elif kind in RESULTS:
-            output = reading.text_of(item.get("output"), f"the `output` of {where}", TEXTS)
-            messages.append(message_of("tool", output, result_of=str(item.get("call_id") or "")))
+        calls = isinstance(kind, str) and kind in CALLS
+        if said and not calls:
+            yield first, said
+            said = []
+        if calls or (kind == "message" and item.get("role") == "assistant"):
+            first = first if said else place
+            said.append(item)
         else:
-            raise RefusedRequest(f"{where} is of type {kind!r:.60}, which this endpoint does not know.")
-    close()
-    return messages
+            yield place, (item,)
+    if said:
+        yield first, said
 
 
-def _call(item: Mapping[str, Any], kind: str) -> tuple[str, str, Any]:
+def _read_items(items: Sequence[Any], place: str) -> reading.Read:
+    parts, where = 0, f"item {place}"
+    for item in items:
+        parts = reading.parts_of(item, "content", "output", before=parts)
+    first, kind = items[0], items[0].get("type", "message")
+    if isinstance(kind, str) and kind in CALLS:
+        return [message_of("assistant", "", [_call(item) for item in items])], parts
+    if kind == "message":
+        role = first.get("role")
+        if not isinstance(role, str) or role not in ROLES:
+            raise RefusedRequest(f"{where} has to have a `role` of {', '.join(ROLES)}.")
+        content = reading.text_of(first.get("content"), where, TEXTS)
+        return [message_of(ROLES[role], content, [_call(item) for item in items[1:]])], parts
+    if kind in RESULTS:
+        output = reading.text_of(first.get("output"), f"the `output` of {where}", TEXTS)
+        return [message_of("tool", output, result_of=str(first.get("call_id") or ""))], parts
+    raise RefusedRequest(f"{where} is of type {kind!r:.60}, which this endpoint does not know.")
+
+
+def _call(item: Mapping[str, Any]) -> tuple[str, str, Any]:
+    kind = item["type"]
     given = item.get(CALLS[kind])
     arguments = reading.arguments_of(given) if kind == "function_call" else {"input": given}
     return str(item.get("call_id") or ""), str(item.get("name") or ""), arguments
 
 
-def _add_tools(box: _Toolbox, given: Any, space: str = "") -> None:
+def _toolbox(given: Any) -> _Box:
+    box = _Box()
+    _add_tools(box, given)
+    return box
+
+
+def _add_tools(box: _Box, given: Any, space: str = "") -> None:
+    box.parts = reading.parts_of({"tools": given}, "tools", before=box.parts)
     for each in reading.objects(given, "tools"):
         kind = each.get("type")
         if kind == "namespace" and not space:
@@ -197,12 +210,13 @@ def whole(request: PolicyRequest, answers: Sequence[PolicyAnswer]) -> dict[str, 
         output.insert(0, _text_item(answer))
     if answer.finish == "length":
         ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        return _response(request) | ended | {"output": output, "usage": usage}
-    return _response(request) | {"status": "completed", "output": output, "usage": usage}
+    else:
+        ended = {"status": "completed"}
+    return {**_response(request), **request.state.repeated, **ended, "output": output, "usage": usage}
 
 
 def _response(request: PolicyRequest) -> dict[str, Any]:
-    """A response that has not ended."""
+    """A response that has not ended; of the request, tools and all, the one that has ended says again what it was."""
     return {
         "id": request.state.identity,
         "object": "response",
@@ -221,7 +235,6 @@ def _response(request: PolicyRequest) -> dict[str, Any]:
         "temperature": None,
         "top_p": None,
         "usage": None,
-        **request.state.repeated,
     }
 
 

@@ -1,10 +1,10 @@
-"""The collector of a rollout worker leaves the modules alone and runs rarely."""
+"""The collector of a process with many episodes leaves the modules alone and runs rarely."""
 
 from __future__ import annotations
 
 import gc
 
-from verl_hier.rollout.garbage import collect_rarely
+from verl_hier.environments.garbage import collect_rarely
 
 
 def test_what_exists_is_left_out_and_cycles_made_later_are_still_found():

@@ -1,7 +1,8 @@
-"""How often a rollout worker looks for cyclic garbage.
+"""How often a rollout worker, or a process of asynchronous environments, looks for cyclic garbage.
 
 Python's collector visits every element of every list that it looks at, and a rollout is lists of tokens and log-probs.
-With its defaults a quarter of what a turn costs at 512 episodes was the collector's.
+With its defaults a quarter of what a turn costs at 512 episodes was the collector's, and a look at the modules of a
+process alone held its event loop for more than 50 ms.
 """
 
 from __future__ import annotations
