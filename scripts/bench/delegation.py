@@ -4,7 +4,7 @@
     python scripts/bench/delegation.py
 
 Kept in docs/delegation.json, world by world, from which the tables of docs/lab.md and docs/methods/sub_agents.md are
-made. Nothing depends on the machine, so that a second time gives the same figures; one core takes half an hour.
+made. Nothing depends on the machine, so that a second time gives the same figures; one core takes about half an hour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ USED = (
     *(("split", "row"), ("longest", "row"), ("exact_critic", "token")),
 )
 """Practices with the weights that those have who use them, and what there is to compare them with."""
-WORLDS = ("useful", "needed", "useless")
+WORLDS = ("useful", "needed", "shortened")
 
 
 def main() -> None:
@@ -62,10 +62,11 @@ def rows(part: str, held: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield from (shown(row) for row in held["rows"] if row["world"] == part)
         return
     found = {(row["world"], row["practice"], row["weight_by"]): shown(row) for row in held["rows"]}
-    yield "practice", "weights", *(f"`{world}`: {HEAD[column]}" for world in WORLDS for column in (2, 5, 6))
+    columns = [HEAD.index(name) for name in ("bias", "solved", "spawned")]
+    yield "practice", "weights", *(f"`{world}`: {HEAD[column]}" for world in WORLDS for column in columns)
     for practice, weights in USED:
         cells = (found[world, practice, weights] for world in WORLDS)
-        yield practice, weights, *(row[column] for row in cells for column in (2, 5, 6))
+        yield practice, weights, *(row[column] for row in cells for column in columns)
 
 
 if __name__ == "__main__":

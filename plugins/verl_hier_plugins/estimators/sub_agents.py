@@ -43,7 +43,8 @@ class SubAgentsOptions:
     conversations. `longest`: only the conversation with most tokens of its own is trained. `own`: as `by_role`,
     with what the turns of the conversation have earned instead of the return."""
     conversation: Conversation = "agent"
-    """What a conversation is: all turns of one agent of an episode, over its compactions, or each token sequence."""
+    """What a conversation is: all turns of one agent of an episode, over its compactions, or each token sequence. With
+    `row`, `own` compares the parts of an agent's work with each other, and one that spawns earns nothing itself."""
     return_share: NonNegative = 0.5
     """Part of the return of the episode that `own` adds to what the conversation has earned itself."""
     compared_by: tuple[str, ...] = ("role", "level")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -12,9 +13,9 @@ from verl_hier.graph.build_table import build_table
 from verl_hier.lab.bias import start
 from verl_hier.lab.delegation import DELEGATED, MOST, PRACTICES, WORK, gradient_of, pull, towards, way
 from verl_hier.lab.learn import Setting, learn
-from verl_hier.lab.methods import CHAINS
+from verl_hier.lab.methods import CHAINS, method
 from verl_hier.lab.rollouts import play
-from verl_hier.lab.update import advantages
+from verl_hier.lab.update import Loss, advantages
 from verl_hier.testing.builtin import full_credit
 from verl_hier_plugins.estimators.sub_agents import Practice
 
@@ -125,6 +126,14 @@ def test_longest_and_weights_of_episodes_are_biased():
     for practice, weight_by in (("longest", "token"), ("by_role", "episode")):
         found, _ = measured(USEFUL, practice, weight_by)
         assert found.interval[0] > 0.2, practice
+
+
+def test_own_by_rows_is_an_argument_against_spawning_and_by_agents_is_none():
+    world = DELEGATED["shortened"]
+    for by, least, most in (("row", -1.0, -0.3), ("agent", 0.0, 0.5)):
+        made = method("sub_agents", options={"practice": "own", "conversation": by})
+        _, (towards_spawns, half) = gradient_of(world, replace(made, loss=Loss(weight_by="token")), BATCHES)
+        assert least < towards_spawns - half < towards_spawns + half < most, by
 
 
 def test_towards_is_a_cosine():
