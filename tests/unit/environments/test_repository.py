@@ -144,6 +144,9 @@ def test_a_workspace_is_bounded():
     assert full.with_file("f3", "x")["f3"] == "x" and full["f3"] == ""
     with pytest.raises(BadChange, match="characters"):
         full.with_file("f3", "x" * (MOST_CHARACTERS + 1))
+    large = full.with_file("f1", "x" * MOST_CHARACTERS).with_file("f2", "x" * MOST_CHARACTERS)
+    with pytest.raises(BadChange, match="together"):
+        large.with_file("f3", "x" * MOST_CHARACTERS)
     with pytest.raises(BadChange, match="in a file"):
         full.with_file("f3/x", "")
     with pytest.raises(BadChange, match="in a file"):

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 MOST_FILES = 64
-MOST_CHARACTERS = 20_000
-"""Of one file."""
+MOST_CHARACTERS, MOST_IN_ALL = 20_000, 60_000
+"""Of one file, and of all files and paths together: outcomes of thousands of runs are remembered with what was run."""
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,40}")
 _DEEPEST = 5
 
@@ -60,7 +60,10 @@ class Workspace(Mapping[str, str]):
             raise BadChange(f"a file has at most {MOST_CHARACTERS} characters")
         if path not in self._files and len(self._files) >= MOST_FILES:
             raise BadChange(f"there are at most {MOST_FILES} files")
-        return Workspace({**self._files, path: text})
+        changed = Workspace({**self._files, path: text})
+        if sum(map(len, (*changed, *changed.values()))) > MOST_IN_ALL:
+            raise BadChange(f"all files have at most {MOST_IN_ALL} characters together")
+        return changed
 
     def with_lines(self, path: str, first: int, last: int, lines: list[str]) -> Workspace:
         """The workspace in which the lines `first` to `last` of a file, counted from 1, are replaced.
