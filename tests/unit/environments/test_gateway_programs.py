@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,42 @@ AS_TOOL = [
 HANDED = [call("transfer_to_searcher"), "I look.\n " + call("weather", city="Rome"), "sunny in Rome"]
 
 
+LANGGRAPH = """
+import os
+from langchain_openai import ChatOpenAI
+from langgraph.prebuilt import create_react_agent
+from langgraph_supervisor import create_supervisor
+
+def weather(city: str) -> str:
+    "Weather."
+    return f"sunny in {{city}}"
+
+def people(city: str) -> str:
+    "People."
+    return f"three millions in {{city}}"
+
+def play(task):
+    model = ChatOpenAI(model=os.environ["OPENAI_MODEL"]{model})
+    searcher = create_react_agent(model, [weather], name="searcher", prompt="You search.")
+    counter = create_react_agent(model, [people], name="counter", prompt="You count.")
+    team = create_supervisor([searcher, counter], model=model, prompt="You lead.", output_mode="{mode}").compile()
+    said = team.invoke({{"messages": [{{"role": "user", "content": task["instruction"]}}]}})
+    return str(said["messages"][-1].text)
+"""
+SUPERVISED = [
+    call("transfer_to_searcher"),
+    "I look.\n " + call("weather", city="Rome"),
+    "it is sunny in Rome",
+    call("transfer_to_searcher"),
+    call("weather", city="Oslo"),
+    "it is sunny in Oslo, too",
+    call("transfer_to_counter"),
+    call("people", city="Rome"),
+    "three millions live there",
+    "sunny in Rome",
+]
+
+
 def rolled_out(options, said=SAID, agents=AGENTS, sampler=None, unfinished=(), tokenizer=None):
     """The graph of one episode and the policy that played it: with these answers, or a function of the prompt.
 
@@ -318,15 +355,49 @@ def test_a_program_that_renders_its_calls_anew_is_killed_and_resumed(tmp_path):
     check_killed_and_resumed(options_of(tmp_path, NOTES_RUNS + RENDERS), SAID)
 
 
-@pytest.mark.long
-def test_smolagents_with_a_managed_agent_plays_to_its_end(tmp_path):
-    python = tmp_path / "venv" / "bin" / "python"
+def python_with(folder, *packages):
+    """An interpreter that has these packages, installed from the registry; skips where that is not to be had."""
+    python = folder / "venv" / "bin" / "python"
     for command in (
-        [sys.executable, "-m", "venv", str(tmp_path / "venv")],
-        [str(python), "-m", "pip", "install", "-q", "smolagents[openai]==1.26.0"],
+        [sys.executable, "-m", "venv", str(folder / "venv")],
+        [str(python), "-m", "pip", "install", "-q", *packages],
     ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
         if done.returncode:
-            pytest.skip(f"smolagents 1.26.0 cannot be installed here: {done.stderr.strip()[-200:]}")
-    check_manager_and_searcher(*rolled_out(options_of(tmp_path, SMOLAGENTS, python=str(python))))
-    check_killed_and_resumed(options_of(tmp_path, NOTES_RUNS + SMOLAGENTS, python=str(python)), SAID)
+            pytest.skip(f"{' '.join(packages)} cannot be installed here: {done.stderr.strip()[-200:]}")
+    return str(python)
+
+
+@pytest.mark.long
+def test_smolagents_with_a_managed_agent_plays_to_its_end(tmp_path):
+    python = python_with(tmp_path, "smolagents[openai]==1.26.0")
+    check_manager_and_searcher(*rolled_out(options_of(tmp_path, SMOLAGENTS, python=python)))
+    check_killed_and_resumed(options_of(tmp_path, NOTES_RUNS + SMOLAGENTS, python=python), SAID)
+
+
+@pytest.mark.long
+def test_the_agents_of_a_supervisor_of_langgraph_stand_under_the_turns_that_called_them(tmp_path):
+    python = python_with(tmp_path, "langgraph==1.2.24", "langgraph-supervisor==0.0.31", "langchain-openai==1.7.4")
+    agents = {
+        "manager": {"level": 0},
+        "searcher": {"level": 1, "begins": "You search."},
+        "counter": {"level": 1, "begins": "You count."},
+    }
+    for model, mode in product(("", ", use_responses_api=True"), ("last_message", "full_history")):
+        options = options_of(tmp_path, LANGGRAPH.format(model=model, mode=mode), python=python)
+        graph, policy = rolled_out(options, SUPERVISED, agents)
+        assert [(episode.error, episode.success) for episode in graph.episodes] == [(None, True)]
+        check_tokens(graph, policy)
+        nodes = graph.nodes
+        assert [(node.role, node.level) for node in nodes] == [
+            ("manager", 0), ("searcher", 1), ("searcher", 1), ("manager", 0), ("searcher", 1), ("searcher", 1),
+            ("manager", 0), ("counter", 1), ("counter", 1), ("manager", 0),
+        ]  # fmt: skip
+        assert [node.extra["edited"] for node in nodes] == [0] * len(nodes)
+        assert [node.extra.get("failure") for node in nodes] == [None] * len(nodes)
+        # With the full history the searcher goes on where it was; with the last message alone it begins anew.
+        again = (-1, [3]) if mode == "last_message" else (2, [])
+        contexts = [(node.context, list(node.messages[0].sources)) for node in nodes]
+        assert contexts == [
+            (-1, []), (-1, [0]), (1, []), (0, []), again, (4, []), (3, []), (-1, [6]), (7, []), (6, []),
+        ]  # fmt: skip
