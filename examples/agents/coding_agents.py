@@ -3,7 +3,7 @@
 Each program is called by its name, so it has to be on the PATH. It gets a home of its own for each episode, with the
 settings that point it to the policy and keep it from asking anybody else, and works in an empty folder, in which the
 files of the task lie (`files`: name to text). Its result is what it says last; where the task has `result: files`, the
-Python files of that folder as JSON.
+Python files of that folder as JSON. `further` has what pi is told behind the instruction, message by message.
 
 A program runs the commands that the policy writes, with your rights: train it in a container.
 """
@@ -50,8 +50,12 @@ def pi(task: dict[str, Any]) -> str:
     """`npm install @mariozechner/pi-coding-agent@0.73.1`"""
     model = {"id": _model(), "contextWindow": CONTEXT}
     provider = {"baseUrl": _url(), "api": "openai-completions", "apiKey": "OPENAI_API_KEY", "models": [model]}
-    with _home({".pi/agent/models.json": {"providers": {"policy": provider}}}) as home:
-        command = ["pi", "-p", "--provider", "policy", "--model", _model(), task["instruction"]]
+    # By default it keeps more of a conversation than a small context has.
+    settings = {"compaction": {"reserveTokens": CONTEXT // 4, "keepRecentTokens": CONTEXT // 8}}
+    files = {".pi/agent/models.json": {"providers": {"policy": provider}}, ".pi/agent/settings.json": settings}
+    with _home(files) as home:
+        said = [task["instruction"], *task.get("further", ())]
+        command = ["pi", "-p", "--provider", "policy", "--model", _model(), *said]
         return _run(task, home, command, PI_OFFLINE="1", PI_SKIP_VERSION_CHECK="1")
 
 

@@ -17,6 +17,7 @@ from tests.fixtures.agent_programs import (
     SHELL,
     SPAWNS,
     SUBMITS,
+    TASK,
     GoneOnWith,
     LeftBehind,
     NotInstallable,
@@ -134,8 +135,13 @@ COMPACTS = {
     "codex": (32_768, ["echo six"]),
     "qwen_code": (90_000, ["echo six"]),
     "opencode": (50_000, ["seq 1 6000", "seq 1 6000"]),
+    "claude_code": (60_000, ["seq 1 6000"] * 3),
+    "pi": (18_000, ["seq 1 6000"]),
 }
 """How long a conversation may be, and the commands that make it longer."""
+ENDS_FIRST = {"pi": ["I have looked.", SUMMARY]}
+"""What is said before the summary to a program that shortens its conversation between two messages of its user, and to
+the first of two requests for it."""
 
 
 @pytest.mark.parametrize("name", COMPACTS)
@@ -145,7 +151,8 @@ def test_a_program_that_shortens_its_conversation_goes_on_from_its_summary(
     install(name)
     limit, commands = COMPACTS[name]
     looks = [f"I look. \n{SHELL[name].replace('echo six', command)}" for command in commands]
-    graph, policy = played(tmp_path, name, [*looks, SUMMARY, "six"], limit)
+    said, task = [*looks, *ENDS_FIRST.get(name, []), SUMMARY, "six"], {**TASK, "further": ["Say the number now."]}
+    graph, policy = played(tmp_path, name, said, limit, task=task if name in ENDS_FIRST else TASK)
     check_sound(graph, policy)
     *_, summary, last, again = graph.nodes
     assert summary.text == SUMMARY and summary.extra["compacted"] == 0

@@ -112,6 +112,8 @@ class GatewayWorker(Worker):
                 if kind == "spawned":
                     # A call that begins an agent asks for no knowledge of its own.
                     turns[answer].mark(access_calls=turns[answer].node.extra["access_calls"] - 1)
+                if kind == "compacted":
+                    _mark_summary(turns[answer])
                 role = self._role(request, depth, tool)
                 # One that a call began has a holder of its role for itself; one that goes on keeps its holder.
                 agent = f"{role}.{number}" if kind == "spawned" else None
@@ -169,6 +171,17 @@ class GatewayWorker(Worker):
                 "its turns are those of %s.", named, ", ".join(agents), did_you_mean(named, agents), role,
             )  # fmt: skip
         return role
+
+
+def _mark_summary(turn: Turn) -> None:
+    """Note that a turn is the summary with which a conversation goes on.
+
+    Some programs leave their latest turn out of the request for a summary, because they keep it word for word; that is
+    no edit of what was said.
+    """
+    if turn.node.extra["edited"]:
+        turn.mark(edited=0)
+        del turn.node.extra["failure"]
 
 
 def _mark_answer(turn: Turn, step: StepResult, conversation: _Held) -> None:

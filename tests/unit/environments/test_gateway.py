@@ -748,6 +748,7 @@ def test_an_agent_that_dies_of_a_limit_is_truncated(agent):
         said = ask("q")
         status, refused = send({"messages": [{"role": "user", "content": "x" * 2000}]})
         assert (status, refused["error"]["code"]) == (400, "context_length_exceeded"), refused
+        assert "exceeds the context window" in refused["error"]["message"], refused
         if said == "on":
             said = ask("q", said, "shorter")
         raise ValueError("no " + said)
@@ -931,6 +932,28 @@ def test_edits_begin_contexts_and_are_counted_and_agents_have_roles(agent):
     assert [node.extra.get("failure") for node in graph.nodes] == [None, None, "history_edited", None]
 
 
+def test_a_request_for_a_summary_that_leaves_the_latest_turn_out_is_no_edit_once_its_answer_is_gone_on_with(agent):
+    code = """
+    def play(task):
+        a = ask("plan")
+        b = ask("plan", a, "more")
+        summary = ask("plan", a, "sum up", "now")
+        return ask("until now: " + summary, b, "on")
+    """
+    summary = "there was much to see in the hall"
+    said = {"until": "right", "sum": summary}
+
+    def answer(prompt, sampling):
+        return next((said[word] for word in said if word in prompt.split()), "left")
+
+    graph, _ = roll_out_through(agent(code), answer, SideBySide(), n=1)
+    assert [node.text for node in graph.nodes][2:] == [summary, "right"]
+    assert [node.context for node in graph.nodes] == [-1, 0, -1, -1]
+    assert [(node.extra["edited"], node.extra["compacted"]) for node in graph.nodes] == [(0, 0)] * 3 + [(0, 1)]
+    assert graph.nodes[3].messages[0].sources == [2]
+    assert not any("failure" in node.extra for node in graph.nodes)
+
+
 def test_an_agent_that_the_recipe_does_not_name_is_another_one_and_said_once(agent, caplog):
     code = """
     def play(task):
@@ -986,6 +1009,7 @@ def test_a_conversation_without_room_is_refused_so_that_the_agent_shortens_it(ag
         said = ask("q")
         status, refused = send({"messages": [{"role": "user", "content": "word " * 60}]})
         assert (status, refused["error"]["code"]) == (400, "context_length_exceeded"), refused
+        assert "exceeds the context window" in refused["error"]["message"], refused
         return ask("in short: word")
     """
     options = agent(code, context_tokens=40)

@@ -15,6 +15,7 @@ DRAWS = {
     "a session of OpenCode": lambda: f"ses_{secrets.token_hex(10)}",
     "a home": lambda: f"/tmp/home-{secrets.token_hex(4)}/work",
     "a hash": lambda: secrets.token_hex(32),
+    "a file with an output": lambda: f"/tmp/pi-bash-{secrets.token_hex(8)}.log",
     "a folder of tempfile": lambda: f"/tmp/tmp{secrets.token_hex(4)}/x",
 }
 GIVEN = {

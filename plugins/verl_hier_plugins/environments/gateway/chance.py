@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 _PLAIN = re.compile(
     r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"  # UUIDs, such as those of Codex's agents
-    r"|\b[0-9a-f]{32,64}\b"  # hashes, which may be of a name that is drawn
+    r"|\b[0-9a-f]{16,64}\b"  # hashes, which may be of a name that is drawn, and names of files with outputs
     r"|\bses_\w{8,40}\b"  # sessions of OpenCode
     r"|\bhome-[0-9a-f]{8}\b|\btmp[a-z0-9_]{8}\b",  # folders of examples/agents, and of Python's tempfile
     re.ASCII,

@@ -180,10 +180,11 @@ def events(request: PolicyRequest, answers: Sequence[PolicyAnswer]) -> Iterator[
 
 
 def said(refused: RefusedRequest) -> dict[str, Any]:
-    """An error as clients of OpenAI read it."""
+    """An error as clients of OpenAI read it; some know by its words alone that a conversation is to be shortened."""
+    sentence = f"The input exceeds the context window: {refused}" if refused.too_long else str(refused)
     kind = "authentication_error" if refused.status == 401 else "invalid_request_error"
     code = "context_length_exceeded" if refused.too_long else None
-    return {"error": {"message": str(refused), "type": kind, "param": None, "code": code}}
+    return {"error": {"message": sentence, "type": kind, "param": None, "code": code}}
 
 
 def broken(request: PolicyRequest, refused: RefusedRequest) -> Iterator[bytes]:
