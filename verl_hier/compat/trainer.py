@@ -41,7 +41,7 @@ from verl_hier.recipe.composed import ComposedRecipe
 from verl_hier.recipe.policies import learning
 from verl_hier.training.guards import RewardHistory
 from verl_hier.training.loss_table import PolicyLossOfRun
-from verl_hier.training.metrics import turn_metrics
+from verl_hier.training.metrics import counted, turn_metrics
 from verl_hier.training.policy_loss import clip_range
 from verl_hier.training.process_reward import LOG_PROBS
 from verl_hier.training.schedule import Schedule, phase_metrics
@@ -89,6 +89,8 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         self._loss = PolicyLossOfRun.of(recipe.config, self.host)
         self.schedule: Schedule = self.parts.schedule.spec.factory(self.parts.schedule.options)
         self._step: TrainingStep | None = None
+        # What verl trains in a step one after the other (`parameter_sync_step`), with the metrics of each.
+        self._updates: list[tuple[TrainingStep, dict[str, Any]]] = []
         self._done: dict[str, Any] = {}
         self._in_store: StepInStore | None = None
         self._rewards = RewardHistory()
@@ -207,6 +209,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         indices = dict(zip(light.uids, light.columns.tasks["index"].to_pylist(), strict=True))
         batch.reorder(self._row_order(batch.keys, indices))
         self._step = TrainingStep(light, batch.keys)
+        self._updates.append((self._step, metrics))
         self._step.check_losses(self.hier.rollout.max_failed_share)
         if self._policies is not None:
             self._policies.divide(batch.keys, self._step.ledger.policies)
@@ -316,6 +319,9 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
             uid: step % store.every == 0 and (store.share == 1 or drawn(tag["index"], step) < store.share)
             for uid, tag in self._done.items()
         }
+        if len(self._updates) > 1 and self._in_store is not None:
+            self._in_store.add(chosen, self._writers)
+            return
         started = StepInStore.begin(store.path, step, chosen, self._writers)
         if step % store.every == 0:
             self._in_store = started
@@ -340,12 +346,15 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         for extension in self.extensions:
             extension.report(metrics)
         metrics.update(self._counters.metrics())
-        if self._step is not None:
+        updates, self._updates = self._updates, []
+        if updates:
             # verl counts the turns of rows, and a row of ours may be one turn of a longer episode.
-            metrics.update(turn_metrics(self._step.ledger.light))
-        if self._step is not None and self._in_store is not None:
+            metrics.update(turn_metrics(*(step.ledger.light for step, _ in updates)))
+            metrics.update(counted([found for _, found in updates]))
+        if self._in_store is not None:
             writing, self._in_store = self._in_store, None
-            metrics.update(writing.finish(self._step.credit, self.hier.store.max_gib))
+            credit = {uid: explained for step, _ in updates for uid, explained in step.credit.items()}
+            metrics.update(writing.finish(credit, self.hier.store.max_gib))
         step = self.global_steps
         phase = self.schedule.phase(step).name
         self._phases.add(phase)

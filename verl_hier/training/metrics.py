@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,11 @@ from verl_hier.graph.columnar.layout import EXTRAS
 from verl_hier.graph.columnar.light import Light
 from verl_hier.graph.columnar.table import column_numbers, complete_episodes, cut_nodes
 from verl_hier.graph.paths import Ints, paths_to
+
+_COUNT = re.compile(
+    r"hier/(episodes/(count|failed|truncated|pruned)|turns/count|tokens/(generated|prompt)|rows/(trained|padding)"
+    r"|groups/(count|short|without_rows)|sharing/tokens|update/steps|(failures|counts)/.+)"
+)
 
 
 def rollout_metrics(light: Light) -> dict[str, float]:
@@ -81,16 +88,35 @@ def _named(column: pa.ChunkedArray) -> Iterator[tuple[str, pa.Array]]:
         yield name, values.filter(pc.equal(names, name))
 
 
-def turn_metrics(light: Light) -> dict[str, float]:
-    """verl's names for the number of turns, over the complete episodes instead of over verl's rows."""
-    complete = complete_episodes(light.columns)
-    if not complete.any():
+def turn_metrics(*lights: Light) -> dict[str, float]:
+    """verl's names for the number of turns, over the complete episodes of all updates of a step instead of over verl's
+    rows."""
+    turns = np.concatenate([np.zeros(0, np.int64), *map(_turns, lights)])
+    if not len(turns):
         return {}
-    leaves = _first_nodes(light)[complete] + column_numbers(light.columns.episodes["leaf"])[complete]
-    nodes = light.columns.nodes
-    turns = (column_numbers(nodes["turn"]) + ~column_numbers(nodes["partial"], bool))[leaves]
     values = {"mean": float(np.mean(turns)), "min": float(turns.min()), "max": float(turns.max())}
     return {f"{prefix}num_turns/{name}": value for prefix in ("", "training/") for name, value in values.items()}
+
+
+def _turns(light: Light) -> Ints:
+    """The number of turns of each complete episode."""
+    complete, nodes = complete_episodes(light.columns), light.columns.nodes
+    leaves = _first_nodes(light)[complete] + column_numbers(light.columns.episodes["leaf"])[complete]
+    turns: Ints = (column_numbers(nodes["turn"]) + ~column_numbers(nodes["partial"], bool))[leaves]
+    return turns
+
+
+def counted(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What a step counts that verl has trained in several updates, of whose metrics verl takes the mean.
+
+    Args:
+        updates: the metrics of each update.
+
+    Returns:
+        the sums of what are numbers of episodes, turns, tokens, rows, groups, faults or optimiser steps.
+    """
+    names = dict.fromkeys(name for update in updates for name in update if _COUNT.fullmatch(name))
+    return {name: float(sum(update.get(name, 0.0) for update in updates)) for name in names}
 
 
 def _first_nodes(light: Light) -> Ints:

@@ -31,6 +31,7 @@ class StepInStore:
         tasks: how many tasks they were asked to write.
         answers: what each worker says when it has written its own.
         problem: a sentence on what has failed already.
+        parts: how many updates of the step have added tasks.
     """
 
     store: str
@@ -38,6 +39,7 @@ class StepInStore:
     tasks: int
     answers: list[Future[Written]] = field(default_factory=list)
     problem: str | None = None
+    parts: int = 0
 
     @classmethod
     def begin(cls, store: str, step: int, tasks: Mapping[str, bool], writers: Sequence[Writer]) -> StepInStore:
@@ -49,14 +51,28 @@ class StepInStore:
             tasks: uid of each task that was trained or dropped to whether it is stored.
             writers: of all rollout workers; each of them writes what it holds, under the name of its place.
         """
-        started = cls(store, step, sum(tasks.values()))
+        started = cls(store, step, 0)
         try:
             clear_step(step_folder(store, step))
         except OSError as error:
             started.problem = f"cannot write rollout graphs to {step_folder(store, step)}: {refusal(error)}."
-            tasks = dict.fromkeys(tasks, False)
-        started.answers = [write(store, step, tasks, f"worker{place}") for place, write in enumerate(writers)]
+        started.add(tasks, writers)
         return started
+
+    def add(self, tasks: Mapping[str, bool], writers: Sequence[Writer]) -> None:
+        """Let the workers write further tasks of the step, where verl trains it in several updates.
+
+        Args:
+            tasks, writers: see `begin`.
+        """
+        self.tasks += sum(tasks.values())
+        if self.problem is not None:
+            tasks = dict.fromkeys(tasks, False)
+        part = f"_{self.parts}" if self.parts else ""
+        self.answers += [
+            write(self.store, self.step, tasks, f"worker{place}{part}") for place, write in enumerate(writers)
+        ]
+        self.parts += 1
 
     def finish(self, credit: Mapping[str, Explained], max_gib: float | None = None) -> dict[str, float]:
         """Wait for the workers and mark the step as whole; what fails costs the step in the store, not the run.

@@ -7,6 +7,7 @@ import shutil
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -257,6 +258,25 @@ def test_the_credit_of_a_step_comes_after_all_of_its_shards(tmp_path):
         slow.set_result(slow_part)
         assert found.result(10)["hier/store/failed"] == 0
     assert by_uid(read_graphs(tmp_path)) == by_uid([replace(graph, credit=[]) for graph in graphs])
+
+
+def test_the_updates_of_a_step_add_to_what_it_holds(tmp_path):
+    """With `parameter_sync_step` verl trains a step in several updates; one that is made anew replaces all of them."""
+    graphs = recorded()
+    for _ in range(2):
+        held = [HeldRollouts(), HeldRollouts()]
+        for number, graph in enumerate(graphs):
+            held[number % 2].keep(graph)
+        uids = [graph.task["uid"] for graph in graphs]
+        with ThreadPoolExecutor(2) as threads:
+            writers = [partial(threads.submit, each.write) for each in held]
+            writing = StepInStore.begin(str(tmp_path), 1, {uids[0]: True}, writers)
+            writing.add({uids[1]: True, uids[2]: False}, writers)
+            writing.add(dict.fromkeys(uids[3:], True), writers)
+            found = writing.finish({})
+        assert found == {"hier/store/failed": 0, "hier/store/missing": 0}
+        kept = [replace(graph, credit=[]) for graph in graphs if graph.task["uid"] != uids[2]]
+        assert by_uid(read_graphs(tmp_path)) == by_uid(kept)
 
 
 def test_a_worker_that_is_gone_costs_the_step_in_the_store(tmp_path, caplog):

@@ -5,9 +5,10 @@ import copy
 import pytest
 
 from tests.fixtures import rollout_graphs
+from tests.fixtures.random_graphs import random_graph
 from verl_hier.graph import EpisodeRecord, Node, RolloutGraph
 from verl_hier.graph.columnar.light import light_of
-from verl_hier.training.metrics import tree_metrics, turn_metrics
+from verl_hier.training.metrics import counted, tree_metrics, turn_metrics
 
 
 def node(number, parent, observation, action, **more):
@@ -90,3 +91,17 @@ def test_turns_are_those_of_whole_episodes(tree):
     first = tree.nodes[tree.path(0)[-1]]
     tree.split(first, 1)
     assert turn_metrics(light_of([tree])) == found, "a turn in two pieces is one turn"
+
+
+def test_counts_of_several_updates_are_summed_and_shares_are_not():
+    updates = [
+        {"hier/episodes/count": 4.0, "hier/failures/cut": 1.0, "hier/episodes/return_mean": 0.5},
+        {"hier/episodes/count": 2.0, "hier/rows/trained": 3.0, "actor/lr": 1.0},
+    ]
+    assert counted(updates) == {"hier/episodes/count": 6, "hier/failures/cut": 1, "hier/rows/trained": 3}
+    assert counted([]) == {}
+
+
+def test_turns_of_several_updates_are_those_of_all_their_episodes():
+    graphs = [random_graph(number, f"task {number}") for number in range(4)]
+    assert turn_metrics(light_of(graphs[:1]), light_of(graphs[1:])) == turn_metrics(light_of(graphs))
