@@ -75,7 +75,8 @@ def test_slow_tasks_are_trained_in_their_turn(train, tmp_path, mode):
     assert not first.metric("hier/durations/dropped_s")
     assert {step["hier/groups/count"] for step in steps} == {2}
     assert {step["hier/episodes/count"] for step in steps} == {8}
-    for number, folder in enumerate(sorted(store.glob("step_*"))):
+    # What was rolled out before a run was continued, and not trained yet, is not in its store.
+    for number, folder in enumerate(sorted(store.glob("step_*"))[:3]):
         graphs = [*read_graphs(folder)]
         assert sorted(graph.task["index"] for graph in graphs) == [2 * number, 2 * number + 1]
         assert all(graph.credit for graph in graphs)
