@@ -54,7 +54,9 @@ class Without:
 def one_agent(name: str) -> World:
     """A world in which one agent takes all turns."""
     world = WORLDS[name]
-    return replace(world, role=np.zeros_like(world.role), roles=world.roles[:1], level=np.zeros_like(world.level))
+    nobody = np.zeros_like(world.role)
+    one = replace(world, role=nobody, roles=world.roles[:1], level=nobody)
+    return replace(one, agent=nobody, agents=world.roles[:1])
 
 
 def only_both_pay() -> World:
