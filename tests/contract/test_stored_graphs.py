@@ -89,7 +89,7 @@ def make_trainer(worker):
     made.hier = SimpleNamespace(store=worker._hier.store)
     made.config = OmegaConf.create({})
     made.global_steps = 10
-    made._in_store = None
+    made._in_store, made._updates = None, []
     made._counters = SimpleNamespace(skip=lambda: None)
     made._writers = [partial(worker._store_thread.submit, worker._held.write)]
     return made
