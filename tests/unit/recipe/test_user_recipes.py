@@ -79,7 +79,7 @@ def test_a_mistake_is_said_in_one_sentence(mistake: str, tmp_path: Path) -> None
     assert "\n" not in sentence and "search path" not in sentence
 
 
-GROUPS = {"method": "gigpo", "environment": "sokoban", "prompt": "game", "size": "cpu"}
+GROUPS = {"method": "himac", "environment": "sokoban", "prompt": "game", "size": "cpu"}
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
