@@ -14,8 +14,9 @@ from tests.fixtures import rollout_graphs
 from tests.fixtures.light import store_step
 from tests.fixtures.random_graphs import many_turns
 from verl_hier.cli.main import app
-from verl_hier.errors import GraphError, HierError
+from verl_hier.errors import FileError, GraphError, HierError
 from verl_hier.graph import read_graphs, write_step
+from verl_hier.graph.bounded_reading import require_regular
 from verl_hier.graph.columnar import writing
 from verl_hier.graph.columnar.held import HeldRollouts
 from verl_hier.graph.columnar.reading import read_columns, shards
@@ -248,6 +249,14 @@ def test_what_is_not_there_is_none_of_both():
     assert caught.value.errno == errno.ENOENT and caught.value.filename == str(missing)
     with pytest.raises(FileNotFoundError):
         missing.stat()
+
+
+def test_a_size_that_cannot_be_asked_for_is_said_with_its_reason(monkeypatch):
+    file = place("memory://bucket/file")
+    for error, said in ((PermissionError("no rights"), "cannot be read: no rights"), (FileNotFoundError(), "no file")):
+        monkeypatch.setattr(RemotePath, "stat", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        with pytest.raises(FileError, match=said):
+            require_regular(file)
 
 
 def test_entries_are_found_by_a_pattern_and_removed_with_their_folder(store):
