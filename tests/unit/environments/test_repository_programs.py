@@ -16,6 +16,7 @@ from verl_hier_plugins.environments.repository.options import RepositoryOptions
 from verl_hier_plugins.environments.repository.programs import program_tasks, score
 from verl_hier_plugins.environments.repository.repositories import repository_of
 
+UP = os.pardir + "/"
 EXAMPLES = Path(__file__).parents[3] / "examples" / "agents" / "coding_agents.py"
 (TASK,) = program_tasks(RepositoryOptions(2, pool=1), "train")
 MADE = repository_of(TASK["repository"])
@@ -43,7 +44,7 @@ def test_a_task_has_the_files_and_what_is_hidden_beside_them():
 
 def test_what_a_folder_is_worth():
     assert score(TASK, json.dumps(dict(MADE.reference))) == 1 and score(TASK, json.dumps(dict(MADE.broken))) == 0
-    beside = {"tests/conftest.py": "raise SystemExit", f"../{PATH}": "", "sitecustomize.py": "import os\nos._exit(0)"}
+    beside = {"tests/conftest.py": "raise SystemExit", f"{UP}{PATH}": "", "sitecustomize.py": "import os\nos._exit(0)"}
     assert score(TASK, json.dumps({**MADE.reference, **beside})) == 1
     assert score(TASK, json.dumps({**MADE.broken, **beside})) == 0
     with pytest.raises(RecipeError, match="no task of `program_tasks`"):
