@@ -52,10 +52,8 @@ def unknown_name(recipe: Recipe, missing: str, stock: Path) -> RecipeError:
         stock: the folder of verl's configs.
     """
     ours = [path.relative_to(folder()).with_suffix("") for path in (folder() / "hier").rglob("*.yaml")]
-    known = {str(path): _as_written(path) for path in ours} | {path.stem: path.stem for path in stock.glob("*.yaml")}
-    near = did_you_mean(missing, known)
-    for name, written in known.items():
-        near = near.replace(repr(name), repr(written))
+    known = [*map(_as_written, ours), *(path.stem for path in stock.glob("*.yaml"))]
+    near = did_you_mean(_as_written(Path(missing)), known)
     text, listed = recipe.path.read_text(encoding="utf-8"), [Path(missing).name, Path(missing).parent.name]
     lines = [number for number, line in enumerate(text.splitlines(), start=1) if all(word in line for word in listed)]
     where = f":{lines[0]}" if lines else ""
@@ -66,7 +64,7 @@ def unknown_name(recipe: Recipe, missing: str, stock: Path) -> RecipeError:
 
 
 def _as_written(path: Path) -> str:
-    """A config of ours as a defaults list names it: `hier/base`, or `hier/method: grpo`."""
+    """A config as a defaults list names it: `hier/base`, or `hier/method: grpo`."""
     return str(path) if len(path.parts) < 3 else f"{path.parent}: {path.name}"
 
 

@@ -107,8 +107,8 @@ def _changed(chosen: Sequence[str], far: bool, number: int, rng: random.Random) 
         return [rng.choice(UNITS[caller].calls)]
     found: list[str] = []
     for name in rng.sample(chosen, len(chosen)):
-        related = {*UNITS[name].calls, *(other for other in found if name in UNITS[other].calls)}
-        if len(found) < number and related.isdisjoint(found) and not any(name in UNITS[other].calls for other in found):
+        related = any(name in UNITS[other].calls or other in UNITS[name].calls for other in found)
+        if len(found) < number and not related:
             found.append(name)
     return found
 
