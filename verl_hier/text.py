@@ -49,6 +49,14 @@ def visible(text: str) -> str:
     )
 
 
+def without_middle(text: str, most: int) -> str:
+    """The text, of which its middle is left out where it has more than about `most` characters."""
+    half = most // 2
+    if len(text) <= 2 * half:
+        return text
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
 def read_json(text: str | bytes) -> Any:
     """The value of a stranger's JSON, `repaired`.
 

@@ -17,6 +17,7 @@ from verl_hier.environments.scoring import equal_form
 from verl_hier.environments.thoughts import without_thoughts
 from verl_hier.errors import RecipeError
 from verl_hier.sandbox.scripts import require_sandbox, run_once
+from verl_hier.text import without_middle
 from verl_hier_plugins.environments.python_tool.arithmetic import WORDS, read, spell
 from verl_hier_plugins.environments.python_tool.options import PythonToolOptions
 from verl_hier_plugins.environments.python_tool.tasks import score
@@ -66,10 +67,7 @@ def run_tool(code: str, options: PythonToolOptions) -> tuple[str, str]:
     last = outcome.stderr.strip().rpartition("\n")[2] if outcome.kind == "error" else ENDINGS.get(outcome.kind, "")
     # Addresses differ from run to run.
     text = _ADDRESS.sub("at 0x", "\n".join(part for part in (printed, last) if part))
-    half = options.output_chars // 2
-    if len(text) > 2 * half:
-        text = f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-    return text or "(nothing printed)", outcome.kind
+    return without_middle(text, options.output_chars) or "(nothing printed)", outcome.kind
 
 
 def _kind(options: PythonToolOptions) -> str:

@@ -14,6 +14,7 @@ from verl_hier.environments.base import Environment, StepResult
 from verl_hier.environments.expert import Expert
 from verl_hier.errors import RecipeError
 from verl_hier.sandbox.scripts import require_sandbox
+from verl_hier.text import without_middle
 from verl_hier_plugins.environments.repository.judge import TestResult, passes, run_tests
 from verl_hier_plugins.environments.repository.options import RepositoryOptions
 from verl_hier_plugins.environments.repository.repositories import Repository, repository_of
@@ -208,10 +209,7 @@ class RepositoryEnvironment(Environment):
         return self._answer(text)
 
     def _shortened(self, text: str) -> str:
-        half = self._options.output_chars // 2
-        if len(text) <= 2 * half:
-            return text
-        return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+        return without_middle(text, self._options.output_chars)
 
     def _answer(self, text: str, reward: float = 0.0, valid: bool = True) -> StepResult:
         changed = sum(text != self.repository.broken.get(path) for path, text in self.workspace.items())
