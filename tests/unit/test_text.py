@@ -127,6 +127,7 @@ class Heard:
     stop_tokens = ()
 
 
+@settings(deadline=None)
 @given(ANY)
 def test_whatever_enters_a_context_is_whole(text):
     renderer = Heard()
