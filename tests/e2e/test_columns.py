@@ -69,7 +69,7 @@ def test_the_second_model_of_istar_learns_and_a_resumed_run_goes_on(
     assert not any(name.startswith("critic/values/") for step in steps for name in step)
     checkpoints = tmp_path / "run" / "checkpoints"
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / 'global_step_2'}"]
-    (resumed,) = train("istar_bytes", resume, "resumed").steps
+    (resumed,) = train("istar_bytes", resume, "resumed").trained_steps()
     kinds = ("critic/", "hier/process_reward/", "hier/episodes", "actor/grad")
     names = [name for name in resumed if name.startswith(kinds) and "/perf/" not in name]
     assert len(names) > 10

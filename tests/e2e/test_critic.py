@@ -80,7 +80,7 @@ def test_three_heads_learn_alike_on_two_ranks_and_in_a_resumed_run(
             f"trainer.resume_from_path={checkpoints / 'global_step_2'}",
         ],
         "resumed",
-    ).steps
+    ).trained_steps()
     kinds = ("critic/", "hier/critic/", "hier/episodes", "actor/grad")
     names = [key for key in resumed if key.startswith(kinds) and "/perf/" not in key]
     assert len(names) > 20
@@ -127,7 +127,7 @@ def test_q_and_v_learn_from_a_replay_and_a_resumed_run_goes_on(
     checkpoints = tmp_path / "run" / "checkpoints"
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / 'global_step_2'}"]
     # In the folder of the run, which has the replay.
-    (resumed,) = train(name, [*overrides, *resume]).steps
+    (resumed,) = train(name, [*overrides, *resume]).trained_steps()
     names = [key for key in resumed if key.startswith(("critic/", "hier/replay/", "hier/credit/", "actor/grad"))]
     assert len(names) > 12
     for key in names:

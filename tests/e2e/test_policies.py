@@ -86,11 +86,6 @@ def check_equal(one: list[Any], two: list[Any]) -> None:
             assert same, name
 
 
-def trained_steps(run: Run) -> list[dict[str, Any]]:
-    assert run.code == 0, run.log[-5000:]
-    return [step for step in run.steps if "actor/grad_norm" in step]
-
-
 @pytest.fixture(scope="module")
 def two(byte_model: Path, probes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     """Three steps of two policies that begin alike, the actor's own."""
@@ -102,7 +97,7 @@ def two(byte_model: Path, probes: Path, tmp_path_factory: pytest.TempPathFactory
 
 def test_two_policies_learn_their_own_roles(two: tuple[Run, Path]) -> None:
     run, folder = two
-    steps = trained_steps(run)
+    steps = run.trained_steps()
     assert len(steps) == STEPS
     for step in steps:
         assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
@@ -120,7 +115,7 @@ def test_two_policies_learn_their_own_roles(two: tuple[Run, Path]) -> None:
 def test_a_resumed_run_of_two_policies_is_the_run_in_one_go(two: tuple[Run, Path], train: Trainer) -> None:
     _, folder = two
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/checkpoints/global_step_1"]
-    assert len(trained_steps(train("two_policies", resume, "resumed"))) == STEPS - 1
+    assert len(train("two_policies", resume, "resumed").trained_steps()) == STEPS - 1
     for policy in ("default", "second"):
         check_equal(*(saved_parts(at, policy, STEPS) for at in (folder, train.folder / "resumed")))
 
@@ -141,7 +136,7 @@ def adapters(byte_model: Path, probes: Path, tmp_path_factory: pytest.TempPathFa
 
 def test_each_role_learns_an_adapter_on_one_model(adapters: tuple[Run, Path], byte_model: Path) -> None:
     run, folder = adapters
-    steps = trained_steps(run)
+    steps = run.trained_steps()
     assert len(steps) == STEPS
     for step in steps:
         assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
@@ -187,7 +182,7 @@ def test_a_resumed_run_of_adapters_is_the_run_in_one_go(adapters: tuple[Run, Pat
     _, folder = adapters
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/checkpoints/global_step_1"]
     greedy = ["trainer.test_freq=3", "actor_rollout_ref.rollout.val_kwargs.do_sample=false"]
-    assert len(trained_steps(train("two_adapters", [*ADAPTERS, *greedy, *resume], "resumed"))) == STEPS - 1
+    assert len(train("two_adapters", [*ADAPTERS, *greedy, *resume], "resumed").trained_steps()) == STEPS - 1
     for policy in ("default", "second"):
         check_equal(*(saved_parts(at, policy, STEPS) for at in (folder, train.folder / "resumed")))
 
@@ -198,8 +193,8 @@ def test_exchanged_names_of_adapters_exchange_what_is_learned(
 ) -> None:
     run, folder = adapters
     name = write_recipe(probes, {"second": {"roles": ["reasoner"], "train": "adapter"}}, "exchanged_adapters")
-    exchanged = trained_steps(train(name, ADAPTERS))
-    for here, there in zip(trained_steps(run), exchanged, strict=True):
+    exchanged = train(name, ADAPTERS).trained_steps()
+    for here, there in zip(run.trained_steps(), exchanged, strict=True):
         for metric in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy"):
             assert here[metric] == there[f"policy/second/{metric}"], metric
             assert there[metric] == here[f"policy/second/{metric}"], metric
@@ -218,7 +213,7 @@ def saved_adapter(folder: Path, policy: str) -> list[Any]:
 def test_one_server_keeps_the_adapters_of_all_policies(train: Trainer, probes: Path) -> None:
     """Not merged, they are served in the type that they are trained in."""
     name = write_recipe(probes, {"second": {"roles": ["actor"], "train": "adapter"}}, "adapters_apart")
-    steps = trained_steps(train(name, ["actor_rollout_ref.model.lora_rank=4"]))
+    steps = train(name, ["actor_rollout_ref.model.lora_rank=4"]).trained_steps()
     assert len(steps) == STEPS
     for step in steps:
         assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
@@ -279,11 +274,11 @@ def test_killed_at_a_random_step_every_policy_goes_on_bit_by_bit(train: Trainer,
         return [*lines, f"hier.store.path={train.folder / of}/graphs"]
 
     whole = train(name, settings("whole"), "whole")
-    assert len(trained_steps(whole)) == steps
+    assert len(whole.trained_steps()) == steps
     killed = train(name, settings("parts"), "parts", watch=train.kill_after(random.randrange(1, steps - 1), "parts"))
     assert killed.code == 137, killed.log[-3000:]
     saved = int((train.folder / "parts/checkpoints/latest_checkpointed_iteration.txt").read_text())
-    resumed = trained_steps(train(name, settings("parts"), "parts"))
+    resumed = train(name, settings("parts"), "parts").trained_steps()
     check_the_same((whole, train.folder / "whole"), resumed, train.folder / "parts", saved, steps)
     for step in range(saved + 1, steps + 1):
         for policy in ("default", "second"):
@@ -317,8 +312,8 @@ def test_a_run_without_the_policies_of_its_checkpoint_is_refused(two: tuple[Run,
 def test_exchanged_names_exchange_what_is_learned(two: tuple[Run, Path], train: Trainer, probes: Path) -> None:
     run, folder = two
     name = write_recipe(probes, {"second": {"roles": ["reasoner"]}}, "exchanged")
-    exchanged = trained_steps(train(name, []))
-    for here, there in zip(trained_steps(run), exchanged, strict=True):
+    exchanged = train(name, []).trained_steps()
+    for here, there in zip(run.trained_steps(), exchanged, strict=True):
         for metric in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy"):
             assert here[metric] == there[f"policy/second/{metric}"], metric
             assert there[metric] == here[f"policy/second/{metric}"], metric
@@ -331,7 +326,7 @@ def test_exchanged_names_exchange_what_is_learned(two: tuple[Run, Path], train: 
 def test_one_policy_declared_is_none_declared(train: Trainer, probes: Path, lines: list[str]) -> None:
     declared = {"none": {}, "one": {"default": {"roles": [*ROLES]}}}
     none, one = (
-        trained_steps(train(write_recipe(probes, policies, f"{name}_declared", 2), lines, name))
+        train(write_recipe(probes, policies, f"{name}_declared", 2), lines, name).trained_steps()
         for name, policies in declared.items()
     )
     left_out = ("timing", "perf/", "hier/server", "hier/time/")
@@ -354,7 +349,7 @@ ELSEWHERE = {
 def test_two_policies_elsewhere(train: Trainer, probes: Path, how: str, where: str) -> None:
     name = write_recipe(probes, {"second": {"roles": ["actor"], "train": how}}, "elsewhere", 2)
     lines = [*ELSEWHERE[where], *(ADAPTERS if how == "adapter" else []), "trainer.save_freq=2"]
-    steps = trained_steps(train(name, lines, f"{how} {where}".replace(" ", "_")))
+    steps = train(name, lines, f"{how} {where}".replace(" ", "_")).trained_steps()
     assert len(steps) == 2
     for step in steps:
         assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
@@ -370,7 +365,7 @@ def test_a_frozen_model_and_an_endpoint_play_roles(train: Trainer, probes: Path,
     policies = {"judge": {"roles": ["reasoner"], "train": "none", "model": str(frozen)}}
     schedule = {"name": "joint", "roles": ["actor"]}
     name = write_recipe(probes, policies, "frozen_role", 1, schedule=schedule)
-    trained_steps(train(name, [f"hier.store.path={tmp_path}/graphs"], "frozen"))
+    train(name, [f"hier.store.path={tmp_path}/graphs"], "frozen").trained_steps()
     graphs = list(read_graphs(tmp_path / "graphs" / "step_000001"))
     trained = {(node.policy, node.trained) for graph in graphs for node in graph.nodes}
     assert trained == {("judge", False), ("default", True)}
@@ -378,7 +373,7 @@ def test_a_frozen_model_and_an_endpoint_play_roles(train: Trainer, probes: Path,
     with Endpoint(lambda request: "ab") as served:
         policies = {"helper": {"roles": ["reasoner"], "train": "none", "url": served.url, "model": "m"}}
         name = write_recipe(probes, policies, "served_role", 1)
-        trained_steps(train(name, [f"hier.store.path={tmp_path}/served"], "served"))
+        train(name, [f"hier.store.path={tmp_path}/served"], "served").trained_steps()
         nodes = [n for g in read_graphs(tmp_path / "served" / "step_000001") for n in g.nodes if n.policy == "helper"]
         assert nodes and all(node.text == "ab" and not node.trained for node in nodes)
         assert len(served.requests) == len(nodes)

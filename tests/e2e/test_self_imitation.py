@@ -51,7 +51,7 @@ def test_good_episodes_train_again_and_a_resumed_run_goes_on(train: Trainer, pro
     np.testing.assert_allclose(rates, [1e-4 * (0.5 + 0.5 * np.cos(np.pi * n / 3)) for n in (1, 2, 3)], atol=1e-12)
     checkpoints = tmp_path / "run" / "checkpoints"
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints / 'global_step_2'}"]
-    (resumed,) = train("spear_bytes", ["trainer.save_freq=2", *resume], "resumed").steps
+    (resumed,) = train("spear_bytes", ["trainer.save_freq=2", *resume], "resumed").trained_steps()
     names = [key for key in resumed if key.startswith((PREFIX, "hier/credit/", "actor/grad", "actor/pg"))]
     assert len(names) > 8
     for key in names:

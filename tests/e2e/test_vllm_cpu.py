@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.test_policies import ADAPTERS, ROLES, STEPS, trained_steps, write_recipe
+from tests.e2e.test_policies import ADAPTERS, ROLES, STEPS, write_recipe
 from tests.fixtures.byte_model import write_byte_model
 from tests.fixtures.distributions import write_distribution
 from tests.fixtures.trainer import Run, trainer_slot
@@ -188,7 +188,7 @@ def test_two_policies_have_servers_of_verls_own_side_by_side(train: Train, probe
     run = train(
         *lines, *(ADAPTERS if how == "adapter" else []), recipe=[f"--config-dir={probes}", "--config-name", name]
     )
-    steps = trained_steps(run)
+    steps = run.trained_steps()
     assert len(steps) == STEPS
     for step in steps:
         assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
