@@ -81,6 +81,8 @@ def launch(
             env={
                 # Lines reach the log as they are printed, in the order of both streams.
                 "PYTHONUNBUFFERED": "1",
+                # Ray's own 30 seconds are too short for a small machine that has other work.
+                "RAY_gcs_server_port_wait_time_s": "120",
                 **os.environ,
                 **variables,
                 "VERL_HIER_GRACE_S": str(GRACE_S),
