@@ -89,7 +89,7 @@ def make_trainer(worker):
     made.hier = SimpleNamespace(store=worker._hier.store)
     made.config = OmegaConf.create({})
     made.global_steps = 10
-    made._in_store, made._updates = None, []
+    made._updates = []
     made._counters = SimpleNamespace(skip=lambda: None)
     made._writers = [partial(worker._store_thread.submit, worker._held.write)]
     return made
@@ -114,7 +114,7 @@ def test_they_are_stored_apart(queue, tmp_path):
     light = made._take_light({"trained"})
     assert light.uids == ["trained"] and len(light.rows) == 2
     assert {uid: tag["rows"] for uid, tag in made._done.items()} == {"nothing": 0, "trained": 2}
-    made._begin_store()
+    made._begin_store(made._done, again=False)
     assert made._in_store.finish({"trained": {"credit": [0.5] * 9}}) == {
         "hier/store/failed": 0,
         "hier/store/missing": 0,
@@ -136,7 +136,7 @@ def test_a_step_between_stored_ones_is_forgotten(queue, tmp_path):
     publish_all(worker)
     made = make_trainer(worker)
     made._take_light({"trained"})
-    made._begin_store()
+    made._begin_store(made._done, again=False)
     worker._store_thread.shutdown()
     assert made._in_store is None and list(worker._held._tasks) == ["validation"] and not list(tmp_path.iterdir())
 
@@ -183,7 +183,7 @@ def test_plugins_redact_what_is_stored_and_nothing_else(queue, tmp_path):
     made = make_trainer(worker)
     made.on_validate_end()
     made._take_light({"trained"})
-    made._begin_store()
+    made._begin_store(made._done, again=False)
     made._in_store.finish({})
     texts = {node.text for found in read_graphs(tmp_path) for node in found.nodes}
     assert texts == {"hidden"} and "hidden" not in {node.text for node in graph.nodes}

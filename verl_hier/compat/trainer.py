@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +27,11 @@ from verl_hier.compat.queue import LIGHT, TRAIN, arrived, raise_faults, tags_of,
 from verl_hier.compat.run_state import checkpoint_of, read_state, write_state
 from verl_hier.compat.servers.client import ResumingClient, SingleServerClient
 from verl_hier.compat.servers.counters import ServerCounters, read_servers
+from verl_hier.compat.stored_steps import StoreMixin
 from verl_hier.compat.tasks import TaskMixin
 from verl_hier.compat.updates import UpdateMixin
 from verl_hier.compat.validation_success import ValidationMixin
 from verl_hier.errors import RolloutError
-from verl_hier.graph.columnar.held import Written
 from verl_hier.graph.columnar.light import Light, unpack
 from verl_hier.recipe.checks.parts import check_kl
 from verl_hier.recipe.composed import ComposedRecipe
@@ -47,7 +44,6 @@ from verl_hier.training.process_reward import LOG_PROBS
 from verl_hier.training.schedule import Schedule, phase_metrics
 from verl_hier.training.sharing import Sharing
 from verl_hier.training.step import CORRECTED_MASK, TrainingStep, train_step
-from verl_hier.training.store import StepInStore, Writer, drawn
 from verl_hier.training.value_heads import values_of
 
 MASK = "response_mask"
@@ -57,21 +53,20 @@ NOTHING_TO_TRAIN = (
 )
 
 
-class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
+class HierTrainerMixin(TaskMixin, UpdateMixin, StoreMixin, ExampleMixin, ValidationMixin):
     """What our trainers do differently from verl's.
 
     Overridden seams (verl/trainer/ppo/v1/trainer_base.py): `_init_resource_pool_mgr`, `_setup`, `_balance_batch`,
     `_compute_values`, `_compute_advantage`, `_save_checkpoint`, `_load_checkpoint`, `_compute_metrics`,
     `on_validate_begin`, `on_validate_end`, `on_train_end`, `fit`; in the asynchronous trainers `get_llm_client` too.
     `TaskMixin` overrides those that draw, launch and sample tasks, `UpdateMixin` those that decide on mini-batches,
-    `ExampleMixin` the one that logs examples of a validation, `ValidationMixin` the one that makes its figures.
+    `ExampleMixin` the one that logs examples of a validation, `ValidationMixin` the one that makes its figures;
+    `StoreMixin` writes the steps into the store.
     What learns or is asked beside the actor is a `TrainerExtension`.
     """
 
     base_mode: str
     _counters: ServerCounters
-    _writers: list[Writer]
-    """`HierAgentLoopWorker.store_rollouts` of each rollout worker."""
 
     def __init__(self, config: DictConfig) -> None:
         # verl compares the mode with the names of its own three trainers in several places.
@@ -92,7 +87,6 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         # What verl trains in a step one after the other (`parameter_sync_step`), with the metrics of each.
         self._updates: list[tuple[TrainingStep, dict[str, Any]]] = []
         self._done: dict[str, Any] = {}
-        self._in_store: StepInStore | None = None
         self._rewards = RewardHistory()
         self._phases: set[str] = set()
         self._saved = 0
@@ -108,7 +102,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         handles = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
         self._counters = ServerCounters(read_servers(handles))
         workers = agent_loop_manager.agent_loop_workers
-        self._writers = [partial(_future, worker.store_rollouts) for worker in workers]
+        self._write_by(workers)
         self._watch(Liveness([*workers, *storage_units()]))
         try:
             super().fit(agent_loop_manager)
@@ -303,28 +297,12 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
         if MASK in output:
             # verl divides losses by the tokens of a copy of the mask.
             output[MASK] = output["loss_mask"] = output[MASK].to(data[MASK].dtype)
-        self._begin_store()
+        self._begin_store(self._done, again=len(self._updates) > 1)
         if not output:
             return batch
         return tq.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(output, batch_size=len(batch))
         )
-
-    def _begin_store(self) -> None:
-        """Let the rollout workers write the step, which goes on meanwhile, where the recipe wants it."""
-        store, step = self.hier.store, self.global_steps
-        if store.path is None:
-            return
-        chosen = {
-            uid: step % store.every == 0 and (store.share == 1 or drawn(tag["index"], step) < store.share)
-            for uid, tag in self._done.items()
-        }
-        if len(self._updates) > 1 and self._in_store is not None:
-            self._in_store.add(chosen, self._writers)
-            return
-        started = StepInStore.begin(store.path, step, chosen, self._writers)
-        if step % store.every == 0:
-            self._in_store = started
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
@@ -333,13 +311,10 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
     def on_validate_end(self) -> None:
         super().on_validate_end()
         self._counters.skip()
-        store, tags = self.hier.store, arrived(LIGHT)
-        done = {uid: True for uid, tag in tags.items() if tag["validate"]}
+        done = [uid for uid, tag in arrived(LIGHT).items() if tag["validate"]]
         if done:
-            tq.kv_clear(keys=list(done), partition_id=LIGHT)
-        if done and store.path is not None and store.validation:
-            folder = os.path.join(store.path, "validation")
-            StepInStore.begin(folder, self.global_steps, done, self._writers).finish({})
+            tq.kv_clear(keys=done, partition_id=LIGHT)
+            self._store_validation(done)
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
@@ -351,10 +326,7 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
             # verl counts the turns of rows, and a row of ours may be one turn of a longer episode.
             metrics.update(turn_metrics(*(step.ledger.light for step, _ in updates)))
             metrics.update(counted([found for _, found in updates]))
-        if self._in_store is not None:
-            writing, self._in_store = self._in_store, None
-            credit = {uid: explained for step, _ in updates for uid, explained in step.credit.items()}
-            metrics.update(writing.finish(credit, self.hier.store.max_gib))
+        metrics.update(self._end_store([step for step, _ in updates]))
         step = self.global_steps
         phase = self.schedule.phase(step).name
         self._phases.add(phase)
@@ -412,12 +384,6 @@ class HierTrainerMixin(TaskMixin, UpdateMixin, ExampleMixin, ValidationMixin):
             for extension in self.extensions:
                 extension.load(checkpoint)
             self.schedule.load_state_dict(state)
-
-
-def _future(method: Any, *args: Any) -> Future[Written]:
-    """A call of an actor's method as a future."""
-    found: Future[Written] = method.remote(*args).future()
-    return found
 
 
 class HierSync(HierTrainerMixin, PPOTrainerSync):
