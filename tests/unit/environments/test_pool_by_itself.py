@@ -630,6 +630,23 @@ def process_of_sessions(sent: list[Any]) -> tuple[AsyncProcess, Life]:
     return process, life
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_call_of_a_child_that_has_gone_is_not_sent(there: bool) -> None:
+    sent: list[Any] = []
+
+    async def called() -> None:
+        process, life = process_of_sessions(sent)
+        if there:
+            life.frames.lost.set_result("")
+        else:
+            process._present = None
+        await process.call("step", 1, ("go",), limit_s=1.0)
+
+    with pytest.raises(Died, match="between two calls") as error:
+        asyncio.run(called())
+    assert not error.value.during_call and not sent
+
+
 def test_a_silent_child_is_killed_when_the_limit_and_a_moment_have_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_process, "GLANCE_S", 0.01)
     monkeypatch.setattr(async_process, "GRACE_S", 0.05)
