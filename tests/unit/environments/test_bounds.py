@@ -60,6 +60,11 @@ def test_a_text_is_cut_to_its_length(most):
     assert most >= 10 or found == (text[: max(most - len(wire.CUT), 0)] + wire.CUT)[:most]
 
 
+def test_what_a_world_may_say_is_bounded_by_these_sizes():
+    sizes = (wire.LONGEST_TEXT, wire.LONGEST_ANCHOR, wire.LONGEST_ERROR, wire.LARGEST_INFO, wire.LARGEST_MESSAGE)
+    assert sizes == (200_000, 10_000, 2_000, 4 * 1024**2, 256 * 1024**2)
+
+
 def test_steps_are_said_without_their_defaults():
     assert from_step(StepResult("x")) == {"text": "x"}
     step = StepResult(
