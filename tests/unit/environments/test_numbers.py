@@ -201,6 +201,18 @@ def test_latex_is_compared_by_math_verify():
     assert not any(scoring.math_verify(answer, ["3"]) for answer in ("4", "", "the", "-3"))
 
 
+def test_what_cannot_be_read_as_mathematics_is_not_equal():
+    pytest.importorskip("math_verify")
+    reader = math_answers._begin()
+    try:
+        assert math_answers._ask(reader, b'["1"]\n', math_answers.START_S) == b"0"
+        assert math_answers._ask(reader, b'["1", ["1"]]\n', math_answers.START_S) == b"1"
+    finally:
+        reader.kill()
+        reader.wait()
+        math_answers._readers.clear()
+
+
 def test_an_answer_that_sympy_does_not_finish_is_wrong_in_time(monkeypatch):
     pytest.importorskip("math_verify")
     monkeypatch.setattr(math_answers, "LIMIT_S", 1.0)
