@@ -4,8 +4,10 @@ episode."""
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from verl_hier.environments.async_process import AsyncProcess, Life
 from verl_hier.environments.asynchronous import AsyncOptions, SessionLost, Unavailable, WrongServer
 from verl_hier.environments.base import StepResult
 from verl_hier.environments.child_process import Died, Garbled, Raised, Refused, TookTooLong
+from verl_hier.environments.in_worker import InWorker
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
 from verl_hier.environments.process import Process, Stuck
 from verl_hier.environments.slots import Slots
@@ -611,6 +614,30 @@ def test_the_process_is_told_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -
     ours.close()
 
 
+@pytest.mark.parametrize("number", [7, 0])
+def test_the_call_that_blocks_a_child_is_reported_before_it_ends(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """0 where what blocks it is no call."""
+    reported: list[int] = []
+    ended = threading.Event()
+
+    async def block() -> None:
+        assert ended.wait(20)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async_child.watch(loop, 0.05, reported.append)
+        if number:
+            await asyncio.create_task(block(), name=str(number))
+        else:
+            loop.call_soon(ended.wait, 20)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(async_child, "BEAT_S", 0.01)
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
+    asyncio.run(main())
+    assert ended.is_set() and reported[0] == number
+
+
 @pytest.mark.parametrize(("place", "other"), [(0, "3"), (1, 8), (2, 5), (2, None)])
 def test_a_reply_of_another_form_is_none(monkeypatch: pytest.MonkeyPatch, place: int, other: Any) -> None:
     monkeypatch.setattr(Process, "pid", 7)
@@ -620,6 +647,27 @@ def test_a_reply_of_another_form_is_none(monkeypatch: pytest.MonkeyPatch, place:
     message[place] = other
     with pytest.raises(Garbled, match="another call or process"):
         process._message(pack(message)[HEADER.size :])
+
+
+def test_a_call_in_the_worker_itself_is_told_that_its_world_was_ended() -> None:
+    class Silent:
+        async def reset(self, task: Any, seed: int) -> None:
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            """Nothing to close."""
+
+    async def ended() -> None:
+        worker = InWorker(Silent, 1.0, lambda: None)  # type: ignore[arg-type]
+        await worker.alive()
+        call = asyncio.create_task(worker.call("open", 1, (TASK, 0), limit_s=60.0))
+        await asyncio.sleep(0)
+        await worker.kill()
+        await asyncio.wait_for(call, 20)
+
+    with pytest.raises(Died, match="it was ended") as error:
+        asyncio.run(ended())
+    assert error.value.during_call
 
 
 def process_of_sessions(sent: list[Any]) -> tuple[AsyncProcess, Life]:
