@@ -123,7 +123,7 @@ class Room:
         """Add what these files of tests take, execute, and say of the code as it is."""
         seconds, data = self.tree / "seconds.json", self.tree / ".coverage"
         config = self.tree / "coverage.ini"
-        # Processes that tests start say which lines they execute, and not for which test.
+        # Processes that tests start say which lines they execute, too; see `pytest_runtest_protocol` of the plugin.
         config.write_text(f"[run]\nsource = verl_hier/{self.name}\nrelative_files = true\npatch = subprocess\n")
         measure = [f"--cov-config={config}", "--cov", "--cov-context=test", "--cov-report="]
         command = [*PYTEST, *tests, *measure, f"--seconds-of-tests={seconds}"]
@@ -220,7 +220,10 @@ class Room:
         everybody = mutant.at_import or "" in who or not who
         of_module = set().union(*self.tests_of.get(mutant.path, {}).values())
         tests = self._in_order((of_module or {*self.seconds}) if everybody else who)
-        if mutant.at_import:
+        if not who:
+            # Processes without the variables of this one, such as those of environments, do not say what they execute.
+            tests += self._in_order({*self.seconds} - of_module)
+        elif mutant.at_import:
             # A number that a class is given when it is defined is read where no line of the module runs.
             tests += [test for test in self._in_order({*self.seconds} - of_module) if self.seconds[test] < 0.2]
         job = self._changed(mutant, text, tests)

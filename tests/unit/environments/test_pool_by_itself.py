@@ -8,12 +8,14 @@ import os
 import socket
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from verl_hier.environments import async_child, async_process
+from tests.fixtures import faulty_async_environment
+from verl_hier.environments import async_child, async_process, blocking
 from verl_hier.environments import pool as pools
 from verl_hier.environments.async_process import AsyncProcess, Life
 from verl_hier.environments.asynchronous import AsyncOptions, SessionLost, Unavailable, WrongServer
@@ -668,6 +670,44 @@ def test_a_call_in_the_worker_itself_is_told_that_its_world_was_ended() -> None:
     with pytest.raises(Died, match="it was ended") as error:
         asyncio.run(ended())
     assert error.value.during_call
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "gone"), [("step", ("go",), [1]), ("fork", (2,), [1, 2]), ("close", (), ())]
+)
+def test_a_cancelled_call_in_the_worker_itself_ends_what_it_had_in_hand(
+    method: str, arguments: tuple[Any, ...], gone: Any
+) -> None:
+    """A copy that is half made goes with its source; a world that is being closed is left alone."""
+    cancelled: list[Any] = []
+
+    async def cancel() -> None:
+        worker = InWorker(lambda: None, 1.0, lambda: None)  # type: ignore[arg-type, return-value]
+        calls = SimpleNamespace(begin=lambda *call: None, cancel=lambda call, numbers: cancelled.append(numbers))
+        worker._running = calls  # type: ignore[assignment]
+        call = asyncio.create_task(worker.call(method, 1, arguments, limit_s=60.0))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+
+    asyncio.run(cancel())
+    assert cancelled == [gone]
+
+
+@pytest.mark.parametrize("can_fork", [True, False])
+def test_a_world_behind_the_synchronous_interface_is_copied_where_it_can_be(can_fork: bool, tmp_path: Path) -> None:
+    spec = EnvironmentSpec(
+        **{"name": "faulty", "factory": faulty_async_environment.service, "asynchronous": True},
+        options=faulty_async_environment.Options,
+    )
+    world = blocking.build(spec, faulty_async_environment.Options(str(tmp_path / "log"), can_fork=can_fork))
+    first = world.reset(TASK, 0)
+    copy = world.fork()
+    assert (copy is not None) == can_fork
+    if copy is not None:
+        assert copy.step("1").text == world.step("1").text != first.text
+        copy.close()
+    world.close()
 
 
 def process_of_sessions(sent: list[Any]) -> tuple[AsyncProcess, Life]:
