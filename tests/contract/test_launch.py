@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from verl_hier.compat import launch as launches
 from verl_hier.compat.launch import Tail, in_use, launch, read_metrics
 from verl_hier.errors import FileError, RolloutError
 
@@ -43,6 +45,34 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "run.log"
+
+
+LATE = """
+from pathlib import Path
+starts = Path("starts")
+starts.write_text(str(int(starts.read_text()) + 1) if starts.exists() else "1")
+if int(starts.read_text()) <= {late}:
+    raise Exception("The current node timed out during startup. This could happen because ...")
+raise SystemExit({ends})
+"""
+"""A process whose Ray is late the first times, as Ray 2.60 says it (`_private/node.py`)."""
+
+
+@pytest.mark.parametrize(
+    ("late", "ends", "started", "code"), [(0, 0, 1, 0), (2, 0, 3, 0), (1, 5, 2, 5), (3, 0, 3, 1), (0, 5, 1, 5)]
+)
+def test_a_process_whose_ray_is_late_is_started_again(
+    script: Script, log: Path, tmp_path: Path, late: int, ends: int, started: int, code: int
+) -> None:
+    log.write_text("The current node timed out during startup: said by an earlier run.\n")
+    assert launch(script(LATE.format(late=late, ends=ends)), log, {}, append=True, folder=tmp_path) == code
+    assert (tmp_path / "starts").read_text() == str(started)
+    assert log.read_text().count("once more") == started - 1
+
+
+def test_what_ray_says_is_in_its_source() -> None:
+    source = Path(importlib.util.find_spec("ray._private.node").origin or "").read_text()  # type: ignore[union-attr]
+    assert launches.LATE.decode() in source
 
 
 def pids(log: Path) -> list[int]:

@@ -31,6 +31,12 @@ MARK = "VERL_HIER_RUN"
 """Variable in the environment of every process of a run, by which those are found that have left its session."""
 GRACE_S = 30.0
 """Ray needs a few seconds to end its processes."""
+STARTS = 3
+"""How often a process is started whose Ray does not come up in time."""
+LATE = b"The current node timed out during startup"
+"""Of Ray's `Node.__init__`, whose limit of 30 seconds nobody can change; nothing of the run has begun then."""
+LAST_BYTES = 64 * 1024
+"""Of a log, in which its last message stands."""
 
 
 def launch(
@@ -46,7 +52,8 @@ def launch(
     """Run `python -m …` to its end, in a session of its own; no process of it is left when this returns or raises.
 
     Ctrl-C reaches this process alone, which then ends the other one. SIGTERM and SIGHUP do the same. Where this process
-    is killed, a keeper ends the others; see `compat/keeper.py`.
+    is killed, a keeper ends the others; see `compat/keeper.py`. A process that ends because Ray's own processes were
+    late, as on a busy machine, is started again.
 
     Args:
         arguments: what follows `python -m`.
@@ -66,49 +73,78 @@ def launch(
         SystemExit: with 128 + n as its code, on SIGTERM and SIGHUP.
     """
     deadline = time.monotonic() + limit_s
-    stopped = False
     with _signals_raise(), log.open("a") as output:
         _lock(output)
         if not append:
             output.truncate(0)
-        ends, held = os.pipe()
-        mark = uuid.uuid4().hex
-        launchers = [point.module for point in points_of(LAUNCHERS) if find_spec(point.module) is not None]
-        keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(ends)]
-        process = subprocess.Popen(
-            [*keeper, sys.executable, "-m", *(launchers if arguments[0] == MAIN else ()), *arguments],
-            cwd=folder,
-            env={
-                # Lines reach the log as they are printed, in the order of both streams.
-                "PYTHONUNBUFFERED": "1",
-                # Ray's own 30 seconds are too short for a small machine that has other work.
-                "RAY_gcs_server_port_wait_time_s": "120",
-                **os.environ,
-                **variables,
-                "VERL_HIER_GRACE_S": str(GRACE_S),
-                "VERL_HIER_LAUNCHERS": ",".join(launchers),
-                MARK: mark,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=(ends,),
-        )
-        os.close(ends)
-        try:
-            while process.poll() is None and not (stopped := watch(process)):
-                if time.monotonic() > deadline:
-                    raise RolloutError(f"the run took longer than {limit_s:.0f} s; its messages are in {log}.")
-                time.sleep(POLL_S)
-            if not stopped:
-                watch(process)
-        finally:
-            _end(process, mark)
-            os.close(held)
+        for left in reversed(range(STARTS)):
+            begun = log.stat().st_size
+            try:
+                code = _run(arguments, output, variables, watch, folder, deadline)
+            except TimeoutError:
+                raise RolloutError(f"the run took longer than {limit_s:.0f} s; its messages are in {log}.") from None
+            if not left or not code or not _said_late(log, begun):
+                break
+            output.write("verl-hier: Ray did not start within the 30 seconds that it allows itself; once more.\n")
+            output.flush()
+    return code
+
+
+def _run(
+    arguments: Sequence[str],
+    output: IO[str],
+    variables: Mapping[str, str],
+    watch: Watch,
+    folder: Path | None,
+    deadline: float,
+) -> int | None:
+    """See `launch`; raises `TimeoutError` at the deadline, a time of the monotonic clock."""
+    stopped = False
+    ends, held = os.pipe()
+    mark = uuid.uuid4().hex
+    launchers = [point.module for point in points_of(LAUNCHERS) if find_spec(point.module) is not None]
+    keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(ends)]
+    process = subprocess.Popen(
+        [*keeper, sys.executable, "-m", *(launchers if arguments[0] == MAIN else ()), *arguments],
+        cwd=folder,
+        env={
+            # Lines reach the log as they are printed, in the order of both streams.
+            "PYTHONUNBUFFERED": "1",
+            # Ray's own 30 seconds are too short for a small machine that has other work.
+            "RAY_gcs_server_port_wait_time_s": "120",
+            **os.environ,
+            **variables,
+            "VERL_HIER_GRACE_S": str(GRACE_S),
+            "VERL_HIER_LAUNCHERS": ",".join(launchers),
+            MARK: mark,
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=(ends,),
+    )
+    os.close(ends)
+    try:
+        while process.poll() is None and not (stopped := watch(process)):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(POLL_S)
+        if not stopped:
+            watch(process)
+    finally:
+        _end(process, mark)
+        os.close(held)
     if stopped:
         return None
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _said_late(log: Path, begun: int) -> bool:
+    """Whether the last thing that a process said, after so many bytes of the log, is that Ray was late."""
+    with log.open("rb") as file:
+        file.seek(max(begun, log.stat().st_size - LAST_BYTES))
+        return LATE in file.read()
 
 
 def in_use(log: Path) -> bool:
