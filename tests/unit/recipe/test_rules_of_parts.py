@@ -358,6 +358,8 @@ def test_a_judge_does_not_learn_by_its_own_verdicts() -> None:
         assert others == sorted(name for name, each in known if getattr(each, "own_rewards", False)) != []
         passes(check, {}, **judges, **estimator(own_rewards=True), **late)
         passes(check, {}, **spec_of("worker", judges=None), **own, **late)
+    too_late = learning(lambda step: Phase("p", roles=frozenset({"judge" if step == 1001 else "player"})))
+    passes(check, {}, **judges, **own, **too_late)
 
 
 def learning(phase: Any) -> dict[str, Any]:

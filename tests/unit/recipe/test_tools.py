@@ -32,6 +32,8 @@ def test_tools_of_a_user_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     there = recipe(**write_tools(tmp_path))
     for check in (check_tool_settings, check_tool_config, check_function_tools):
         check(there)
+    for line, file in write_tools(tmp_path).items():
+        check_tool_settings(recipe(**{line: file}))
     assert "user_tools" not in sys.modules, "the check imports nothing"
 
 
