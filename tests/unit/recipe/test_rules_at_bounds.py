@@ -865,3 +865,18 @@ def test_values_are_found_at_their_lines() -> None:
     assert value(config, "a.x.c") is value(config, "d.e") is value(config, "x") is None
     lines = {"a": True, "a.b": True, "a.none": True, "a.x": False, "d.e": False, "a.b.c.d": False, "x": False}
     assert {line: there(config, line) for line in lines} == lines
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines"),
+    [
+        ("himac_alfworld", []),
+        ("archer_alfworld", ["hier.replay"]),
+        ("istar_shop", ["hier.process_reward"]),
+        ("hiper_alfworld", ["hier.value_heads"]),
+        ("igpo_search", ["hier.probes"]),
+        ("spear_alfworld", ["hier.self_imitation"]),
+    ],
+)
+def test_what_stands_beside_the_actor_is_what_a_recipe_asks_for(recipe: str, lines: list[str]) -> None:
+    assert [spec.line for spec in base(recipe).extensions] == lines
