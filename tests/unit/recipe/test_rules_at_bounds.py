@@ -817,7 +817,8 @@ def test_a_batch_is_no_larger_than_the_pool() -> None:
     refuses(check, "has 10 in train, more", {**usual, batch: 11, files: ["train", "more"]}, **pool)
     for good in (8, None, 0):
         passes(check, {**usual, most: good}, **pool)
-    refuses(check, "data.train_max_samples keeps 7", {**usual, most: 7}, **pool)
+    for few in (7, 1):
+        refuses(check, f"data.train_max_samples keeps {few};", {**usual, most: few}, **pool)
     passes(check, {**usual, batch: 99}, **spec_of("environment", pool=None))
     passes(check, {**usual, batch: 99, DATA + "custom_cls.name": None}, **pool)
 
