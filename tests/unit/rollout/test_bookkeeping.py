@@ -50,7 +50,7 @@ from verl_hier.rollout.seeds import derive
 from verl_hier.rollout.task import RolloutSetup
 from verl_hier.rollout.tool_use import ToolUse
 from verl_hier.rollout.transcript import Transcript
-from verl_hier.rollout.unfinished import UnfinishedEpisode, UnfinishedEpisodes, sampled_in, task_seed_name
+from verl_hier.rollout.unfinished import UnfinishedEpisode, UnfinishedEpisodes, _origin, sampled_in, task_seed_name
 from verl_hier.testing.rollout import CharacterTokenizer, InlinePool, WordTokenizer
 
 quick = settings(max_examples=60, deadline=None)
@@ -1195,18 +1195,40 @@ def test_one_turn_may_be_left_unfinished():
     assert kept.take("a", 5) == () and len(kept.take("b", 5)) == 1
 
 
+@pytest.mark.parametrize(("levels", "learning"), [(None, [0, 1]), (frozenset({1}), [1]), (frozenset(), [])])
+def test_a_worker_knows_which_levels_learn(levels, learning):
+    episode = EpisodeView(rollout_of(levels=levels).start())
+    assert [level for level in (0, 1) if episode.learns(level)] == learning
+
+
+def test_a_fork_that_is_left_unfinished_comes_from_the_first_of_its_line():
+    rollout = rollout_of(step=4)
+    line = [EpisodeRecord(id=number, source=number - 1) for number in range(3)]
+    rollout.graph.episodes[:] = line
+    assert {_origin(rollout.graph, record) for record in line} == {f"{task_seed_name(4, 7, False)}/0"}
+    line[0].decision["resumed"] = {"origin": "1/7/0/5"}
+    assert _origin(rollout.graph, line[2]) == "1/7/0/5"
+
+
 def test_the_first_error_of_several_is_raised():
     async def fails():
         raise RolloutError("this one.")
 
+    left = []
+
     async def waits():
-        await asyncio.sleep(60)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            left.append("in order")
 
     async def both():
-        await rollout_of().gather([waits(), fails()])
+        with pytest.raises(RolloutError, match="this one"):
+            await rollout_of().gather([waits(), fails()])
+        assert left == ["in order"], "what is cancelled has ended when the error is raised"
 
-    with pytest.raises(RolloutError, match="this one"):
-        asyncio.run(both())
+    asyncio.run(both())
 
 
 def test_a_world_that_forks_is_opened_once():
@@ -1233,7 +1255,7 @@ def test_a_sampler_that_is_too_slow_by_itself_is_an_error():
     async def body(rollout):
         raise asyncio.TimeoutError
 
-    for budget in (BudgetOptions(), BudgetOptions(wall_s=600.0)):
+    for budget in (BudgetOptions(), BudgetOptions(wall_s=600.0), BudgetOptions(wall_s=0.9)):
         with pytest.raises(asyncio.TimeoutError):
             roll(body, budget=budget)
 
