@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+from itertools import product
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -215,7 +216,14 @@ def test_equal_values_grow_as_much_as_allowed(tmp_path, monkeypatch):
     schema = pa.schema([pa.field("number", pa.int64(), nullable=False)])
     pq.write_table(pa.table({"number": [7] * 1000}, schema), file)
     readers = (lambda: list(parquet_rows(file)), lambda: parquet_table(file, schema).to_pylist())
-    monkeypatch.setattr(bounded_reading, "GROWTH", 0)
+    monkeypatch.setattr(bounded_reading, "SMALL", 0)
+    for growth, read in product((8000 // file.stat().st_size + 1, 0), readers):
+        monkeypatch.setattr(bounded_reading, "GROWTH", growth)
+        if growth:
+            assert read() == [{"number": 7}] * 1000
+        else:
+            with pytest.raises(FileError, match="too large"):
+                read()
     for read in readers:
         monkeypatch.setattr(bounded_reading, "SMALL", 8000)
         assert read() == [{"number": 7}] * 1000
