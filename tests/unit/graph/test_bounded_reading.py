@@ -210,6 +210,10 @@ def test_columns_are_read_by_their_types_and_row_groups(table):
             parquet_table(table, pa.schema({name: kind}))
 
 
+def test_files_grow_to_64_mebibytes_or_a_hundred_times_their_size():
+    assert (bounded_reading.SMALL, bounded_reading.GROWTH) == (64 * 1024**2, 100)
+
+
 def test_equal_values_grow_as_much_as_allowed(tmp_path, monkeypatch):
     """A number of eight bytes a row, of which the file keeps one; four bytes a value are the least that they take."""
     file = tmp_path / "equal.parquet"
