@@ -42,8 +42,7 @@ def test_igpo_asks_the_policy_for_the_true_answer(
     more = "estimator: {form: paper}\n  probes: {true_answer: {prefix: '=', suffix: ''}}"
     (probes / "igpo_bytes.yaml").write_text(RECIPE.format(method="igpo", more=more))
     run = train("igpo_bytes", [f"hier.store.path={tmp_path}/graphs"])
-    assert run.code == 0, run.log[-4000:]
-    steps = [step for step in run.steps if "actor/grad_norm" in step]
+    steps = run.trained_steps()
     assert len(steps) == 3 and min(step["actor/grad_norm"] for step in steps) > 0
     graphs = list(read_graphs(tmp_path / "graphs" / "step_000001"))
     turns = sum(len(graph.nodes) for graph in graphs)
@@ -58,8 +57,7 @@ def test_the_second_model_of_istar_learns_and_a_resumed_run_goes_on(
 ) -> None:
     (probes / "istar_bytes.yaml").write_text(RECIPE.format(method="istar", more=""))
     whole = train("istar_bytes", ["trainer.save_freq=2"])
-    assert whole.code == 0, whole.log[-4000:]
-    steps = [step for step in whole.steps if "actor/grad_norm" in step]
+    steps = whole.trained_steps()
     assert len(steps) == 3 and min(step["actor/grad_norm"] for step in steps) > 0
     # It begins as the policy does, so that nothing is rewarded and all pairs are ties.
     assert steps[0]["hier/process_reward/reward_mean"] == pytest.approx(0, abs=1e-5)

@@ -73,16 +73,20 @@ def launch(
         SystemExit: with 128 + n as its code, on SIGTERM and SIGHUP.
     """
     deadline = time.monotonic() + limit_s
+
+    def watch_in_time(process: subprocess.Popen[bytes]) -> bool:
+        stops = watch(process)
+        if not stops and process.poll() is None and time.monotonic() > deadline:
+            raise RolloutError(f"the run took longer than {limit_s:.0f} s; its messages are in {log}.")
+        return stops
+
     with _signals_raise(), log.open("a") as output:
         _lock(output)
         if not append:
             output.truncate(0)
         for left in reversed(range(STARTS)):
             begun = log.stat().st_size
-            try:
-                code = _run(arguments, output, variables, watch, folder, deadline)
-            except TimeoutError:
-                raise RolloutError(f"the run took longer than {limit_s:.0f} s; its messages are in {log}.") from None
+            code = _run(arguments, output, variables, watch_in_time, folder)
             if not left or not code or not _said_late(log, begun):
                 break
             output.write("verl-hier: Ray did not start within the 30 seconds that it allows itself; once more.\n")
@@ -91,14 +95,9 @@ def launch(
 
 
 def _run(
-    arguments: Sequence[str],
-    output: IO[str],
-    variables: Mapping[str, str],
-    watch: Watch,
-    folder: Path | None,
-    deadline: float,
+    arguments: Sequence[str], output: IO[str], variables: Mapping[str, str], watch: Watch, folder: Path | None
 ) -> int | None:
-    """See `launch`; raises `TimeoutError` at the deadline, a time of the monotonic clock."""
+    """One start of the process; see `launch`."""
     stopped = False
     ends, held = os.pipe()
     mark = uuid.uuid4().hex
@@ -127,8 +126,6 @@ def _run(
     os.close(ends)
     try:
         while process.poll() is None and not (stopped := watch(process)):
-            if time.monotonic() > deadline:
-                raise TimeoutError
             time.sleep(POLL_S)
         if not stopped:
             watch(process)
