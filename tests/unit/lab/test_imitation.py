@@ -32,7 +32,8 @@ def test_rows_of_the_step_have_the_gradient_of_the_step() -> None:
 def test_new_rows_are_unbiased_and_old_ones_are_not() -> None:
     new, old = by_age(WORLDS["maze"], method("grpo"), (0, 10), steps=12, batches=40, seed=0)
     fresh, aged = new.found, old.found
-    assert new.distance == new.outside == 0 < old.distance
+    # The logarithm of a quotient of equal chances is not 0 to the last digit on every processor.
+    assert new.outside == 0 and new.distance == pytest.approx(0, abs=1e-12) and old.distance > 1e-6
     whole = fresh["all", "ratio"]
     assert whole is not None and whole.unbiased and whole.scale == pytest.approx(1, abs=0.2)
     for name in ("clipped", "none"):
