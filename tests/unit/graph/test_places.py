@@ -52,6 +52,21 @@ def test_paths_are_those_of_the_url():
     assert not isinstance(place("runs/s3"), RemotePath) and not isinstance(place("/runs/a:b"), RemotePath)
 
 
+def test_a_folder_within_a_folder_of_its_name_is_listed_and_the_folder_itself_is_not(store, monkeypatch):
+    system = type(fsspec.filesystem("memory"))
+    inner = place(store) / "graphs"
+    fsspec.filesystem("memory").pipe_file(str(inner / "step").partition(":/")[2], b"")
+    assert [str(entry) for entry in place(store).iterdir()] == [str(inner)]
+    listed = system.ls
+
+    def with_itself(self, path, detail=True, **more):
+        """As some object stores list a folder."""
+        return [{"name": path, "type": "directory", "size": 0}, *listed(self, path, detail=detail, **more)]
+
+    monkeypatch.setattr(system, "ls", with_itself)
+    assert [str(entry) for entry in place(store).iterdir()] == [str(inner)]
+
+
 def test_a_file_url_is_the_local_folder(tmp_path):
     graphs = recorded()
     write_step(f"file://{tmp_path}", 4, graphs)

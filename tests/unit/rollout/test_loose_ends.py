@@ -30,6 +30,29 @@ async def thinks(episode):
         step = await episode.act(turn.text)
 
 
+async def opens(episode):
+    """An opening move that no turn has written, and then turns."""
+    await episode.reset()
+    context, step = episode.context("agent"), await episode.act("left")
+    while not step.done:
+        turn = await episode.generate(context.observe(step.text))
+        step = await episode.act(turn.text)
+
+
+def test_a_resumed_episode_may_act_before_its_first_turn():
+    async def leaves(rollout):
+        (await rollout.start().run(turns=1)).prune(EndReason.LEFT_UNFINISHED)
+
+    async def resumes(rollout):
+        await rollout.resume(rollout.unfinished[0]).run()
+
+    first, policy = roll(leaves, opens, forks="recorded")
+    left = list(UnfinishedEpisode.left_in(first))
+    second, _ = roll(resumes, opens, forks="recorded", unfinished=left, tokenizer=policy.tokenizer, step=2)
+    assert [episode.status for episode in second.episodes] == ["finished"]
+    assert second.nodes[0].action == first.nodes[0].action and len(second.nodes) > 1
+
+
 def test_a_resumed_turn_without_an_answer_is_as_it_was_sampled():
     async def leaves(rollout):
         (await rollout.start().run(turns=2)).prune(EndReason.LEFT_UNFINISHED)
