@@ -163,7 +163,7 @@ class Ledger:
 
     def _phase_weights(self, phases: Sequence[Phase]) -> Floats:
         weights = np.ones(len(self.table))
-        if not len(self.table) or not any(phase.weights for phase in phases):
+        if not len(self.table):
             return weights
         group, levels = np.asarray(self.table["group"]), np.asarray(self.table["level"])
         for number, phase in enumerate(phases):
