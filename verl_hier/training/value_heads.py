@@ -53,7 +53,7 @@ def add_values(ledger: Ledger, heads: Heads, flat: Mapping[str, Array]) -> None:
             table.tokens[head.column.removeprefix("tokens.")] = at_tokens
         else:
             places = places_of(head, table)
-            table.turns[head.column] = np.where(places >= 0, np.append(at_tokens, 0.0)[places], 0.0)
+            table.turns[head.column] = np.append(at_tokens, 0.0)[np.where(places >= 0, places, -1)]
 
 
 def places_of(head: ValueHeadSpec, table: TurnTable) -> NDArray[np.int64]:
