@@ -141,6 +141,39 @@ def test_episodes_that_step_side_by_side_share_the_budget():
     assert len({node.episode for node in graph.nodes}) == 8, "each episode gets a turn before any gets a second one"
 
 
+class Asked(ScriptedPolicy):
+    """Answers its first request when it is told to."""
+
+    asked: asyncio.Event
+    told: asyncio.Event
+
+    async def generate(self, prompt, sampling, conversation) -> Generation:
+        self.asked.set()
+        await self.told.wait()
+        return await super().generate(prompt, sampling, conversation)
+
+
+def test_the_turn_of_a_step_that_is_given_up_is_paid_for(monkeypatch):
+    """The policy answers all the same, and until then nobody else has what the turn may spend."""
+    monkeypatch.setattr(Asked, "asked", asyncio.Event(), raising=False)
+    monkeypatch.setattr(Asked, "told", asyncio.Event(), raising=False)
+    left = []
+
+    class GivesUp(Sampler):
+        async def sample(self, rollout):
+            episode = rollout.start()
+            step = asyncio.ensure_future(episode.step())
+            await Asked.asked.wait()
+            step.cancel()
+            await asyncio.wait([step])
+            left.append(rollout.budget.left("turns"))
+            Asked.told.set()
+            await episode.run()
+
+    graph = roll(BudgetOptions(turns=2), GivesUp(), n=1, policy=Asked)
+    assert left == [1] and len(graph.nodes) == 2 and graph.budget["turns"] == [2, 2]
+
+
 class Tangle(Sampler):
     """Several coroutines at once, each of which starts, steps, runs and forks episodes as it likes."""
 
