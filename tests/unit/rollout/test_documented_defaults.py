@@ -12,6 +12,7 @@ from verl_hier.rollout.entropy import EntropyOptions
 from verl_hier.rollout.policy import Policy
 from verl_hier.rollout.recorded_policy import RecordedPolicy
 from verl_hier.rollout.rewards import RewardOptions
+from verl_hier.rollout.task import TaskRollout
 from verl_hier.served.policy import ServedPolicy
 from verl_hier.served.rollout_server import ServerPolicy
 from verl_hier.testing.rollout import ScriptedPolicy
@@ -46,3 +47,7 @@ def test_an_answer_that_says_nothing_else_is_of_the_first_weights_and_cached_not
 def test_tokens_are_scored_as_they_would_be_sampled_and_alone(policy):
     defaults = {name: each.default for name, each in inspect.signature(policy.score).parameters.items()}
     assert (defaults["top"], defaults["temperature"]) == (0, Sampling().temperature)
+
+
+def test_a_sampler_that_scores_tokens_is_told_about_these_alone():
+    assert inspect.signature(TaskRollout.score).parameters["top"].default == 0
