@@ -51,9 +51,10 @@ def expert_of(environment: Environment, rng: random.Random, skip_stage: float = 
 
 
 def can_play(worker: Part) -> bool:
-    """Whether the expert can play a worker: one with a single role, or with a planner above an executor."""
+    """Whether the expert can play a worker: one with a single role, with a planner above an executor, or whose options
+    say that the expert speaks for every role."""
     roles, levels = _roles(worker)
-    return levels in ([0], [0, 1]) and len(roles) == len(levels)
+    return _speaks_for_all(worker) or (levels in ([0], [0, 1]) and len(roles) == len(levels))
 
 
 def is_hierarchical(worker: Part) -> bool:
@@ -69,7 +70,12 @@ def is_hierarchical(worker: Part) -> bool:
             "plays one role, or a planner (level 0) above an executor (level 1). Workers with other roles learn from "
             "distilled episodes; give the spec of this one a function `transcribe`."
         )
-    return len(levels) > 1
+    return len(levels) > 1 and not _speaks_for_all(worker)
+
+
+def _speaks_for_all(worker: Part) -> bool:
+    """Whether the environment itself knows who is asked, so that its expert answers as that one."""
+    return bool(getattr(worker.options, "expert_speaks_for_all", False))
 
 
 def _roles(worker: Part) -> tuple[dict[str, int], list[int]]:
@@ -104,8 +110,9 @@ class ExpertPolicy:
             hierarchical: whether the first turn is a planner's.
             options: options of the worker. Where they have them, `separator` joins the subgoals of a plan, `action_tag`
                 encloses an action, `write_plan(subgoals)` writes the whole plan, `hands_out_subgoals` is False where
-                one context of the executor is for the whole task, and `verdicts` are what the second level says of a
-                right and of a wrong answer of the first one.
+                one context of the executor is for the whole task, `verdicts` are what the second level says of a right
+                and of a wrong answer of the first one, and `expert_speaks_for_all` is True where the environment knows
+                who is asked.
             remember: see `OffersExpert`; omitted: True unless contexts start anew at each subgoal.
         """
         self._environment = environment

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from verl_hier.environments.base import StepResult
 from verl_hier.errors import RecipeError, did_you_mean
@@ -63,6 +63,9 @@ def _default_agents() -> dict[str, AgentOptions]:
 @dataclass(frozen=True)
 class GatewayWorkerOptions:
     """Options of the `gateway` worker."""
+
+    expert_speaks_for_all: ClassVar[bool] = True
+    """The agents are known to the environment, whose expert answers as the one that asks."""
 
     agents: Mapping[str, AgentOptions] = field(default_factory=_default_agents)
     """The agents of the program by name, which are the roles. A request belongs to the one that its header `X-Agent`

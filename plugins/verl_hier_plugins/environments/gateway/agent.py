@@ -22,9 +22,9 @@ from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.gateway.launch import HEADER
 from verl_hier_plugins.environments.gateway.messages import without_keys
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
+from verl_hier_plugins.environments.gateway.samples import sample_of
 
 LAUNCH = str(Path(__file__).with_name("launch.py"))
-SAMPLE = "verl_hier_plugins.environments.gateway.sample:play"
 LOG_CHARACTERS = 400
 """Of the end of an agent's log, in sentences about its death."""
 CHUNK = 65536
@@ -173,7 +173,7 @@ class Agents:
             await self._listening
 
     def _fresh(self, task: Mapping[str, Any], variables: Mapping[str, str], out: int, log: int) -> Begun:
-        kind, words = "function", [self._options.agent or SAMPLE]
+        kind, words = "function", [self._options.agent or sample_of(self._options).agent]
         if self._options.command:
             kind, words = "command", shlex.split(self._options.command)
         with tempfile.TemporaryFile() as given:
@@ -231,7 +231,7 @@ class Agents:
         ours, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                self._launch("server", self._options.agent or SAMPLE, str(theirs.fileno())),
+                self._launch("server", self._options.agent or sample_of(self._options).agent, str(theirs.fileno())),
                 cwd=self._folder,
                 env={**self._environ(), "PYTHONHASHSEED": "0"},
                 stdin=subprocess.DEVNULL,

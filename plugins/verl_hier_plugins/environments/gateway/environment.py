@@ -23,6 +23,7 @@ from verl_hier_plugins.environments.gateway.endpoint import Endpoint, serving
 from verl_hier_plugins.environments.gateway.inbox import Asked, Inbox
 from verl_hier_plugins.environments.gateway.messages import RefusedRequest
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
+from verl_hier_plugins.environments.gateway.samples import sample_of
 from verl_hier_plugins.environments.gateway.scoring import Scorer, scorer_of
 
 NO_ROOM = "the conversation leaves no room for an answer in the context of the recipe (hier.rollout.context_tokens)."
@@ -111,16 +112,14 @@ class GatewayEnvironment(AsyncEnvironment):
             await agent.stop()
 
     def expert(self, rng: random.Random, skip_stage: float = 0.0, remember: bool = True) -> Any:
-        """A scripted expert for the tasks of the sample agent; see `verl_hier.environments.expert`."""
-        from verl_hier_plugins.environments.gateway.sample import SearchExpert
-
-        return SearchExpert(self, rng, skip_stage)
+        """A scripted expert for the tasks of a sample agent; see `verl_hier.environments.expert`."""
+        if "goal" not in self.task:
+            raise RecipeError("hier.environment.data_path: the expert knows the tasks of the sample agents only.")
+        return sample_of(self._options).expert(self, rng, skip_stage)
 
     def vocabulary(self) -> Iterable[str]:
-        """The words of the sample agent."""
-        from verl_hier_plugins.environments.gateway.sample import words
-
-        return words()
+        """The words of a sample agent."""
+        return sample_of(self._options).words()
 
     async def _begin(self, task: Mapping[str, Any], seed: int, like: StepResult | None) -> StepResult:
         self.task = task

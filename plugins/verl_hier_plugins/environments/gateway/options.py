@@ -19,10 +19,13 @@ class GatewayOptions:
 
     agent: str = ""
     """The agent as a function, `package.module:function` or `path/to/file.py:function`: it is called with the task and
-    returns the result; it may be a coroutine. Empty, and without `command`, is the sample agent."""
+    returns the result; it may be a coroutine. Empty, and without `command`, is a sample agent."""
     command: str = ""
     """The agent as a command line instead: the task comes on its standard input as JSON, its result is what it writes
     to its standard output."""
+    sample: Literal["seeker", "lead"] = "seeker"
+    """The sample agent, where neither `agent` nor `command` names one: a seeker looks into the rooms of a house itself,
+    a lead sends helpers, each of which is a sub-agent with a conversation of its own."""
     python: str = ""
     """Interpreter that runs `agent`, such as one of another virtual environment with the agent's framework; empty is
     the one of the environment's process."""
@@ -34,7 +37,7 @@ class GatewayOptions:
     secrets: tuple[str, ...] = ()
     """Environment variables with keys that the agent is given; their values are masked in all that it says."""
     data_path: str = ""
-    """Tasks as JSONL; empty generates tasks for the sample agent."""
+    """Tasks as JSONL; empty generates tasks for a sample agent."""
     validation_path: str = ""
     """Tasks of the held-out splits; empty holds out a fifth of `data_path`."""
     pool: CountOrZero = 400
@@ -85,6 +88,8 @@ class GatewayOptions:
     def __post_init__(self) -> None:
         if self.agent and self.command:
             raise ValueError("agent names a function and command starts a program; leave one of them out")
+        if (self.agent or self.command or self.data_path) and self.sample != "seeker":
+            raise ValueError("sample is for tasks that are generated; leave it out beside agent, command and data_path")
         if (self.agent or self.command) and not self.data_path:
             raise ValueError("an agent of your own needs data_path, the tasks that it is given")
         if self.agent and not all(self.agent.rpartition(":")[::2]):

@@ -1,4 +1,4 @@
-"""The sample agent: it looks for a thing in the rooms of a house, and asks the policy which one to look into.
+"""The sample agent that looks for a thing in the rooms of a house, and asks the policy which one to look into.
 
 The house is the agent's own; verl-hier sees none of it but what the agent asks. Its requests are made with the standard
 library; examples/agents has the same agent on the `openai` package and on the OpenAI Agents SDK.
@@ -11,22 +11,34 @@ import os
 import random
 import urllib.request
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from verl_hier_plugins.environments.gateway.environment import GatewayEnvironment
+from typing import Any, Protocol
 
 THINGS = ("lamp", "book", "cup", "key", "coat", "rope")
 ROOMS = ("attic", "cellar", "kitchen", "garden", "hall")
 LOOK, ANSWER = "look", "answer"
 
 
+class Episode(Protocol):
+    """What experts look at: the environment of the gateway in an episode.
+
+    Attributes:
+        task: what the agent does.
+        exchanges: what was shown and answered so far.
+        shown: what is to be answered now.
+    """
+
+    task: Mapping[str, Any]
+    exchanges: list[tuple[str, str]]
+    shown: str
+
+
 def play(task: Mapping[str, Any]) -> str:
     """Do a task: `instruction`, and `rooms` with what is in each. Returns the policy's answer, a room."""
-    messages = [{"role": "user", "content": opening(task)}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": opening(task)}]
     while True:
-        said = _ask(messages)
-        messages.append({"role": "assistant", "content": said})
+        answer = ask(messages)
+        messages.append(answer)
+        said = answer["content"]
         word, _, rest = said.strip().partition(" ")
         if word == ANSWER:
             return rest
@@ -52,15 +64,17 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _ask(messages: list[dict[str, str]]) -> str:
-    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages}).encode()
+def ask(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """The policy's message behind those of a conversation; `more` goes into the request, such as `tools`."""
+    body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages, **more}).encode()
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body, headers)
     with urllib.request.build_opener(_NoRedirect).open(request) as response:
-        return str(json.load(response)["choices"][0]["message"]["content"])
+        message: dict[str, Any] = json.load(response)["choices"][0]["message"]
+    return message
 
 
-def house(number: int) -> tuple[dict[str, str], str, str]:
+def house(number: int) -> tuple[dict[str, Any], str, str]:
     """What is in the rooms of a house, the thing that is looked for, and its room."""
     rng = random.Random(f"house-{number}")
     rooms = rng.sample(ROOMS, 3)
@@ -78,11 +92,7 @@ def words() -> Iterable[str]:
 class SearchExpert:
     """Looks into one room after the other until it sees the thing; see `verl_hier.environments.expert.Expert`."""
 
-    def __init__(self, environment: GatewayEnvironment, rng: random.Random, skip_stage: float) -> None:
-        from verl_hier.errors import RecipeError
-
-        if "goal" not in environment.task:
-            raise RecipeError("hier.environment.data_path: the expert knows the tasks of the sample agent only.")
+    def __init__(self, environment: Episode, rng: random.Random, skip_stage: float) -> None:
         self._environment = environment
         self._thing = environment.task["goal"]
         # The error of demonstrations: to guess without having looked.

@@ -11,7 +11,7 @@ from verl_hier.environments.task_files import line_tasks
 from verl_hier.errors import RecipeError
 from verl_hier_plugins.environments.gateway.agent import require_agent
 from verl_hier_plugins.environments.gateway.options import SCORERS, GatewayOptions
-from verl_hier_plugins.environments.gateway.sample import house
+from verl_hier_plugins.environments.gateway.samples import sample_of
 from verl_hier_plugins.environments.gateway.scoring import scorer_of
 
 
@@ -27,7 +27,7 @@ def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
     require_agent(options)
     scorer_of(options)
     if not options.data_path:
-        return _houses(split, limit)
+        return _houses(options, split, limit)
     return line_tasks(
         options,
         split,
@@ -37,10 +37,11 @@ def tasks(options: GatewayOptions, split: str) -> list[dict[str, Any]]:
     )
 
 
-def _houses(split: str, size: int) -> list[dict[str, Any]]:
+def _houses(options: GatewayOptions, split: str, size: int) -> list[dict[str, Any]]:
+    house = sample_of(options).house
     found: list[dict[str, Any]] = []
     seen: set[str] = set()
-    # 7200 different tasks; a hundred thousand numbers name all but a few of them.
+    # At least 7200 different tasks; a hundred thousand numbers name all but a few of them.
     for number in range(100_000):
         rooms, thing, room = house(number)
         content = f"{rooms} {thing}"
