@@ -6,6 +6,7 @@ valid otherwise is written down here.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 import pyarrow
 import pyarrow.parquet
 import pytest
+import typer
 
 from tests.fixtures.distributions import Install, estimator_source
 from tests.fixtures.rollout_graphs import GOLDEN
@@ -155,7 +157,7 @@ def words(command: str, **changed: str) -> list[str]:
     values = VALID[command] | changed
     for name, _, described, is_option in parameters(command):
         if name in values:
-            flag = next(iter(described.param_decls or ()), f"--{name.replace('_', '-')}")
+            flag = next(iter(described.param_decls or ()), f"--{name.rstrip('_').replace('_', '-')}")
             (options if is_option else arguments).append([flag, values[name]] if is_option else [values[name]])
     return [command, *itertools.chain(*options), "--", *itertools.chain(*arguments)]
 
@@ -209,6 +211,28 @@ def test_every_command_is_here() -> None:
 @pytest.mark.parametrize(("command", "name", "value"), spread(len(CASES) // 4, CASES, pytest.mark.slow))
 def test_nonsense(refused: Refused, command: str, name: str, value: str) -> None:
     refused(*words(command, **{name: value}))
+
+
+WRITTEN = [
+    pytest.param(command, name, described, id=f"{command}-{name}")
+    for command in FUNCTIONS
+    for name, kind, described, _ in parameters(command)
+    if kind is Path and described.writable and not described.exists
+]
+SUFFIXES = ("", ".jsonl", ".parquet", ".json", ".html", ".png")
+
+
+@pytest.mark.parametrize(("command", "name", "described"), WRITTEN)
+def test_results_are_not_written_to_a_url(refused: Refused, command: str, name: str, described: Any) -> None:
+    def takes(suffix: str) -> bool:
+        with contextlib.suppress(typer.BadParameter):
+            described.callback(Path(f"new{suffix}"))
+            return True
+        return False
+
+    suffix = next(filter(takes, SUFFIXES))
+    sentence = refused(*words(command, **{name: f"s3://bucket/new{suffix}"}))
+    assert f"s3://bucket/new{suffix} is no local path: write to one" in sentence
 
 
 @pytest.mark.parametrize(
