@@ -40,6 +40,23 @@ def test_what_ray_prints(name: str, said: str) -> None:
     assert cause_of((LOGS / f"{name}.txt").read_text()).startswith(said)
 
 
+LATE = """Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/verl/trainer/main_ppo.py", line 60, in run_ppo
+    ray.init(**OmegaConf.to_container(ray_init_kwargs))
+  File "/env/lib/python3.11/site-packages/ray/_private/node.py", line 376, in __init__
+    raise Exception(
+Exception: The current node timed out during startup.
+A process of the run is started again, because its Ray was late (1 of 2).
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "chained", "ours", "killed", "init", "exits"])
+def test_a_start_that_was_made_again_is_no_cause(name: str) -> None:
+    log = (LOGS / f"{name}.txt").read_text()
+    assert cause_of(LATE).startswith("Exception: The current node timed out")
+    assert cause_of(LATE + log) == cause_of(log)
+
+
 TYPES = [ValueError, KeyError, RuntimeError, AssertionError, FileNotFoundError, ZeroDivisionError, RolloutError]
 WORDS = st.text(st.characters(categories=["L", "N", "P", "Zs"]), min_size=1, max_size=60).filter(str.strip)
 NOISE = [
