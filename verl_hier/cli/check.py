@@ -69,15 +69,14 @@ def _ready(recipe: str, overrides: list[str] | None, verbose: bool) -> None:
 
 def _check_all(reference: str | None, overrides: list[str]) -> None:
     """One line for each combination of size, model and server; exit code 2 when one of them is refused."""
-    from concurrent.futures import ProcessPoolExecutor
     from functools import partial
-    from multiprocessing import get_context
 
+    from verl_hier.host.side_by_side import side_by_side
     from verl_hier.recipe.catalogue import recipes as shipped
 
     started, checked, refused = time.monotonic(), 0, 0
     verdicts_of = partial(_verdicts, overrides=overrides)
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+    with side_by_side() as pool:
         # A single recipe is not worth the start of processes.
         every = map(verdicts_of, [reference]) if reference else pool.map(verdicts_of, [r.name for r in shipped()])
         for verdicts in every:

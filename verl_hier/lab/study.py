@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from verl_hier.errors import CreditError, HierError
 from verl_hier.graph.atomic_write import atomic_write
 from verl_hier.graph.bounded_reading import read_json
 from verl_hier.host.manager import PluginHost
+from verl_hier.host.side_by_side import side_by_side
 from verl_hier.host.specs import EstimatorSpec
 from verl_hier.lab.learn import Setting, learn
 from verl_hier.lab.methods import REFERENCES, fed, method, split
@@ -157,7 +157,7 @@ def _mapped(
     if count <= 1:
         yield from map(work, cells)
         return
-    with ProcessPoolExecutor(count) as pool:
+    with side_by_side(count, "fork") as pool:
         yield from pool.map(work, cells, chunksize=4)
 
 

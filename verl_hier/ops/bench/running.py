@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from verl_hier.errors import HierError, RecipeError, RunEnded
+from verl_hier.host.side_by_side import side_by_side
 from verl_hier.ops.bench.cells import TRIAL_SEED, Cells, Curve, Key, at_budget, fingerprint, overrides_of
 from verl_hier.ops.bench.panel import Panel, Task
 from verl_hier.recipe.overrides import hydra_value
@@ -146,7 +146,7 @@ def _play(bench: Bench, keys: Sequence[Key], prints: Mapping[tuple[str, str], st
     tasks = bench.panel.tasks
     starts = list(dict.fromkeys((name, key.seed) for key in keys if (name := tasks[key.task].cold_start)))
     # In processes of their own: they seed torch, import transformers and compose with Hydra, which threads would share.
-    with ProcessPoolExecutor(bench.jobs, mp_context=get_context("spawn")) as pool:
+    with side_by_side(bench.jobs) as pool:
         made = {each: pool.submit(_start, end, bench.panel, *each, bench.work) for each in starts}
         models = {each: future.result() for each, future in made.items()}
         running = {}
