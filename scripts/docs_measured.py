@@ -135,12 +135,15 @@ def real_model() -> Iterator[str]:
     )
 
 
-def learning(name: str) -> Iterator[str]:
-    """A table of what `verl-hier bench learning` has measured in any version, by the name of what makes it."""
-    panel, cells = Panel.find("learning"), Cells(DOCS / "learning" / "cells.jsonl").all
-    groups = tables.grouped(panel, cells)
-    made = {"table": tables.results, "other_costs": tables.other_costs}
-    yield from made[name](panel, groups) if name in made else tables.on_the_way(panel, cells)
+def panel(name: str, made: str) -> Iterator[str]:
+    """A table of what `verl-hier bench PANEL` has measured in any version, by the panel and the name of the table."""
+    found, cells = Panel.find(name), Cells(DOCS / name / "cells.jsonl").all
+    groups = tables.grouped(found, cells)
+    lines = {"table": tables.results, "other_costs": tables.other_costs}
+    if not groups:
+        yield "Not measured yet."
+    else:
+        yield from lines[made](found, groups) if made in lines else tables.on_the_way(found, cells)
 
 
 def self_imitation(part: str) -> Iterator[str]:
@@ -191,7 +194,7 @@ BLOCKS = {
     "cold_starts": cold_starts,
     "delegation": delegation,
     "durations": durations,
-    "learning": learning,
+    "panel": panel,
     "real_model": real_model,
     "self_imitation": self_imitation,
     "updates": updates,
