@@ -41,15 +41,18 @@ def _houses(options: GatewayOptions, split: str, size: int) -> list[dict[str, An
     house = sample_of(options).house
     found: list[dict[str, Any]] = []
     seen: set[str] = set()
-    # At least 7200 different tasks; a hundred thousand numbers name all but a few of them.
+    # At least 3600 different tasks; a hundred thousand numbers name all but a few of them.
     for number in range(100_000):
         rooms, thing, room = house(number)
-        content = f"{rooms} {thing}"
         if len(found) == size:
             break
-        if content in seen or held_out(content) != split:
+        # The same house with its rooms in another order is no other task, in whichever split it was seen.
+        content = json.dumps([rooms, thing], sort_keys=True)
+        if content in seen:
             continue
         seen.add(content)
+        if held_out(f"{rooms} {thing}") != split:
+            continue
         task = {"instruction": f"find {thing}", "rooms": rooms, "answers": [room], "goal": thing}
         found.append({**task, "data_source": "gateway", "id": f"{split}-{len(found):05d}"})
     return found
