@@ -139,13 +139,22 @@ class Grant:
     def __init__(self, budget: Budget, amounts: dict[str, float]) -> None:
         self._budget = budget
         self._amounts = amounts
+        self._kept = False
         budget._reserve(amounts)
 
     def __enter__(self) -> Grant:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._budget._return(self._amounts)
+        if self._kept:
+            self._kept = False
+        else:
+            self._budget._return(self._amounts)
+
+    def kept(self) -> Grant:
+        """The grant, which is left once more before it returns anything: the turn goes on without who asked for it."""
+        self._kept = True
+        return self
 
     @property
     def tokens(self) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from verl_hier.environments.pool import EnvironmentFailure
@@ -49,6 +50,7 @@ class Episode(EpisodeState):
         self._worker = worker
         self._play: asyncio.Task[None] | None = None
         self._one_turn_at_a_time = asyncio.Lock()
+        self._given_up: asyncio.Task[None] | None = None
 
     @property
     def boundaries(self) -> list[int]:
@@ -88,19 +90,29 @@ class Episode(EpisodeState):
 
     async def take_turn(self, tokens: int | None, grant: Grant) -> None:
         """One turn, or a piece of one, within `grant`. Called by the rollout for an episode that is `ready`."""
-        with grant:
-            async with self._one_turn_at_a_time:
-                if self.over:
-                    return
-                self.grant = grant
-                self.most_tokens = min((limit for limit in (tokens, grant.tokens) if limit is not None), default=None)
-                self.turn_request = None
-                self.paused.clear()
-                self.permits.release()
-                try:
-                    await self.ready()
-                finally:
+        async with self._one_turn_at_a_time:
+            if self.over:
+                return
+            self.grant = grant
+            self.most_tokens = min((limit for limit in (tokens, grant.tokens) if limit is not None), default=None)
+            self.turn_request = None
+            self.paused.clear()
+            self.permits.release()
+            try:
+                await self.ready()
+            except asyncio.CancelledError:
+                if not self.paused.is_set():
+                    self._given_up = asyncio.create_task(self._pay(grant.kept()))
+                raise
+            finally:
+                if self._given_up is None:
                     self.grant = None
+
+    async def _pay(self, grant: Grant) -> None:
+        """Hold the grant of a turn that was given up until the turn is over: the policy answers all the same."""
+        with grant:
+            await self.paused.wait()
+            self.grant = self._given_up = None
 
     async def fork(
         self,
@@ -283,17 +295,13 @@ class Rollout(TaskRollout):
         await self.gather(episode.ready() for episode in running)
         running = [episode for episode in running if not episode.over]
         most = min(self.limits.max_tokens_per_turn, tokens or self.limits.max_tokens_per_turn)
-        grants = await self.budget.grant(len(running), most)
-        for episode in running[len(grants) :]:
-            if not episode.over:
-                self.count("budget_pruned")
-            episode.prune(EndReason.BUDGET)
-        # Who gives a step up does not stop the policy: the turn is taken to its end, and its grant pays for it.
-        turns = [
-            asyncio.ensure_future(episode.take_turn(tokens, grant))
-            for episode, grant in zip(running, grants, strict=False)
-        ]
-        await self.gather(asyncio.shield(turn) for turn in turns)
+        with ExitStack() as turns:
+            grants = [turns.enter_context(grant) for grant in await self.budget.grant(len(running), most)]
+            for episode in running[len(grants) :]:
+                if not episode.over:
+                    self.count("budget_pruned")
+                episode.prune(EndReason.BUDGET)
+            await self.gather(episode.take_turn(tokens, grant) for episode, grant in zip(running, grants, strict=False))
         return [episode for episode in running if not episode.over]
 
     async def run(self, episodes: Iterable[Episode]) -> None:
