@@ -125,7 +125,8 @@ def real_model() -> Iterator[str]:
         ("the second step: 32 answers, two updates", f"{found['step_s']} s"),
         ("the whole page, with runs of two steps", f"{found['all_s']} s"),
         ("most memory of all processes, what they share counted once", f"{found['memory_gb']} GB"),
-        ("most space on the disk: wheel, model, both runs", f"{found['disk_gb']} GB"),
+        ("most space on the disk: wheel, model and one run", f"{found['disk_of_one_run_gb']} GB"),
+        ("the same with both runs", f"{found['disk_gb']} GB"),
     )
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     yield from (
