@@ -423,7 +423,9 @@ def test_new_makes_packages_of_every_kind_that_pass_their_tests_and_compose_a_re
 def test_a_new_method_is_on_the_environment_of_its_user(
     verl_hier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str
 ) -> None:
-    monkeypatch.syspath_prepend(str(installed(shutil.copytree(COUNT_TO, tmp_path / "theirs"), "count_to")))
+    # Who has installed the example from this checkout has left its metadata in the folder.
+    theirs = shutil.copytree(COUNT_TO, tmp_path / "theirs", ignore=shutil.ignore_patterns("*.egg-info"))
+    monkeypatch.syspath_prepend(str(installed(theirs, "count_to")))
     name = f"on_{environment}"
     code, _, err = verl_hier("new", "method", name, "--environment", environment, "--into", tmp_path)
     assert code == 0, err
