@@ -68,12 +68,13 @@ def _positive(number: float | None) -> float | None:
 
 def _creatable(path: Path | None) -> Path | None:
     """Refuse a path that cannot be made, so that nobody waits for a result that cannot be written."""
-    from verl_hier.graph.places import RemotePath, place
-
     if path is None:
         return None
-    if isinstance(place(path), RemotePath):
-        raise typer.BadParameter(f"{place(path)} is no local path: write to one, and copy the result from there.")
+    from verl_hier.graph.places import RemotePath, place
+
+    found = place(path)
+    if isinstance(found, RemotePath):
+        raise typer.BadParameter(f"{found} is no local path: write to one, and copy the result from there.")
     there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if there != path and not there.is_dir():
         raise typer.BadParameter(f"{path} cannot be made: {there} is a file.")

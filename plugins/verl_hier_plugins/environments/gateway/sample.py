@@ -10,7 +10,7 @@ import json
 import os
 import random
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 THINGS = ("lamp", "book", "cup", "key", "coat", "rope")
@@ -89,27 +89,36 @@ def words() -> Iterable[str]:
     yield f"find lamp ; say {LOOK} or {ANSWER} and one of hall ; there is no such room ; you can say look room"
 
 
-class SearchExpert:
-    """Looks into one room after the other until it sees the thing; see `verl_hier.environments.expert.Expert`."""
+class HouseExpert:
+    """What the experts of the sample agents have in common; see `verl_hier.environments.expert.Expert`."""
 
     def __init__(self, environment: Episode, rng: random.Random, skip_stage: float) -> None:
         self._environment = environment
         self._thing = environment.task["goal"]
-        # The error of demonstrations: to guess without having looked.
+        # The error of demonstrations: to guess without having looked, or without having sent anybody.
         self._guess = rng.choice(list(environment.task["rooms"])) if rng.random() < skip_stage else ""
         self.subgoals = (f"{ANSWER} {self._guess}",) if self._guess else (f"find {self._thing}",)
 
     def advise(self, subgoal: int) -> str | None:
         """The next thing to say."""
-        if self._guess:
-            return f"{ANSWER} {self._guess}"
-        heard = [*(shown for shown, _ in self._environment.exchanges), self._environment.shown]
+        return f"{ANSWER} {self._guess}" if self._guess else self._next(self._texts())
+
+    def _texts(self) -> list[str]:
+        """What was shown so far, what is to be answered now last."""
+        return [*(shown for shown, _ in self._environment.exchanges), self._environment.shown]
+
+    def _next(self, texts: Sequence[str]) -> str:
+        raise NotImplementedError
+
+
+class SearchExpert(HouseExpert):
+    """Looks into one room after the other until it sees the thing."""
+
+    def _next(self, texts: Sequence[str]) -> str:
         rooms = self._environment.task["rooms"]
-        known = {room: thing for room, thing in rooms.items() if f"in {room} is {thing}" in heard}
+        known = {room: thing for room, thing in rooms.items() if f"in {room} is {thing}" in texts}
         found = next((room for room, thing in known.items() if thing == self._thing), None)
-        if found:
-            return f"{ANSWER} {found}"
-        return f"{LOOK} {next(room for room in rooms if room not in known)}"
+        return f"{ANSWER} {found}" if found else f"{LOOK} {next(room for room in rooms if room not in known)}"
 
     def mistake(self, subgoal: int, rng: random.Random) -> str | None:
         """To look into any room, there or not."""

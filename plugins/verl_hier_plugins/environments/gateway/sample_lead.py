@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_hier_plugins.environments.gateway.sample import ANSWER, LOOK, ROOMS, THINGS, Episode, ask
+from verl_hier_plugins.environments.gateway.sample import ANSWER, LOOK, ROOMS, THINGS, HouseExpert, ask
 
 PLACES = ("shelf", "box")
 """In every room."""
@@ -89,22 +89,11 @@ def words() -> Iterable[str]:
     yield "there is no such room place"
 
 
-class HelpedExpert:
-    """Sends a helper into one room after the other, who looks until the thing is seen; see
-    `verl_hier.environments.expert.Expert`."""
+class HelpedExpert(HouseExpert):
+    """Sends a helper into one room after the other, who looks until the thing is seen."""
 
-    def __init__(self, environment: Episode, rng: random.Random, skip_stage: float) -> None:
-        self._environment = environment
-        self._thing = environment.task["goal"]
-        # The error of demonstrations: to guess without having sent anybody.
-        self._guess = rng.choice(list(environment.task["rooms"])) if rng.random() < skip_stage else ""
-        self.subgoals = (f"{ANSWER} {self._guess}",) if self._guess else (f"find {self._thing}",)
-
-    def advise(self, subgoal: int) -> str | None:
-        """The next thing to say."""
-        if self._guess:
-            return f"{ANSWER} {self._guess}"
-        known, seen = self._heard()
+    def _next(self, texts: Sequence[str]) -> str:
+        known, seen = _heard(texts)
         if seen is not None:
             unseen = [place for place in PLACES if place not in seen]
             here = self._thing in seen.values()
@@ -115,19 +104,20 @@ class HelpedExpert:
 
     def mistake(self, subgoal: int, rng: random.Random) -> str | None:
         """To send a helper anywhere, or to look anywhere."""
-        _, seen = self._heard()
+        _, seen = _heard(self._texts())
         return f"{SEND} {rng.choice(ROOMS)}" if seen is None else f"{LOOK} {rng.choice(PLACES)}"
 
-    def _heard(self) -> tuple[dict[str, str], dict[str, str] | None]:
-        """What was reported by room, and what the helper who speaks has seen by place, None where the lead speaks."""
-        known: dict[str, str] = {}
-        seen: dict[str, str] | None = None
-        for text in [*(shown for shown, _ in self._environment.exchanges), self._environment.shown]:
-            said = text.split()
-            if REPORT in said:
-                seen = {}
-            elif said[0] == "in":
-                known[said[1]], seen = " ".join(said[3:]), None
-            elif said[0] == "on" and seen is not None:
-                seen[said[1]] = said[3]
-        return known, seen
+
+def _heard(texts: Sequence[str]) -> tuple[dict[str, str], dict[str, str] | None]:
+    """What was reported by room, and what the helper who speaks has seen by place, None where the lead speaks."""
+    known: dict[str, str] = {}
+    seen: dict[str, str] | None = None
+    for text in texts:
+        said = text.split()
+        if REPORT in said:
+            seen = {}
+        elif said[0] == "in":
+            known[said[1]], seen = " ".join(said[3:]), None
+        elif said[0] == "on" and seen is not None:
+            seen[said[1]] = said[3]
+    return known, seen
