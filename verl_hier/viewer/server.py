@@ -25,6 +25,8 @@ MOST_TURNS = 500
 """Turns whose words are asked for at once."""
 PATIENCE = 0.5
 """Seconds of reading until an overview is answered with what there is; the page asks for the rest."""
+FIRST_PATIENCE = 0.05
+"""The same for a page that shows nothing yet: enough for a small run, and a large one begins with its last step."""
 LOOK_S = 0.2
 """Seconds between two looks whether the client of a search is still there."""
 LONGEST_SEARCH = 200
@@ -147,8 +149,9 @@ def serve(book: Book, port: int, ready: Callable[[str], None]) -> None:
 def _overview(book: Book, request: Request) -> Response:
     from starlette.responses import Response
 
-    found = book.overview(PATIENCE)
-    if request.query_params.get("stamp") == found["stamp"]:
+    shown = request.query_params.get("stamp")
+    found = book.overview(PATIENCE if shown else FIRST_PATIENCE)
+    if shown == found["stamp"]:
         return Response(status_code=204)
     return _json(dumps(found))
 

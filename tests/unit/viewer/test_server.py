@@ -163,6 +163,25 @@ class SlowBook:
         return made
 
 
+def test_a_page_that_shows_nothing_waits_for_less_reading_than_one_that_shows_a_part():
+    from starlette.testclient import TestClient
+
+    asked = []
+
+    class NotedBook(SlowBook):
+        def overview(self, patience=0.0):
+            asked.append(patience)
+            return super().overview()
+
+    client = TestClient(
+        server_application(NotedBook(), 80, "t"), base_url="http://localhost:80", headers={"Host": "localhost:80"}
+    )
+    assert client.get("/t/overview?stamp=").json() == {"stamp": "1"}
+    assert client.get("/t/overview?stamp=0").json() == {"stamp": "1"}
+    assert client.get("/t/overview?stamp=1").status_code == 204
+    assert 0 < asked[0] < 0.1 < asked[1] == asked[2]
+
+
 def test_a_search_holds_up_no_other_view_and_ends_with_its_request():
     import uvicorn
 
