@@ -130,7 +130,13 @@ class RemotePath(PosixPath):
         """Remove the folder with all that is in it."""
         self._call("rm", recursive=True)
 
+    def lstat(self) -> os.stat_result:
+        return self.stat()
+
     def resolve(self, strict: bool = False) -> RemotePath:
+        return self
+
+    def absolute(self) -> RemotePath:
         return self
 
     @contextmanager
@@ -145,6 +151,21 @@ class RemotePath(PosixPath):
             with _as_of_a_disk(self):
                 system, name = _reached(str(self))
                 system.put_file(str(beside), name)
+
+
+def _of_a_disk_alone(method: str) -> Any:
+    def refused(self: RemotePath, *_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOTSUP, f"a place on another machine has no {method}()", str(self))
+
+    return refused
+
+
+for _method in (
+    "chmod", "group", "hardlink_to", "is_mount", "lchmod", "link_to", "mkdir", "owner", "readlink", "rename", "replace",
+    "rglob", "rmdir", "samefile", "symlink_to", "touch", "walk",
+):  # fmt: skip
+    # `pathlib` would look for a file of that name on this machine, or make one.
+    setattr(RemotePath, _method, _of_a_disk_alone(_method))
 
 
 @contextmanager

@@ -4,7 +4,9 @@ import errno
 import itertools
 import stat
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timezone
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -286,3 +288,36 @@ def test_entries_are_found_by_a_pattern_and_removed_with_their_folder(store):
     assert sorted(entry.name for entry in folder.iterdir()) == ["b.txt", "c.md"]
     remove_folder(folder)
     assert not folder.exists()
+
+
+NAMES_ALONE = {
+    "as_posix", "as_uri", "cwd", "expanduser", "home", "is_absolute", "is_relative_to", "is_reserved", "joinpath",
+    "match", "relative_to", "with_name", "with_segments", "with_stem", "with_suffix",
+}  # fmt: skip
+"""Methods of a path that look at no file, or at none of its own."""
+MORE = {
+    "write_text": ["x"], "write_bytes": [b"x"], "samefile": ["/"], "rename": ["other"], "replace": ["other"],
+    "symlink_to": ["other"], "hardlink_to": ["other"], "link_to": ["other"], "chmod": [0o700], "lchmod": [0o700],
+    "glob": ["*"], "rglob": ["*"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", sorted(name for name, of in vars(Path).items() if name[0] != "_" and callable(of)))
+def test_no_method_of_a_remote_place_looks_at_a_file_of_this_machine(method, tmp_path, monkeypatch):
+    if method in NAMES_ALONE:
+        return
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "memory:" / "there" / "file"
+    here.parent.mkdir(parents=True)
+    here.write_text("of this machine")
+    before = sorted((path, path.stat().st_mtime_ns, path.stat().st_mode) for path in tmp_path.rglob("*"))
+    remote = place("memory://there/file")
+    fsspec.filesystem("memory").pipe_file("/there/file", b"of another one")
+    try:
+        found = getattr(remote, method)(*MORE.get(method, []))
+        assert (list(found) if isinstance(found, Iterator) else found) not in ("of this machine", b"of this machine")
+    except OSError as error:
+        assert "memory://there/file" in str(error)
+    finally:
+        fsspec.filesystem("memory").store.clear()
+    assert sorted((path, path.stat().st_mtime_ns, path.stat().st_mode) for path in tmp_path.rglob("*")) == before
