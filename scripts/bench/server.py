@@ -83,8 +83,7 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    model = build(args)
-    slots = SlotModel(model)
+    model, slots = build(args), SlotModel(build(args))
     count = sum(p.numel() for p in model.parameters())
     print(f"{count / 1e6:.2f}M parameters, {args.prompt} + {args.new} tokens")
     print("sequences | engine tok/s | deterministic tok/s | transformers tok/s | engine ms/step")

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from verl_hier.runtime_cpu.generation.adapters import Adapters
+from verl_hier.runtime_cpu.generation.attention import use_slots_attention
 from verl_hier.runtime_cpu.generation.kv_slots import KVSlots, SlotCache
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class SlotModel:
         self.adapters = Adapters(model)
         self.dtype = model.dtype
         self._check_interface()
+        use_slots_attention(model)
         self._crops_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.slots = self._make_slots()
         self._check_equality()
