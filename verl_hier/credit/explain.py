@@ -71,9 +71,9 @@ class Term:
     name: str
     values: Floats
     unit: Unit
-    weight: float = 1.0
-    figures: dict[str, Floats] = field(default_factory=dict)
-    comparisons: list[Comparison] = field(default_factory=list)
+    weight: float
+    figures: dict[str, Floats]
+    comparisons: list[Comparison]
 
 
 @dataclass

@@ -431,3 +431,16 @@ def test_what_stands_at_its_bound_comes_back(tmp_path):
     graph.check()
     write_step(tmp_path, 1, [graph])
     assert list(read_graphs(tmp_path)) == [graph]
+
+
+def test_a_step_may_have_a_hundred_times_as_many_bytes_of_tokens_as_its_file(tmp_path, monkeypatch):
+    write_step(tmp_path, 1, iter([rollout_graphs.forked()]))
+    folder = step(tmp_path, 1)
+    _, columns = read_columns(folder)
+    size = sum(file.stat().st_size for file in folder.glob("nodes*"))
+    tokens = 4 * sum(columns.nodes["n_action"].to_pylist())
+    monkeypatch.setattr(reading, "SMALL", 0)
+    monkeypatch.setattr(reading, "GROWTH", tokens / size)
+    assert read_columns(folder)[1].nodes.equals(columns.nodes)
+    monkeypatch.setattr(reading, "GROWTH", (tokens - 1) / size)
+    refuses(lambda: read_columns(folder), "is too large: it says that it has")

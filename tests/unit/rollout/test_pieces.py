@@ -69,6 +69,17 @@ def test_a_turn_in_pieces_is_one_turn_for_worker_and_world(run):
     assert sorted(policy.prompts) == sorted(graph.prompt(n.id) for n in graph.nodes)
 
 
+def test_the_pieces_of_a_turn_have_no_more_tokens_than_a_whole_one(run):
+    async def body(rollout):
+        episode = rollout.start()
+        while not episode.over and len(episode.path) < 4:
+            await episode.step(tokens=2)
+
+    graph, _ = roll(run, body, words, limits=Limits(max_tokens_per_turn=3))
+    assert [len(node.action) for node in graph.nodes] == [2, 1, 2, 1]
+    assert [node.stop_reason for node in graph.nodes[1::2]] == ["length", "length"]
+
+
 @pytest.mark.parametrize("tokens", [2, None], ids=["inside a turn", "between turns"])
 def test_a_fork_of_a_fork_that_has_not_gone_on_shares_as_much(run, tokens):
     async def body(rollout):

@@ -115,6 +115,7 @@ def test_one_answer_for_all_tasks_raises_an_alarm():
     cheating = [answered(number, "answer yes", float(number < 9)) for number in range(20)]
     assert answer_metrics(light_of(cheating + honest[:1])) == {"hier/rewards/same_answer_share": 0.9}
     assert answer_metrics(light_of(cheating[:7])) == {}, "too few to say"
+    assert answer_metrics(light_of(cheating[:8])) == {"hier/rewards/same_answer_share": 1.0}
     metrics = answer_metrics(light_of(cheating))
     with pytest.raises(CreditError, match=r"100% of the rewarded tasks .*hier\.guards\.max_same_answer_share"):
         alarm(metrics, GuardOptions(on_alarm="raise"), False)

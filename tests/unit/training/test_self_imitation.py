@@ -139,6 +139,8 @@ def test_loss_weights_keep_their_ratios_and_have_the_wanted_mean() -> None:
     assert found[0][0] == pytest.approx(3 * found[1][0]) and found[0][1] == found[1][1] == 0
     assert sum(float(part.sum()) for part in found) == pytest.approx(0.5 * (2 + 4))
     assert [part.tolist() for part in loss_weights([row(1, 1.0, weight=0.0)], 1.0)] == [[0.0, 0.0, 0.0]]
+    (small,) = loss_weights([row(1, 1.0, weight=0.25)], 0.5)
+    assert float(small.sum()) == pytest.approx(0.5 * 2), "however small the weights of the rows' own steps are"
 
 
 @settings(deadline=None)
