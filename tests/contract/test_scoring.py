@@ -54,6 +54,39 @@ def test_the_last_row_of_each_episode_is_scored():
     assert [episode.ret for episode in graph.episodes] == [2.0] * 4
 
 
+def test_leaves_are_scored_side_by_side():
+    graph, under_way, all_there = fresh_contexts(4), [], asyncio.Event()
+    worker = idle_worker()
+
+    async def compute(outputs, kwargs):
+        under_way.append(outputs[0])
+        if len(under_way) == 4:
+            all_there.set()
+        await asyncio.wait_for(all_there.wait(), 60)
+        outputs[0].reward_score = float(len(under_way))
+
+    worker._compute_score = compute
+    asyncio.run(worker._score(graph, {}))
+    assert [episode.ret for episode in graph.episodes] == [4.0] * 4
+
+
+def test_a_score_that_raises_leaves_no_other_one_under_way():
+    worker, ended = idle_worker(), []
+
+    async def compute(outputs, kwargs):
+        if not ended:
+            ended.append("raised")
+            raise RuntimeError("the judge is away")
+        await asyncio.sleep(0.01)
+        ended.append("scored")
+        outputs[0].reward_score = 1.0
+
+    worker._compute_score = compute
+    with pytest.raises(RuntimeError, match="the judge is away"):
+        asyncio.run(worker._score(fresh_contexts(3), {}))
+    assert ended == ["raised", "scored", "scored"]
+
+
 def test_scoring_costs_as_much_for_each_episode_of_more():
     little, much = (executed_lines(score, fresh_contexts(episodes)) for episodes in (8, 32))
     assert much <= 4.1 * little

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, replace
 from functools import partial
@@ -51,6 +51,14 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Texts = Mapping[int, Mapping[str, str]]
 """Texts that a reward function of verl has returned beside numbers, by episode and name; verl votes by `pred`."""
+
+
+async def _side_by_side(calls: Iterable[Awaitable[None]]) -> None:
+    """Wait for all calls, also where one raises: none may go on when the task is said to be over."""
+    for found in await asyncio.gather(*calls, return_exceptions=True):
+        if found is not None:
+            raise found
+
 
 _StockWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 
@@ -159,10 +167,12 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         leaves: dict[int, list[EpisodeRecord]] = {}
         for episode in graph.complete():
             leaves.setdefault(episode.leaf, []).append(episode)
-        for leaf, episodes in leaves.items():
-            last = self._output(graph, leaf_row(graph, episodes[0].id))
+        lasts = [self._output(graph, leaf_row(graph, episodes[0].id)) for episodes in leaves.values()]
+        for last in lasts:
             last.reward_score = None
-            await self._compute_score([last], kwargs={**prompt})
+        # A judge takes seconds for each.
+        await _side_by_side(self._compute_score([last], kwargs={**prompt}) for last in lasts)
+        for (leaf, episodes), last in zip(leaves.items(), lasts, strict=True):
             if last.reward_score is None:
                 continue
             graph.nodes[leaf].reward += score_of(last.reward_score)
@@ -200,8 +210,10 @@ class HierAgentLoopWorker(_StockWorker):  # type: ignore[misc]
         for row in rows:
             said = (texts or {}).get(row.episode, {})
             sessions.setdefault(row.episode, []).append(self._output(graph, row, validate, said))
-        for episode, outputs in sessions.items():
-            await self._agent_loop_postprocess(outputs, validate, session_id=episode, **prompt)
+        await _side_by_side(
+            self._agent_loop_postprocess(outputs, validate, session_id=episode, **prompt)
+            for episode, outputs in sessions.items()
+        )
         return len(rows)
 
     def _redaction(self, validate: bool) -> Callable[[RolloutGraph], object] | None:
