@@ -19,7 +19,7 @@ from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.check import check_ready, check_recipe, refusal
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.policies import learning, played
+from verl_hier.recipe.policies import PolicyOptions, learning, played
 from verl_hier.recipe.runner import Beside, RolloutRunner
 from verl_hier.rollout import Limits, Request
 from verl_hier.rollout.plain_renderer import PlainRenderer
@@ -86,7 +86,10 @@ def test_the_recipes_that_papers_ask_for_are_there() -> None:
 @pytest.mark.parametrize(("name", "form"), spread(5, OFFERED))
 def test_a_choice_is_sound_on_a_cpu_and_a_check_says_why_it_is_not_elsewhere(name: str, form: str) -> None:
     assert refusal(name, [f"policies={form}"]) == ""
-    assert WHY_NOT[form] in refusal(name, [f"policies={form}", "size=node"])
+    why = refusal(name, [f"policies={form}", "size=node"])
+    assert WHY_NOT[form] in why
+    if servers := why.count("0.6"):
+        assert why.endswith(f"set it to {0.9 / servers:g} or less.")
     if form != "frozen":
         smaller = "actor_rollout_ref.rollout.gpu_memory_utilization=0.3"
         assert refusal(name, [f"policies={form}", "size=node", smaller]) == ""
@@ -157,3 +160,11 @@ def test_a_method_without_a_choice_says_which_it_has() -> None:
     )
     with pytest.raises(RecipeError, match=r"there is no 'apart' .* it has adapters, frozen, separate, shared"):
         compose("dr_mas_math", ["policies=apart"])
+
+
+def test_policies_take_each_others_roles_after_so_many_steps() -> None:
+    policies = {"b": PolicyOptions(("x",)), "c": PolicyOptions(("y",), "none")}
+    own, other = {"w": DEFAULT_POLICY, "x": "b", "y": "c"}, {"w": "b", "x": DEFAULT_POLICY, "y": "c"}
+    for every, steps in ((1, [own, own, other, own, other]), (2, [own, own, own, other, other, own])):
+        assert [played(policies, ["w", "x", "y"], step, every) for step in range(len(steps))] == steps
+    assert played(policies, ["w", "x", "y"], 7, None) == {"x": "b", "y": "c"}

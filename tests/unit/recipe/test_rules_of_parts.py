@@ -918,6 +918,9 @@ def test_every_policy_that_learns_has_processes_on_a_cpu() -> None:
         assert found is not None
         return found["trainer.n_gpus_per_node"] // resources.PROCESS_BYTES
 
+    assert "hier.policies" not in (machine.memory_of(recipe(cpu), HUNDRED) or {"hier.policies": 0})
+    held = machine.memory_of(recipe({**cpu, "hier.policies": {"b": PolicyOptions(("x",))}}), HUNDRED)
+    assert held is not None and held["hier.policies"] > 0
     alone = processes({})
     assert processes({"b": PolicyOptions(("x",))}) == alone + 2
     assert processes({"b": PolicyOptions(("x",), "adapter")}) == alone + 1
