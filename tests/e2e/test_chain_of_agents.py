@@ -16,7 +16,7 @@ from verl_hier.training.schedule import Phase, phase_of
 from verl_hier_plugins.workers.chain_of_agents.grammar import LEVELS
 
 pytest.importorskip("alfworld")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 RECIPE = "chain_of_agents_alfworld"
 OVERRIDES = [

@@ -36,6 +36,7 @@ trainer:
 """
 
 
+@pytest.mark.long
 def test_igpo_asks_the_policy_for_the_true_answer(
     train: Trainer, byte_model: Path, probes: Path, tmp_path: Path
 ) -> None:

@@ -136,7 +136,7 @@ def test_q_and_v_learn_from_a_replay_and_a_resumed_run_goes_on(
 @pytest.mark.parametrize(
     ("method", "worker", "schedule", "actor_steps"),
     [
-        ("ragen", SPEAKER, JOINT, 3),
+        pytest.param("ragen", SPEAKER, JOINT, 3, marks=pytest.mark.long),
         # The critic learns alone in the first step, and then one agent a step.
         ("marft", AGENTS, {"name": "agents", "period": 1, "roles": ["reasoner", "actor"]}, 2),
     ],

@@ -16,7 +16,7 @@ from tests.fixtures.taught import teach
 from verl_hier.graph import RolloutGraph, Row, graph_rows, read_graphs
 from verl_hier.training.schedule import Phase, phase_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SCRIPTS = ("a", "a;b", "b;a", "b;b;a", "a b", "c")
 """What the model has learned to write; nobody has defined the role of the last one."""

@@ -14,7 +14,7 @@ from tests.fixtures.taught import teach
 from tests.fixtures.trainer import Trainer
 from verl_hier.graph import RolloutGraph, read_graphs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 PLANS = ("compute", "vote", "refine", "debate", "vote;compute", "<a>bd</a>", "nobody")
 """What the model has learned to write: four blocks, two calls, an answer of its own, and a role that is not there."""

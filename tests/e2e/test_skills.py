@@ -50,7 +50,7 @@ def library(folder: Path, step: int) -> dict[str, dict[str, Any]]:
     return {skill["text"]: skill for skill in state_after(folder, step)["skills"]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_steps_read_write_and_score(train, solver, probes, tmp_path):
     done = run(train, probes, solver, tmp_path, 2, "trainer.test_freq=2")
     graphs = {step: list(read_graphs(tmp_path / "run" / "graphs" / f"step_{step:06d}")) for step in (1, 2)}

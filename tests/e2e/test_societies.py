@@ -157,7 +157,7 @@ SCRIPT, CALL = "<python>def f(): return 2\nf()</python>", "<python>f()</python>"
 KEPT = "def f():\n    return 2"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_functions_that_help_are_trained_with_their_reward(train, byte_model, probes, tmp_path):
     """Two steps of SAGE, with the credit of each question computed again from what its turns say."""
     starts = [f"f:-{SCRIPT}<|im_end|>o:", f"f:{KEPT}{CALL}<|im_end|>o:", f"f:{KEPT}", "f:-"]

@@ -34,7 +34,7 @@ STEPS += ("trainer.val_before_train=false", "actor_rollout_ref.actor.ppo_mini_ba
     ("recipe", "roles", "branches"),
     [
         ("himac_mcp", {"planner", "executor"}, True),
-        ("himac_shop", {"planner", "executor"}, True),
+        pytest.param("himac_shop", {"planner", "executor"}, True, marks=pytest.mark.long),
         ("grpo_textworld_express", {"agent"}, False),
     ],
 )
