@@ -19,7 +19,7 @@ from verl_hier.recipe.catalogue import find
 from verl_hier.recipe.check import check_ready, check_recipe, refusal
 from verl_hier.recipe.compose import compose
 from verl_hier.recipe.composed import ComposedRecipe
-from verl_hier.recipe.policies import PolicyOptions, learning, played
+from verl_hier.recipe.policies import PolicyOptions, full, learning, lines_of_adapters, played, trained
 from verl_hier.recipe.runner import Beside, RolloutRunner
 from verl_hier.rollout import Limits, Request
 from verl_hier.rollout.plain_renderer import PlainRenderer
@@ -168,3 +168,14 @@ def test_policies_take_each_others_roles_after_so_many_steps() -> None:
     for every, steps in ((1, [own, own, other, own, other]), (2, [own, own, own, other, other, own])):
         assert [played(policies, ["w", "x", "y"], step, every) for step in range(len(steps))] == steps
     assert played(policies, ["w", "x", "y"], 7, None) == {"x": "b", "y": "c"}
+
+
+def test_who_learns_and_who_learns_an_adapter() -> None:
+    own = {"actor": {"optim": {"lr": 0.5}}}
+    policies = {
+        "whole": PolicyOptions(("x",)),
+        "part": PolicyOptions(("y",), "adapter", actor_rollout_ref=own),
+        "never": PolicyOptions(("z",), "none"),
+    }
+    assert learning(policies) == ["whole", "part"] and full(policies) == ["whole"]
+    assert trained(policies) == {DEFAULT_POLICY, "whole", "part"} and lines_of_adapters(policies) == {"part": own}
