@@ -3,6 +3,7 @@
 
 A step generates 16 prompts x 8 answers of 64 tokens each and updates the policy twice, with half of the answers each
 time; nothing is compared with a reference policy. TRL gets an environment of its own, which is made on the first call.
+What each process of verl spends on a step is shown besides, which says where the difference is.
 
     python scripts/bench/against_trl.py                      # the model of overhead.py, 1.3 million parameters
     python scripts/bench/against_trl.py --model smollm2      # a folder with a model, see docs/real_model.md
@@ -17,7 +18,11 @@ import statistics
 import subprocess
 import sys
 import venv
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for the fixtures of the tests
 
@@ -25,6 +30,8 @@ from cpu_run import CpuRun
 from overhead import PARTS, POLL, overrides
 
 from tests.fixtures.byte_model import write_byte_model
+from tests.fixtures.trainer import processes_of_runs
+from verl_hier.compat.launch import Records
 from verl_hier.recipe.compose import MAIN
 
 TRL, TORCH = "1.16.0", "2.13.0"
@@ -57,11 +64,31 @@ def of_trl(
     return [json.loads(line) for line in said.splitlines() if line.startswith('{"step"')]
 
 
+def spent() -> Counter[str]:
+    """Seconds of the processor that the living processes of the runs have spent, by what they do."""
+    found: Counter[str] = Counter()
+    for process, line in processes_of_runs():
+        with suppress(psutil.Error):
+            times, name = process.cpu_times(), line[0].partition("ray::")[2].partition(".")[0]
+            found[name or ("Ray" if "/ray/" in " ".join(line) else "driver")] += times.user + times.system
+    return found
+
+
 def of_verl(side: str, model: Path, folder: Path, options: argparse.Namespace) -> list[dict[str, float]]:
     """Seconds of the parts of verl's steps, without the first one, which warms up."""
     recipe = ["--config-name", "flat"] if side == "hier_sync" else ["+hier/size=cpu"]
     work = [*overrides(folder, options.steps, options.prompts), f"actor_rollout_ref.model.path={model}"]
-    records = CpuRun(folder / side, [MAIN, *recipe, *work, *options.override]).finish()
+    seen: dict[int, Counter[str]] = {}
+
+    def look(records: Records) -> bool:
+        if len(records) in (1, options.steps - 1) and len(records) not in seen:
+            seen[len(records)] = spent()
+        return False
+
+    records = CpuRun(folder / side, [MAIN, *recipe, *work, *options.override]).finish(look)
+    first, last = seen[min(seen)], seen[max(seen)]
+    shares = {name: (last[name] - first[name]) / (max(seen) - min(seen)) for name in last}
+    print(f"{side}: processor a step: " + ", ".join(f"{name} {s:.2f}" for name, s in Counter(shares).most_common(8)))
     return [{part: record[f"timing_s/{part}"] for part in PARTS} for record in records[1:]]
 
 
