@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -358,11 +357,3 @@ def test_the_first_page_says_what_changed_against_another_run(chrome, runs, tmp_
         assert any("hier.sampler.plans" in row and "4" in row for row in rows), rows
         assert "held-out success" in rows[0] and "50" in rows[0]
         assert seen.complaints == []
-
-
-def test_the_first_screen_of_a_large_run_is_there_in_a_second(chrome, runs, tmp_path):
-    """A store of a few hundred megabytes is read step by step, the last one first; see scripts/bench/viewer.py."""
-    book = book_of(Stored.at(runs["himac"]), [])
-    begun = time.perf_counter()
-    book.overview(patience=0.0)
-    assert time.perf_counter() - begun < 1.0 and book.overview()["answers"]
