@@ -651,6 +651,46 @@ def test_a_reply_of_another_form_is_none(monkeypatch: pytest.MonkeyPatch, place:
         process._message(pack(message)[HEADER.size :])
 
 
+def test_worlds_in_the_worker_itself_are_closed_when_they_are_ended() -> None:
+    ended: list[str] = []
+
+    class World:
+        def __init__(self) -> None:
+            self.name = ""
+
+        async def reset(self, task: Any, seed: int) -> StepResult:
+            self.name = task["name"]
+            try:
+                await asyncio.sleep(0 if self.name == "ready" else 60)
+            except asyncio.CancelledError:
+                ended.append(f"{self.name} is cancelled")
+                raise
+            return StepResult("begun")
+
+        async def close(self) -> None:
+            ended.append(f"{self.name} is closed")
+
+    async def end() -> None:
+        worker = InWorker(World, 1.0, lambda: None)  # type: ignore[arg-type]
+        await worker.alive()
+        await worker.call("open", 1, ({"name": "ready"}, 0), limit_s=60.0)
+        opening = asyncio.create_task(worker.call("open", 2, ({"name": "slow"}, 0), limit_s=60.0))
+        await asyncio.sleep(0.01)
+        await worker.stop()
+        await asyncio.wait([opening], timeout=20)
+        assert isinstance(opening.exception(), Died)
+
+    asyncio.run(end())
+    assert {"ready is closed", "slow is cancelled"} <= {*ended}
+
+
+def test_a_call_of_a_process_that_was_not_started_is_not_to_blame() -> None:
+    process = Process(("", b"", set(), ProcessOptions()), 1.0, lambda: None)
+    with pytest.raises(Died, match="between two calls") as error:
+        asyncio.run(process.call("step", 1, ("go",), limit_s=1.0))
+    assert not error.value.during_call
+
+
 def test_a_call_in_the_worker_itself_is_told_that_its_world_was_ended() -> None:
     class Silent:
         async def reset(self, task: Any, seed: int) -> None:
