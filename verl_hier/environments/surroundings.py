@@ -108,8 +108,8 @@ def secrets_of(spec: EnvironmentSpec, options: Any) -> tuple[str, ...]:
 def _place(package: str) -> str | None:
     """The folder with a package or module, None for one that has no place."""
     spec = importlib.util.find_spec(package)
-    if spec is None or not (spec.origin or spec.submodule_search_locations):
+    if spec is None:
         return None
     if spec.submodule_search_locations:
         return str(Path(next(iter(spec.submodule_search_locations))).parent)
-    return str(Path(str(spec.origin)).parent)
+    return str(Path(str(spec.origin)).parent) if spec.has_location else None

@@ -9,13 +9,14 @@ import venv
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.fixtures.leaky_environment import CANARY, Leaky, Options, forms, service
 from verl_hier.environments.asynchronous import AsyncOptions
 from verl_hier.environments.blocking import build
 from verl_hier.environments.mask import Mask
 from verl_hier.environments.pool import EnvironmentFailure, EnvironmentPool
-from verl_hier.environments.surroundings import ProcessOptions, secrets_of
+from verl_hier.environments.surroundings import ProcessOptions, _place, secrets_of
 from verl_hier.errors import RecipeError
 from verl_hier.graph.storage import write_graphs
 from verl_hier.host.specs import EnvironmentSpec, NoOptions
@@ -185,3 +186,12 @@ def test_the_secret_variables_of_the_built_in_environments_are_options():
         names = {field.name for field in dataclasses.fields(spec.options)}
         assert set(spec.secrets) <= names, Path(spec.name)
         assert {name for name in names if name.endswith("_env")} <= set(spec.secrets)
+
+
+def test_a_package_has_the_place_that_it_is_imported_from(tmp_path, monkeypatch):
+    (tmp_path / "spread" / "part").mkdir(parents=True)
+    (tmp_path / "single.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _place("spread") == _place("single") == str(tmp_path)
+    assert _place("yaml") == str(Path(yaml.__file__).parents[1])
+    assert [_place(name) for name in ("no_such_package", "sys")] == [None, None]
