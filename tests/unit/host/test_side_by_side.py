@@ -13,7 +13,7 @@ import os, sys, time
 from verl_hier.host.side_by_side import side_by_side
 
 def work(number):
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # in one piece: another process writes there too
     time.sleep(600)
 
 if __name__ == "__main__":
@@ -29,7 +29,11 @@ def test_nobody_works_on_for_a_command_that_was_killed(tmp_path: Path, start: st
     file.write_text(WORK)
     with subprocess.Popen([sys.executable, file, start], stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None
-        working = [psutil.Process(int(command.stdout.readline())) for _ in range(2)]
+        try:
+            working = [psutil.Process(int(command.stdout.readline())) for _ in range(2)]
+        except BaseException:
+            command.kill()  # or else it is waited for until its work is done
+            raise
         command.send_signal(ended_by)
         command.wait()
         _, alive = psutil.wait_procs(working, timeout=60)
