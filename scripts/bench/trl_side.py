@@ -21,14 +21,10 @@ UPDATES = 2
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when each optimiser step begins and ends."""
+    """Notes when each optimiser step ends."""
 
     def __init__(self) -> None:
-        self.begun: list[float] = []
         self.ended: list[float] = []
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.begun.append(time.perf_counter())
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.ended.append(time.perf_counter())
