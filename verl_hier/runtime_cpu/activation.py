@@ -69,6 +69,7 @@ def activate() -> bool:
         return False
     register_post_import_hook(_register_platform, "verl.plugin.platform.platform_manager")
     register_post_import_hook(_fix_process_group, "verl.utils.distributed")
+    register_post_import_hook(_take_rows_together, "verl.utils.torch_functional")
     register_post_import_hook(_register_engines, "verl.workers.engine.fsdp.transformer_impl")
     register_post_import_hook(_register_replica, "verl.workers.rollout.replica")
     register_post_import_hook(_register_adapter, "verl.workers.rollout.base")
@@ -112,6 +113,12 @@ def _fix_process_group(distributed: ModuleType) -> None:
     from verl_hier.runtime_cpu.process_group import use_one_backend_for_cpu
 
     use_one_backend_for_cpu(distributed)
+
+
+def _take_rows_together(functional: ModuleType) -> None:
+    from verl_hier.runtime_cpu.log_probs import take_rows_together
+
+    take_rows_together(functional)
 
 
 def _register_engines(transformer_impl: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The one function of verl that has to be replaced, because it names the device `cpu` twice."""
+"""The functions of verl that name the device `cpu` twice."""
 
 import functools
 import os

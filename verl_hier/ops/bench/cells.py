@@ -85,7 +85,10 @@ def fingerprint(panel: Panel, name: str, method: str, further: Iterable[str] = (
 
 @cache  # the methods of a task have one start
 def _content(recipe: str, overrides: tuple[str, ...], own_model: bool) -> dict[str, Any]:
-    """What a recipe composes to, without places, seeds and a model that is not its own; not to be changed."""
+    """What a recipe composes to, without places, seeds and a model that is not its own; not to be changed.
+
+    The folder of a model counts by what is in it.
+    """
     from omegaconf import OmegaConf
 
     found: Any = OmegaConf.to_container(compose(recipe, list(overrides)), resolve=False)
@@ -93,9 +96,23 @@ def _content(recipe: str, overrides: tuple[str, ...], own_model: bool) -> dict[s
         for line in lines:
             found[block].pop(line, None)
     found["hier"].pop("seed", None)
+    model = found["actor_rollout_ref"]["model"]
     if not own_model:
-        found["actor_rollout_ref"]["model"].pop("path")
+        model.pop("path")
+    elif (path := Path(model["path"])).is_dir():
+        model["path"] = _model_hash(path.resolve())
     return dict(found)
+
+
+@cache
+def _model_hash(folder: Path) -> str:
+    """Of a model's files, whose names and contents decide what it answers."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    parts = []
+    for path in files:
+        with path.open("rb") as file:
+            parts.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class Cells:
