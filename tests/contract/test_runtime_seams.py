@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable
 
 import pytest
+import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineManager
 from verl.plugin.platform import PlatformBase, platform_manager
-from verl.utils import distributed
+from verl.utils import distributed, torch_functional
 from verl.utils import model as verl_model
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
@@ -51,6 +52,19 @@ def test_process_group_still_needs_the_fix():
             original,
             'f"cpu:gloo,{get_device_name()}:{get_nccl_backend()}"',
         )
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 7), (63, 259), (200, 190), (130, 49152)])
+def test_log_probs_and_gradients_of_many_rows_are_the_bits_of_one_at_a_time(rows: int, vocabulary: int):
+    together = torch_functional.logprobs_from_logits_v2
+    alone = together.__wrapped__
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(rows, vocabulary)).requires_grad_()
+    labels, weight = torch.randint(0, vocabulary, (rows,)), torch.randn(rows)
+    expected, found = (each(logits, labels) for each in (alone, together))
+    assert torch.equal(found, expected)
+    slopes = [torch.autograd.grad(each, logits, weight)[0] for each in (expected, found)]
+    assert torch.equal(*slopes)
 
 
 def test_engine_registry():

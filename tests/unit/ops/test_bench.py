@@ -199,3 +199,14 @@ def test_the_command_refuses_a_method_that_no_task_has(tmp_path: Path) -> None:
         bench(str(written(tmp_path)), methods="rlo", out=tmp_path)
     bench(str(written(tmp_path)), methods="rloo", seeds=1, out=tmp_path, report=True)
     assert "- sums, rloo: 0 of 1 seeds" in (tmp_path / "results.md").read_text()
+
+
+def test_the_folder_of_a_model_counts_by_what_it_holds(tmp_path: Path) -> None:
+    panel = Panel.find(str(written(tmp_path, cold_start=None)))
+    folders = [tmp_path / name for name in ("one", "two", "other")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"other" if folder.name == "other" else b"weights")
+    prints = [fingerprint(panel, "sums", "grpo", [f"actor_rollout_ref.model.path={folder}"]) for folder in folders]
+    assert prints[0] == prints[1] != prints[2]
