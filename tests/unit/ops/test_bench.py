@@ -210,3 +210,11 @@ def test_the_folder_of_a_model_counts_by_what_it_holds(tmp_path: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"other" if folder.name == "other" else b"weights")
     prints = [fingerprint(panel, "sums", "grpo", [f"actor_rollout_ref.model.path={folder}"]) for folder in folders]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_held_out_tasks_are_sampled_at_the_temperature_of_training(tmp_path: Path) -> None:
+    for temperature in (1.0, 0.6):
+        panel = Panel.find(str(written(tmp_path, temperature=temperature)))
+        recipe, overrides = overrides_of(panel.tasks["sums"], "grpo")
+        rollout = compose(recipe, overrides).actor_rollout_ref.rollout
+        assert rollout.temperature == rollout.val_kwargs.temperature == temperature

@@ -58,7 +58,7 @@ def overrides_of(task: Task, method: str, further: Iterable[str] = ()) -> tuple[
     recipe, own = task.recipe(method)
     shared = [
         f"hier.environment.validation={task.held_out}",
-        "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+        f"actor_rollout_ref.rollout.val_kwargs.temperature={float(task.temperature)}",
         "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
         "actor_rollout_ref.rollout.val_kwargs.n=1",
         "trainer.val_before_train=true",
@@ -67,6 +67,8 @@ def overrides_of(task: Task, method: str, further: Iterable[str] = ()) -> tuple[
         "trainer.total_epochs=1000",
         "trainer.save_freq=-1",
     ]
+    if task.temperature != 1:
+        shared.append(f"actor_rollout_ref.rollout.temperature={float(task.temperature)}")
     return recipe, [*own, *task.overrides, *shared, *further]
 
 

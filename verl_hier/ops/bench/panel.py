@@ -45,6 +45,7 @@ class Task:
         test_every: steps from one measurement to the next.
         held_out: tasks of a measurement.
         overrides: what the task changes in all recipes.
+        temperature: of the answers, in training and in measurements.
         rates: learning rates that each method tries with a seed of its own, for a third of the tokens; its runs have
             the better one. None: all methods have that of their recipes.
     """
@@ -57,6 +58,7 @@ class Task:
     test_every: Count = 4
     held_out: Count = 128
     overrides: Words = ()
+    temperature: Positive = 1.0
     rates: tuple[Positive, ...] = ()
 
     def recipe(self, method: str) -> tuple[str, Words]:
