@@ -31,7 +31,7 @@ def test_it_has_its_own_tasks_and_prompts(name: str) -> None:
     assert config.hier.rollout.template == "chat"
     assert list(config.hier.environment.families) == ["arithmetic"]
     told = config.hier.worker.get("roles") or {"agent": config.hier.worker}
-    assert all(role.system for role in told.values())
+    assert all("number" in f"{role.system} {role.prompt}" for role in told.values())
     assert MODEL in OWN_TASKS
 
 
