@@ -123,6 +123,7 @@ def test_importing_verl_stays_light(imported):
         "verl_hier.runtime_cpu.prefork.driver",
         "verl_hier.runtime_cpu.activation",
         "verl_hier.runtime_cpu.platform",
+        "verl_hier.runtime_cpu.log_probs",
         "verl_hier.runtime_cpu.entry",
     ]
 

@@ -32,7 +32,8 @@ def take_rows_together(functional: ModuleType) -> None:
 
     @functools.wraps(original)
     def log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if logits.dtype not in (torch.float32, torch.float64) or not len(logits):
+        # Of a batch of sequences verl takes one sequence at a time already.
+        if logits.dtype not in (torch.float32, torch.float64) or logits.dim() != 2 or not len(logits):
             found: torch.Tensor = original(logits, labels)
             return found
         chosen = torch.gather(logits, dim=-1, index=labels.unsqueeze(-1)).squeeze(-1)
