@@ -31,7 +31,8 @@ class Conversation:
         agent, toolbox, thread: of its requests.
         said: identities of its messages as they came last, the answers included.
         waits: whether its last request has no answer yet.
-        places: its messages as they came first, the answers included.
+        came: its messages as they came first and whether the policy said them, the answers included.
+        places: the first of those as they are compared.
         stops: strings at which its answers ended.
         realigned: whether its last request says in other words what was said.
         foreign: turns of the assistant that are new in its last request and that the policy did not write.
@@ -46,6 +47,7 @@ class Conversation:
     toolbox: str
     said: list[str] = field(default_factory=list)
     waits: bool = True
+    came: list[tuple[Message, bool]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     stops: tuple[str, ...] = ()
     realigned: bool = False
@@ -82,7 +84,7 @@ class Conversations:
             known, new = found
             known.realigned = known.said != said[: len(known.said)]
             known.said, known.waits, known.stops = said, True, request.stop
-            known.places += self._places(new)
+            known.came += [(message, False) for message in new]
             known.request, known.foreign = request, self._foreign(new)
             if known.last is not None:
                 known.last.open = False
@@ -96,15 +98,15 @@ class Conversations:
             begins = "first" if parent.kind == "spawned" else parent.kind
         made = Conversation(len(self._all), request.agent, request.toolbox, said, stops=request.stop, parent=parent)
         made.request, made.thread, made.foreign = request, request.thread, self._foreign(request.messages)
-        made.places = self._places(request.messages)
+        made.came = [(message, False) for message in request.messages]
         self._all.append(made)
-        self.idle = 0 if self._says_something(made.places) else self.idle + 1
+        self.idle = 0 if self._says_something(self._compared(made)) else self.idle + 1
         return made, begins, _with_demand(made, _with_tools(request, self._actions))
 
     def answered(self, conversation: Conversation, reply: Message) -> None:
         """The policy has answered."""
         conversation.said = [*conversation.said, reply.same]
-        conversation.places.append(place_of(reply, self._reminders, own=True))
+        conversation.came.append((reply, True))
         assert conversation.request is not None
         conversation.last = Answer(conversation.number, len(self._answers), conversation.request, reply)
         self._answers.append(conversation.last)
@@ -128,6 +130,12 @@ class Conversations:
     def _places(self, messages: Sequence[Message]) -> list[Place]:
         return [place_of(message, self._reminders) for message in messages]
 
+    def _compared(self, conversation: Conversation) -> list[Place]:
+        """The messages of a conversation as they are compared, which is asked where they have come in other words."""
+        places = conversation.places
+        places += [place_of(message, self._reminders, own) for message, own in conversation.came[len(places) :]]
+        return places
+
     def _continued(self, said: list[str], request: PolicyRequest) -> tuple[Conversation, list[Message]] | None:
         """The conversation that a request continues, and what is new in it."""
         own = [
@@ -142,8 +150,8 @@ class Conversations:
             return longest, list(request.messages[len(longest.said) :])
         if any(message.role == "assistant" for message in request.messages):
             sent = self._places(request.messages)
-            for each in sorted(own, key=lambda each: len(each.places), reverse=True):
-                new = new_in(each.places, sent, request.messages, each.stops)
+            for each in sorted(own, key=lambda each: len(each.came), reverse=True):
+                new = new_in(self._compared(each), sent, request.messages, each.stops)
                 if new is not None:
                     return each, new
         return None

@@ -48,10 +48,10 @@ class Sent:
 
     def shared(self, given: Sequence[Any]) -> int:
         """How many elements another list begins with that this one begins with, too."""
-        for place, (known, other) in enumerate(zip(self.given, given, strict=False)):
-            if known != other:
-                return place
-        return min(len(self.given), len(given))
+        most = min(len(self.given), len(given))
+        if self.given[:most] == given[:most]:
+            return most
+        return next((place for place in range(most) if self.given[place] != given[place]), most)
 
     def going_on(self, same: int, given: list[Any], sound: list[Any], size: int) -> Sent:
         """Another list, which shares its first elements with this one.
@@ -75,7 +75,7 @@ class Body(dict[str, Any]):
     def __init__(self, given: Mapping[str, Any], data: bytes) -> None:
         super().__init__(given)
         self.size = len(data)
-        self.plain = KEY.encode() not in data and (rb"\u" not in data or _ESCAPED.search(data) is None)
+        self.plain = KEY.encode() not in data and _ESCAPED.search(data) is None
 
 
 class Heard:

@@ -138,6 +138,8 @@ class PolicyRequest:
     @cached_property
     def settled(self) -> str:
         """Identity of the request in every run of the program, where this one has drawn no names that are known."""
+        if all(message.settled is message.same for message in self.messages):
+            return self.digest
         return self._identity([message.settled for message in self.messages])
 
     def settled_with(self, names: DrawnNames) -> str:
