@@ -4,10 +4,12 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import aiohttp
 import openai
 import pytest
 
 from verl_hier.text import read_json
+from verl_hier_plugins.environments.gateway import endpoint as gateway_endpoint
 from verl_hier_plugins.environments.gateway.answers import CUT, Usage, answer_to
 from verl_hier_plugins.environments.gateway.conversations import Conversations
 from verl_hier_plugins.environments.gateway.dialects import BY_PATH, CHAT, MESSAGES, RESPONSES
@@ -482,3 +484,76 @@ def test_an_answer_is_read_as_it_was_written_in_every_dialect():
     assert [dialect for dialect, _ in again] == [*BY_PATH.values()]
     for dialect, body in again:
         assert dialect.read(read_json(json.dumps(body)), "", 1000).messages[1] == answer.message
+
+
+# ---- Answers that come late ----------------------------------------------------------------------------------------
+
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "q"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "q"}], "max_tokens": 9},
+    "/v1/responses": {"input": "q"},
+}
+
+
+async def asked_of(path, stream, answer, wait_s):
+    """Status and body of a request that is answered, or refused, after some seconds."""
+    async with serving(GatewayOptions()) as endpoint, aiohttp.ClientSession() as session:
+        inbox = endpoint.open()
+
+        async def policy():
+            await inbox.changed.wait()
+            asked = inbox.waiting.pop()
+            await asyncio.sleep(wait_s)
+            if isinstance(answer, str):
+                asked.answer.set_result(answer_to(asked.request, answer, "n0nce_0", usage=Usage(12, 5)))
+            else:
+                asked.answer.set_exception(answer)
+
+        playing = asyncio.create_task(policy())
+        url, headers = endpoint.url.removesuffix("/v1") + path, {"Authorization": f"Bearer {inbox.key}"}
+        async with session.post(url, json={**BODIES[path], "stream": stream}, headers=headers) as response:
+            body = await response.read()
+        await playing
+        endpoint.close(inbox)
+        return response.status, body
+
+
+def events_of(body):
+    """The events of a stream without their numbers, and how many of them only kept it open."""
+    blocks = [block for block in body.decode().split("\n\n") if block]
+    events = [block.rpartition("data: ")[2] for block in blocks if not block.startswith(":")]
+    read = [json.loads(event) if event != "[DONE]" else event for event in events]
+    shown = [
+        {name: value for name, value in event.items() if name != "sequence_number"} if event != "[DONE]" else event
+        for event in read
+    ]
+    kept, signs = [], len(blocks) - len(events)
+    for event in shown:
+        sign = event != "[DONE]" and (event.get("type") == "ping" or (kept and event == kept[-1]))
+        signs += bool(sign)
+        kept += [] if sign else [event]
+    return kept, signs
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_comes_late_is_the_same_behind_signs_of_life(path, stream, monkeypatch):
+    status, at_once = asyncio.run(asked_of(path, stream, "word", 0.0))
+    monkeypatch.setattr(gateway_endpoint, "HEARTBEAT_S", 0.1)
+    late_status, late = asyncio.run(asked_of(path, stream, "word", 0.55))
+    assert status == late_status == 200 and b"word" in at_once
+    if stream:
+        (expected, none), (found, signs) = events_of(at_once), events_of(late)
+        assert found == expected and none == 0 and signs >= 2
+    else:
+        assert json.loads(late) == json.loads(at_once) and late.startswith(b"  ")
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_has_its_status_unless_it_comes_late_and_its_sentence_in_any_case(path, stream, monkeypatch):
+    status, at_once = asyncio.run(asked_of(path, stream, RefusedRequest("there is no more room."), 0.0))
+    assert status == 400 and json.loads(at_once)["error"]["message"] == "there is no more room."
+    monkeypatch.setattr(gateway_endpoint, "HEARTBEAT_S", 0.05)
+    status, late = asyncio.run(asked_of(path, stream, RefusedRequest("there is no more room."), 0.3))
+    assert status == 200 and b"there is no more room." in late

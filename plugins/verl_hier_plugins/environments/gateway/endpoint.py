@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ LONG_NEWS = 2**15
 """Bytes of what was not sent before that takes milliseconds to read."""
 HEARTBEAT_S = 5.0
 """Seconds between two signs of life, which keep a connection open while the policy is waited for."""
+EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 MESSAGES_PATH = next(path for path, dialect in BY_PATH.items() if dialect is MESSAGES)
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 
@@ -76,9 +77,11 @@ class Endpoint:
         asked = await _read(request, inbox, dialect)
         answering = asyncio.ensure_future(inbox.ask(asked))
         try:
-            if not asked.stream and (await asyncio.wait({answering}, timeout=HEARTBEAT_S))[0]:
-                return web.json_response(dialect.whole(asked, answering.result()))
-            return await _kept_open(request, inbox, dialect, asked, answering)
+            soon, _ = await asyncio.wait({answering}, timeout=HEARTBEAT_S)
+            kept_open = web.StreamResponse(headers=EVENTS if asked.stream else {"Content-Type": "application/json"})
+            response = _answered(dialect, asked, answering.result()) if soon else kept_open
+            await _sent(response, request, inbox, dialect, asked, answering)
+            return response
         finally:
             answering.cancel()
 
@@ -147,38 +150,54 @@ async def _read(request: web.Request, inbox: Inbox, dialect: Dialect) -> PolicyR
         return read() if short else await asyncio.to_thread(read)
 
 
-async def _kept_open(
-    request: web.Request, inbox: Inbox, dialect: Dialect, asked: PolicyRequest, answering: Answering
-) -> web.StreamResponse:
-    """Answer with what keeps the connection open until there is an answer: events, or blanks in front of a body."""
-    kind = "text/event-stream" if asked.stream else "application/json"
-    response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
+def _answered(dialect: Dialect, asked: PolicyRequest, answers: Sequence[PolicyAnswer]) -> web.Response:
+    """An answer that came soon enough to be sent in one piece."""
+    if not asked.stream:
+        return web.json_response(dialect.whole(asked, answers))
+    events = b"".join([*dialect.opening(asked), *dialect.events(asked, answers)])
+    return web.Response(body=events, headers=EVENTS)
+
+
+async def _sent(
+    response: web.StreamResponse,
+    request: web.Request,
+    inbox: Inbox,
+    dialect: Dialect,
+    asked: PolicyRequest,
+    answering: Answering,
+) -> None:
+    """Send an answer to its end, or note that nobody has read it."""
     sent = False
     try:
         await response.prepare(request)
-        if asked.stream and (opening := b"".join(dialect.opening(asked))):
-            await response.write(opening)
-        number = 0
-        while not (await asyncio.wait({answering}, timeout=HEARTBEAT_S))[0]:
-            await response.write(dialect.waiting(asked, number) if asked.stream else b" ")
-            number += 1
-        await response.write_eof(b"".join(_ending(dialect, asked, answering)))
+        whole = isinstance(response, web.Response)
+        await response.write_eof(b"" if whole else await _waited_for(response, dialect, asked, answering))
         sent = True
     except ConnectionError:
         pass  # the client has gone
     finally:
         if not sent and answering.done() and not answering.cancelled() and answering.exception() is None:
             inbox.unread(asked, answering.result())
-    return response
 
 
-def _ending(dialect: Dialect, asked: PolicyRequest, answering: Answering) -> Iterator[bytes]:
+async def _waited_for(
+    response: web.StreamResponse, dialect: Dialect, asked: PolicyRequest, answering: Answering
+) -> bytes:
+    """Keep a connection open until there is an answer, which is returned: by events, or blanks in front of a body."""
+    number, sign = 0, b"".join(dialect.opening(asked)) if asked.stream else b" "
+    while True:
+        if sign:
+            await response.write(sign)
+        if (await asyncio.wait({answering}, timeout=HEARTBEAT_S))[0]:
+            break
+        sign, number = dialect.waiting(asked, number) if asked.stream else b" ", number + 1
     try:
         answers = answering.result()
     except RefusedRequest as error:  # the status is sent already
-        yield from dialect.broken(asked, error) if asked.stream else [json.dumps(dialect.said(error)).encode()]
-        return
-    yield from dialect.events(asked, answers) if asked.stream else [json.dumps(dialect.whole(asked, answers)).encode()]
+        return b"".join(dialect.broken(asked, error)) if asked.stream else json.dumps(dialect.said(error)).encode()
+    if asked.stream:
+        return b"".join(dialect.events(asked, answers))
+    return json.dumps(dialect.whole(asked, answers)).encode()
 
 
 ENDPOINT = web.AppKey("endpoint", Endpoint)
