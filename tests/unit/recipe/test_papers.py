@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,18 @@ def test_each_claim_is_backed(method: str) -> None:
         says, tests = claim[column]["says"], claim[column].get("tests", [])
         assert tests or re.match(r"none|no |not |without ", says), f"{method}: nothing backs {column}: {says}"
         assert [test for test in tests if not backed(test)] == []
+
+
+def test_a_method_that_was_measured_has_cells_of_three_seeds() -> None:
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for file in (ROOT / "docs").glob("*/cells.jsonl"):
+        for cell in map(json.loads, file.read_text("utf-8").splitlines()):
+            seeds[cell["method"].replace("_", "")].add(cell["seed"])
+    for method, claim in CLAIMS.items():
+        settings = (setting.rpartition("_")[0] for setting in claim["settings"])
+        names = [name.replace("_", "") for name in (claim["page"].removesuffix(".md"), *settings)]
+        measured = max(len(seeds[name]) for name in names) >= 3
+        assert measured or claim["proof"]["says"] == "not measured yet", method
 
 
 def test_every_group_is_claimed_by_a_method() -> None:
