@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 from typing import Any
 
 from aiohttp import web
@@ -18,7 +19,6 @@ from verl_hier_plugins.environments.gateway.inbox import Inbox
 from verl_hier_plugins.environments.gateway.messages import PolicyRequest, RefusedRequest, without_keys
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
-Answering = asyncio.Future[Sequence[PolicyAnswer]]
 AGENT_HEADER = "X-Agent"
 THREADS = (
     ("", "thread-id", "x-codex-parent-thread-id"),
@@ -75,15 +75,18 @@ class Endpoint:
         """Answer with a turn of the policy, in the dialect of the path."""
         inbox, dialect = self._inbox(request), BY_PATH[request.path]
         asked = await _read(request, inbox, dialect)
-        answering = asyncio.ensure_future(inbox.ask(asked))
+        reply = Reply(request, dialect, asked)
         try:
-            soon, _ = await asyncio.wait({answering}, timeout=HEARTBEAT_S)
-            kept_open = web.StreamResponse(headers=EVENTS if asked.stream else {"Content-Type": "application/json"})
-            response = _answered(dialect, asked, answering.result()) if soon else kept_open
-            await _sent(response, request, inbox, dialect, asked, answering)
-            return response
+            answers = await inbox.ask(asked)
+        except RefusedRequest as error:
+            return await reply.refuse(error)
         finally:
-            answering.cancel()
+            await reply.stop()
+        try:
+            return await reply.send(answers)
+        except BaseException:  # the client has gone, or is about to
+            inbox.unread(asked, answers)
+            raise
 
     async def count(self, request: web.Request) -> web.Response:
         """Answer `POST /v1/messages/count_tokens`."""
@@ -150,54 +153,70 @@ async def _read(request: web.Request, inbox: Inbox, dialect: Dialect) -> PolicyR
         return read() if short else await asyncio.to_thread(read)
 
 
-def _answered(dialect: Dialect, asked: PolicyRequest, answers: Sequence[PolicyAnswer]) -> web.Response:
-    """An answer that came soon enough to be sent in one piece."""
-    if not asked.stream:
-        return web.json_response(dialect.whole(asked, answers))
-    events = b"".join([*dialect.opening(asked), *dialect.events(asked, answers)])
-    return web.Response(body=events, headers=EVENTS)
+class Reply:
+    """The answer to a request, whose connection is kept open once it is late: by events, or blanks before a body."""
 
+    def __init__(self, request: web.Request, dialect: Dialect, asked: PolicyRequest) -> None:
+        self._request, self._dialect, self._asked = request, dialect, asked
+        self._headers = EVENTS if asked.stream else {"Content-Type": "application/json"}
+        self._late: web.StreamResponse | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._begin)
 
-async def _sent(
-    response: web.StreamResponse,
-    request: web.Request,
-    inbox: Inbox,
-    dialect: Dialect,
-    asked: PolicyRequest,
-    answering: Answering,
-) -> None:
-    """Send an answer to its end, or note that nobody has read it."""
-    sent = False
-    try:
-        await response.prepare(request)
-        whole = isinstance(response, web.Response)
-        await response.write_eof(b"" if whole else await _waited_for(response, dialect, asked, answering))
-        sent = True
-    except ConnectionError:
-        pass  # the client has gone
-    finally:
-        if not sent and answering.done() and not answering.cancelled() and answering.exception() is None:
-            inbox.unread(asked, answering.result())
+    async def stop(self) -> web.StreamResponse | None:
+        """Keep the connection open no longer; the response, where something of it was sent."""
+        self._timer.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._beating
+        return self._late if self._late is not None and self._late.prepared else None
 
+    async def send(self, answers: Sequence[PolicyAnswer]) -> web.StreamResponse:
+        """Send the answers.
 
-async def _waited_for(
-    response: web.StreamResponse, dialect: Dialect, asked: PolicyRequest, answering: Answering
-) -> bytes:
-    """Keep a connection open until there is an answer, which is returned: by events, or blanks in front of a body."""
-    number, sign = 0, b"".join(dialect.opening(asked)) if asked.stream else b" "
-    while True:
-        if sign:
-            await response.write(sign)
-        if (await asyncio.wait({answering}, timeout=HEARTBEAT_S))[0]:
-            break
-        sign, number = dialect.waiting(asked, number) if asked.stream else b" ", number + 1
-    try:
-        answers = answering.result()
-    except RefusedRequest as error:  # the status is sent already
-        return b"".join(dialect.broken(asked, error)) if asked.stream else json.dumps(dialect.said(error)).encode()
-    if asked.stream:
-        return b"".join(dialect.events(asked, answers))
-    return json.dumps(dialect.whole(asked, answers)).encode()
+        Raises:
+            ConnectionError: when the client has gone.
+        """
+        late = await self.stop()
+        if not self._asked.stream:
+            said = json.dumps(self._dialect.whole(self._asked, answers)).encode()
+        else:
+            opening = () if late else self._dialect.opening(self._asked)
+            said = b"".join([*opening, *self._dialect.events(self._asked, answers)])
+        response = late or web.Response(body=said, headers=self._headers)
+        await response.prepare(self._request)
+        await response.write_eof(said if late else b"")
+        return response
+
+    async def refuse(self, error: RefusedRequest) -> web.StreamResponse:
+        """Send a refusal behind what was sent.
+
+        Raises:
+            RefusedRequest: the refusal, where nothing was sent, so that it can still have its status.
+        """
+        late = await self.stop()
+        if late is None:
+            raise error
+        stream, said = self._asked.stream, self._dialect.said(error)
+        events = self._dialect.broken(self._asked, error) if stream else [json.dumps(said).encode()]
+        with suppress(ConnectionError):
+            await late.write_eof(b"".join(events))
+        return late
+
+    def _begin(self) -> None:
+        self._beating = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        self._late = late = web.StreamResponse(headers=self._headers)
+        with suppress(ConnectionError):  # whoever sends the answer sees it, too
+            await late.prepare(self._request)
+            sign = b"".join(self._dialect.opening(self._asked)) if self._asked.stream else b" "
+            for number in count():
+                if sign:
+                    await late.write(sign)
+                await asyncio.sleep(HEARTBEAT_S)
+                sign = self._dialect.waiting(self._asked, number) if self._asked.stream else b" "
 
 
 ENDPOINT = web.AppKey("endpoint", Endpoint)
@@ -210,6 +229,8 @@ async def _in_sentences(
     """Errors as clients of the dialect read them."""
     try:
         return await handler(request)
+    except ConnectionError:  # the client has gone
+        return web.Response()
     except RefusedRequest as error:
         refused = error
     except web.HTTPRequestEntityTooLarge:

@@ -8,7 +8,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,9 +229,13 @@ class GatewayEnvironment(AsyncEnvironment):
                 left = self._options.agent_s - self._took_s - (now - began)
                 if left <= 0:
                     return Over("agent_s")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, PATIENCE_S / 4) if other else left):
-                        await inbox.changed.wait()
+                look = asyncio.get_running_loop().call_later(
+                    min(left, PATIENCE_S / 4) if other else left, inbox.changed.set
+                )
+                try:
+                    await inbox.changed.wait()
+                finally:
+                    look.cancel()
         finally:
             self._took_s += time.monotonic() - began
 

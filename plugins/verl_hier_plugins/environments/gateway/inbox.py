@@ -33,6 +33,12 @@ class Asked:
         self.answer: asyncio.Future[PolicyAnswer] = asyncio.get_running_loop().create_future()
         self.left = False
 
+    def leave(self) -> None:
+        """Its client has gone, and may come back for the answer."""
+        self.left = True
+        if self.answer.cancelled():
+            self.answer = asyncio.get_running_loop().create_future()
+
 
 class Inbox:
     """The requests of one episode.
@@ -137,16 +143,20 @@ class Inbox:
         if asked is None:
             asked = Asked(request)
             self.waiting.append(asked)
-            self._unanswered.add(asked)
-            asked.answer.add_done_callback(lambda _: self._unanswered.discard(asked))
+        self._unanswered.add(asked)
         asked.left = False
         self.changed.set()
         try:
-            return await asyncio.shield(asked.answer)
+            answer = await asked.answer
         except asyncio.CancelledError:
-            asked.left = True
+            asked.leave()
             self._unheard[request.digest, choice] = asked
             raise
+        except RefusedRequest:
+            self._unanswered.discard(asked)
+            raise
+        self._unanswered.discard(asked)
+        return answer
 
 
 def _over() -> RefusedRequest:

@@ -138,9 +138,8 @@ class PolicyRequest:
     @cached_property
     def settled(self) -> str:
         """Identity of the request in every run of the program, where this one has drawn no names that are known."""
-        if all(message.settled is message.same for message in self.messages):
-            return self.digest
-        return self._identity([message.settled for message in self.messages])
+        said = [message.settled for message in self.messages]
+        return self.digest if said == [message.same for message in self.messages] else self._identity(said)
 
     def settled_with(self, names: DrawnNames) -> str:
         """The same, in which the names that this run has drawn are those of the first run."""
@@ -166,7 +165,7 @@ class PolicyRequest:
     @cached_property
     def characters(self) -> int:
         """Of its messages and tools."""
-        said = sum(len(message.content) for message in self.messages)
+        said = sum([len(message.content) for message in self.messages])
         return said + self.tools.characters + len(self.demand.sentence)
 
 
