@@ -3,6 +3,9 @@
 vLLM's CPU backend packs the weights of linear layers into the layout of its kernels and drops the originals
 (vllm/model_executor/layers/utils.py). verl then has nothing to load new weights into: the receiver fails and the
 sender waits for it without end. The extension keeps the weights as they are and multiplies by them.
+
+verl sends weights in buckets, and names a weight that two modules share twice. vLLM refuses its second name in a bucket
+that does not hold the first (`_check_skipped_aliases` of vllm/model_executor/models/utils.py), so that is left out.
 """
 
 from __future__ import annotations
@@ -31,9 +34,20 @@ def keep_plain_weights() -> None:
     layers.dispatch_cpu_unquantized_gemm = dispatch
 
 
+def second_names(model: torch.nn.Module) -> set[str]:
+    """The further names of parameters that have several."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if first.setdefault(id(parameter), name) != name}
+
+
 class WorkerExtension(vLLMColocateWorkerExtension):
     """Takes effect before the model is built, because vLLM's worker is made of this class."""
 
     def __new__(cls, **kwargs: Any) -> Any:
         keep_plain_weights()
         return super().__new__(cls, **kwargs)
+
+    def _update_weights(self, weights: list[tuple[str, torch.Tensor]], **how: Any) -> None:
+        shared = second_names(self.model_runner.model)
+        super()._update_weights([(name, weight) for name, weight in weights if name not in shared], **how)
