@@ -211,12 +211,13 @@ class Reply:
         self._late = late = web.StreamResponse(headers=self._headers)
         with suppress(ConnectionError):  # whoever sends the answer sees it, too
             await late.prepare(self._request)
-            sign = b"".join(self._dialect.opening(self._asked)) if self._asked.stream else b" "
-            for number in count():
-                if sign:
-                    await late.write(sign)
+            stream, asked = self._asked.stream, self._asked
+            signs = (self._dialect.waiting(asked, number) if stream else b" " for number in count())
+            opening = b"".join(self._dialect.opening(asked)) if stream else b""
+            await late.write(opening or next(signs))
+            while True:
                 await asyncio.sleep(HEARTBEAT_S)
-                sign = self._dialect.waiting(self._asked, number) if self._asked.stream else b" "
+                await late.write(next(signs))
 
 
 ENDPOINT = web.AppKey("endpoint", Endpoint)
