@@ -27,8 +27,7 @@ _GIVEN = re.compile(
 _MEASURED = re.compile(
     r"(?<=\bChunk ID: )[0-9a-f]{6}\b|(?<=\bWall time: )\d+\.\d+|(?<=\bduration_ms: )\d+|(?<=\bPGID: )\d+", re.ASCII
 )
-_NICKNAME = '"nickname":"'
-_SIGNS = ("agentId: ", _NICKNAME, "saved to: ", "Chunk ID: ", "Wall time: ", "duration_ms: ", "PGID: ")
+_SIGNS = ("agentId: ", '"nickname":"', "saved to: ", "Chunk ID: ", "Wall time: ", "duration_ms: ", "PGID: ")
 """One of these stands in each text in which `_GIVEN` or `_MEASURED` find anything."""
 _NAMES = ("ses_", "tmp")
 _DIGITS = bytes(ord("0") if chr(code) in "0123456789abcdef" else ord(" ") for code in range(256))
@@ -41,7 +40,7 @@ MOST_GIVEN = 64
 
 def settled(text: str) -> str:
     """A text with marks in place of what differs between runs."""
-    signs = (": " in text or _NICKNAME in text) and any(sign in text for sign in _SIGNS)
+    signs = any(sign in text for sign in _SIGNS)
     if signs:
         text = _replaced(text, dict.fromkeys(_GIVEN.findall(text)[:MOST_GIVEN], _MARK))
     digits = text.encode("utf-8", "replace").translate(_DIGITS)

@@ -182,12 +182,13 @@ class Reply:
         if not self._asked.stream:
             said = json.dumps(self._dialect.whole(self._asked, answers)).encode()
         else:
-            opening = () if late else self._dialect.opening(self._asked)
+            opening = self._dialect.opening(self._asked) if late is None else ()
             said = b"".join([*opening, *self._dialect.events(self._asked, answers)])
-        response = late or web.Response(body=said, headers=self._headers)
-        await response.prepare(self._request)
-        await response.write_eof(said if late else b"")
-        return response
+        if late is None:
+            late, said = web.Response(body=said, headers=self._headers), b""
+            await late.prepare(self._request)
+        await late.write_eof(said)
+        return late
 
     async def refuse(self, error: RefusedRequest) -> web.StreamResponse:
         """Send a refusal behind what was sent.
