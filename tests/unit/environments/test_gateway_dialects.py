@@ -14,6 +14,7 @@ from verl_hier_plugins.environments.gateway.answers import CUT, Usage, answer_to
 from verl_hier_plugins.environments.gateway.conversations import Conversations
 from verl_hier_plugins.environments.gateway.dialects import BY_PATH, CHAT, MESSAGES, RESPONSES
 from verl_hier_plugins.environments.gateway.endpoint import serving
+from verl_hier_plugins.environments.gateway.inbox import Inbox
 from verl_hier_plugins.environments.gateway.messages import RefusedRequest
 from verl_hier_plugins.environments.gateway.options import GatewayOptions
 
@@ -557,3 +558,30 @@ def test_a_refusal_has_its_status_unless_it_comes_late_and_its_sentence_in_any_c
     monkeypatch.setattr(gateway_endpoint, "HEARTBEAT_S", 0.05)
     status, late = asyncio.run(asked_of(path, stream, RefusedRequest("there is no more room."), 0.3))
     assert status == 200 and b"there is no more room." in late
+
+
+@pytest.mark.parametrize("leaves", range(4))
+@pytest.mark.parametrize("answered", range(4))
+@pytest.mark.parametrize("returns", range(4))
+def test_a_client_that_comes_back_gets_its_answer_whenever_it_left(leaves, answered, returns):
+    """Steps of the event loop after which the client leaves, the policy answers, and the client is there again."""
+
+    async def played():
+        inbox = Inbox(GatewayOptions())
+        request = CHAT.read(BODIES["/v1/chat/completions"], "", 1000)
+        first, again = asyncio.create_task(inbox.ask(request)), None
+        await inbox.changed.wait()
+        asked = inbox.waiting.pop()
+        for step in range(max(leaves, answered, returns + leaves) + 1):
+            if step == leaves:
+                first.cancel()
+            if step == answered and not asked.answer.done():
+                asked.answer.set_result(answer_to(request, "word", "n0nce_0", usage=Usage(12, 5)))
+            if step == leaves + returns:
+                await asyncio.wait([first])
+                again = asyncio.create_task(inbox.ask(request)) if first.cancelled() else first
+            await asyncio.sleep(0)
+        (answer,) = await asyncio.wait_for(again, 5)
+        return answer.text
+
+    assert asyncio.run(played()) == "word"

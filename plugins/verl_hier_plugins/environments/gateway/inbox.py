@@ -33,12 +33,6 @@ class Asked:
         self.answer: asyncio.Future[PolicyAnswer] = asyncio.get_running_loop().create_future()
         self.left = False
 
-    def leave(self) -> None:
-        """Its client has gone, and may come back for the answer."""
-        self.left = True
-        if self.answer.cancelled():
-            self.answer = asyncio.get_running_loop().create_future()
-
 
 class Inbox:
     """The requests of one episode.
@@ -147,9 +141,10 @@ class Inbox:
         asked.left = False
         self.changed.set()
         try:
-            answer = await asked.answer
+            # The answer outlives this client, which may come back for it.
+            answer = await asyncio.shield(asked.answer)
         except asyncio.CancelledError:
-            asked.leave()
+            asked.left = True
             self._unheard[request.digest, choice] = asked
             raise
         except RefusedRequest:
