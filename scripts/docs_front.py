@@ -34,7 +34,7 @@ def results() -> Iterator[str]:
             f"{before:.0f} → {reached:.0f} %",
             *(f"{statistics.mean(each.values()):+.0f}" for each in (ours, flat)),
         )
-        more = tables.difference([ours[seed] - flat[seed] for seed in ours.keys() & flat.keys()])
+        more = tables.beyond(curves, name, method, about.baseline, about.tokens)
         rows.append((about.title, f"{about.tokens:,}", method, *cells, more))
     seeds = sorted({len(curves[name, method]) for name, method in curves})
     head = ("tasks", "tokens", "method", "success", "points gained", "GRPO gains", "difference (95 %)")

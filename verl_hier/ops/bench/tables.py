@@ -42,7 +42,7 @@ def results(panel: Panel, groups: Groups) -> Iterator[str]:
         before = [100 * curve[0]["success"] for curve in curves.values()]
         after = [100 * at_budget(curve, task.tokens) for curve in curves.values()]
         numbers = (before, after, gains(curves, task.tokens).values())
-        more = _more(groups, name, method, task.baseline, task.tokens)
+        more = beyond(groups, name, method, task.baseline, task.tokens)
         cells = " | ".join(spread([*each]) for each in numbers)
         yield f"| {task.title} | {task.tokens} | {method} | {len(curves)} | {cells} | {more} |"
 
@@ -52,8 +52,8 @@ def gains(curves: Mapping[int, Curve], budget: float, cost: str = "tokens") -> d
     return {seed: 100 * (at_budget(curve, budget, cost) - curve[0]["success"]) for seed, curve in curves.items()}
 
 
-def _more(groups: Groups, name: str, method: str, baseline: str, tokens: float) -> str:
-    """The difference to the baseline's gain, or why it says nothing."""
+def beyond(groups: Groups, name: str, method: str, baseline: str, tokens: float) -> str:
+    """The difference to the baseline's gain, paired by seed, or why it says nothing."""
     flat = groups.get((name, baseline))
     if method == baseline:
         return "the baseline"
