@@ -29,7 +29,7 @@ THREADS = (
 asks, and the agent that began it, where that is not the first."""
 BYTES_PER_CHARACTER = 8
 """Of a body, at most: JSON may write a character as six bytes, and has its own signs."""
-LONG_BODY = 2**19
+LONG_BODY = 2**17
 """Bytes of JSON that takes milliseconds to parse."""
 LONG_NEWS = 2**15
 """Bytes of what was not sent before that takes milliseconds to read."""
