@@ -142,16 +142,14 @@ class Inbox:
         self.changed.set()
         try:
             # The answer outlives this client, which may come back for it.
-            answer = await asyncio.shield(asked.answer)
+            return await asyncio.shield(asked.answer)
         except asyncio.CancelledError:
             asked.left = True
             self._unheard[request.digest, choice] = asked
             raise
-        except RefusedRequest:
-            self._unanswered.discard(asked)
-            raise
-        self._unanswered.discard(asked)
-        return answer
+        finally:
+            if asked.answer.done():
+                self._unanswered.discard(asked)
 
 
 def _over() -> RefusedRequest:
